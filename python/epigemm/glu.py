@@ -1,7 +1,7 @@
 """`linear_glu`: two products of one x, one of them activated, are multiplied. Conventions as of `epigemm.functional`.
 
-There is no operator for it: it calls `linear` and `linear_gated`, whose operators have derivatives, fake kernels and
-vmap rules.
+A plain call in 16 bits runs as one kernel, where that is expected to be faster. There is no operator for it: every
+other call is one of `linear` and one of `linear_gated`, whose operators have derivatives, fake kernels and vmap rules.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from epigemm import docstrings, formula_functions
 from epigemm import route as _route
-from epigemm.arguments import checks
+from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import considered, entry
-from epigemm.epilogues.formulas import GATED
+from epigemm.calls import considered, entry, pairs
+from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.registry import BIAS
 from epigemm.packs import keep_mode
 from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
@@ -47,15 +47,37 @@ def _paired(
 ) -> Tensor:
     """activation(first) * second: the only place that decides how a pair runs, given x and both weights.
 
-    The second product runs as a call of `linear`. Then the first one runs, and multiplies by it in its epilogue. One
-    product of all 2N rows with an elementwise kernel behind it would write and read N columns more. In fp32 on fp16
-    slices x is split twice, once for each product.
+    One kernel runs if it can. Else the second product runs as a call of `linear`. Then the first one runs, and
+    multiplies by it in its epilogue. One product of all 2N rows with an elementwise kernel behind it would write and
+    read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
     """
+    if x.dtype.itemsize == 2 and not _is_compiling():
+        found = pairs.linear(
+            pair_call(epilogue, x, first.weight, first.bias, second.bias, out), second.weight
+        )
+        if found is not None:
+            return found
     if strict and entry.sees(x, first.weight) is not entry.NOT_PLAIN:
         _require_fused(epilogue, x, first, precision)
     gate = _route.linear(BIAS, x, second.weight, second.bias, None, precision, None, False, second.pack_use)
     weight, bias, pack_use = first
     return formula_functions.run(epilogue, x, weight, bias, (gate,), out, precision, strict, pack_use)
+
+
+def pair_call(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    bias2: Tensor | None,
+    out: Tensor | None,
+) -> LinearCall:
+    """A pair in 16 bits as one call, without the second product: what `calls.pairs.linear` takes."""
+    operands = [each for each in (bias, bias2) if each is not None]
+    name = f"{'' if bias is None else 'bias_'}{epilogue}{'' if bias2 is None else BIAS2}"
+    linked = formula_functions.epilogue(name).linked((False,) * (len(operands) + 1))
+    is_invariant = invariance.active and invariance.enabled()
+    return LinearCall(linked, x, weight, None, operands, invariant=is_invariant, out=out)
 
 
 def _require_fused(name: str, x: Tensor, first: _Product, precision: str | None) -> None:
@@ -156,9 +178,11 @@ def linear_glu(
     `linear_glu(x, weight[n:], bias[n:], weight2=weight[:n], bias2=bias[:n])`, with n half of the rows.
 
     Matches, for two weights, `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) *
-    torch.nn.functional.linear(x, weight2, bias2)`. It runs as two products: the second one, rounded to x's dtype,
-    then the first one with its activation and the multiplication. `strict` asks for a fused kernel of the latter. Where
-    the other factor is there already, `linear_gated` takes it.
+    torch.nn.functional.linear(x, weight2, bias2)`. In fp16 and bf16, where no gradient is recorded and no compiler
+    traces the call, one kernel computes both products if that is expected to be faster, and rounds once. Otherwise two
+    kernels run: the second product, rounded to x's dtype, then the first one with its activation and the
+    multiplication. `strict` asks for a fused kernel of the latter. Where the other factor is there already,
+    `linear_gated` takes it.
 
     Example:
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(2 * 32, 64)).shape

@@ -18,6 +18,7 @@ EXPECTED: dict[str, Callable[..., Tensor]] = {
     "layer_scale_residual": lambda z, layer_scale, residual: residual + layer_scale * z,
     "scale_relu": lambda z, multiplier, offset: torch.relu(multiplier * z + offset),
     **{f"gated_{name}": lambda z, gate, act=act: act(z) * gate for name, act in ACT.items()},
+    **{f"gated_{name}_bias2": lambda z, b, gate, act=act: act(z) * (gate + b) for name, act in ACT.items()},
 }
 
 

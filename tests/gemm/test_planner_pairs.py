@@ -1,4 +1,4 @@
-"""Pairs of products, `epilogue(x @ weight.T, ..., x @ weight2.T)`: which plans there are, and that none is chosen."""
+"""Pairs of products, `epilogue(x @ weight.T, ..., x @ weight2.T)`: which plans there are, and when one is chosen."""
 
 from __future__ import annotations
 
@@ -54,14 +54,23 @@ def forced(tile: int = 0, family: str = TMA) -> tuple[int, ...]:
     return (0, *numbers(family, tile))
 
 
-@pytest.mark.parametrize("changed", [{}, {"strict": True}, {"invariant": True}], ids=str)
-def test_none_is_chosen(changed: dict[str, Any]) -> None:
-    """Until one has run: whoever asks multiplies twice."""
-    found = ask(**changed)
-    assert found.answer == Reason.NO_PAIR and not found.fused
-    tried = ask(tried=True, **changed).tried[0]
-    words = "no fused kernel has a plan" if "invariant" in changed else "where a plan is forced"
-    assert words in tried.why_not and not tried.tunable and not tried.copies
+@pytest.mark.parametrize("changed", [{}, {"strict": True}], ids=str)
+def test_one_kernel_is_chosen_where_it_is_faster(changed: dict[str, Any]) -> None:
+    found = ask(**changed, tried=True)
+    assert found.fused and found.answer == 0 and found.launches == ["fused"]
+    plan = found.tried[0].plan
+    assert plan["predicted_us"] * 1.04 <= plan["fallback_us"]
+    assert not found.tried[0].tunable and not found.tried[0].copies
+
+
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"invariant": True}, "no fused kernel has a plan"),
+    ({"sizes": (16, 4096, 4096)}, "two kernels, one after the other, are not expected to be slower"),
+])  # fmt: skip
+def test_two_calls_are_made_elsewhere(changed: dict[str, Any], words: str) -> None:
+    """Kernels for few rows multiply by one weight."""
+    found = ask(**changed, tried=True)
+    assert found.answer == Reason.NO_PAIR and not found.fused and words in found.tried[0].why_not
 
 
 def test_a_pair_is_no_product_to_the_cache_of_plans() -> None:
@@ -75,6 +84,7 @@ def test_a_pair_is_no_product_to_the_cache_of_plans() -> None:
         answer = ops._dry_linear(epilogue.name, x, weight, None, operands, None, *tail, weight2)
         return bool(json.loads(answer)["fused"])
 
+    x, gate = x[:16], gate[:16]
     for _ in range(2):
         assert not fused(None, weight)
         assert fused([gate], None)
@@ -96,9 +106,9 @@ def test_the_halves_of_one_weight() -> None:
 
 
 def test_the_fastest() -> None:
-    """The large tile of two warpgroups where M and K are long; no cluster where a second CTA had no rows."""
-    assert ask(plan=FASTEST).plan[0] == 0
-    assert ask((64, 1024, 2048), plan=FASTEST).plan[1] == 3
+    """The widest tile where M is long; no cluster for a grid of few tiles of which a second CTA wastes many."""
+    assert ask(plan=FASTEST).plan[:2] == (0, 1)
+    assert ask((777, 3072, 768), plan=FASTEST).plan[:2] == (0, 3)
 
 
 @pytest.mark.parametrize(("changed", "words"), [
@@ -153,12 +163,17 @@ def test_a_pair_takes_as_long_as_its_products_less_what_is_not_written(sizes: tu
     assert single < pair < 1.1 * double  # of another class of epilogues, too
 
 
-def test_torch_multiplies_twice_and_reads_a_matrix() -> None:
+def test_what_a_pair_is_compared_with() -> None:
+    """Two calls, each on its fastest kernel. The second call of two starts while the first one ends."""
     sizes = 8192, 4096, 4096
     twice = ask(sizes, tried=True).tried[0].plan["fallback_us"]
     x = torch.empty(8192, 4096, dtype=torch.bfloat16)
     call = LinearCall(GATED, x, x[:4096])
     gate = torch.empty_like(x)
-    once = dry_runs.dry_run(call._replace(operands=(gate[0], gate)), tried=True).tried[0].plan["fallback_us"]
-    bare = dry_runs.dry_run(call._replace(epilogue=BIAS), tried=True).tried[0].plan["fallback_us"]
-    assert twice == pytest.approx(once + bare, rel=0.01)
+
+    def least(each: LinearCall) -> float:
+        plan = dry_runs.dry_run(each, tried=True).tried[0].plan
+        return min(plan["fallback_us"], plan["candidates"][0]["predicted_us"])
+
+    once, bare = least(call._replace(operands=(gate[0], gate))), least(call._replace(epilogue=BIAS))
+    assert twice == pytest.approx(once + bare, abs=3)

@@ -26,10 +26,6 @@ double elementwise_microseconds(const Problem& p) {
   return c.fixed_us + (functor > 0 ? cost::norm4(memory, functor) : memory);
 }
 
-// Two consecutive kernels take so many microseconds less than the sum of their times, because the second starts while
-// the first ends.
-constexpr double kSharedStart = 2.5;
-
 // In 16 bits the bias is added before the product is rounded (csrc/call/decide.cpp).
 bool is_bias_in_product(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
@@ -40,7 +36,7 @@ double two_kernels_microseconds(const Problem& p) {
   const Architecture& architecture = architecture_of(p.device);
   const double bare = architecture.product_microseconds(p);
   const double product = is_bias_in_product(p) ? std::max(bare, architecture.product_with_bias_microseconds(p)) : bare;
-  return product + elementwise_microseconds(p) - kSharedStart;
+  return product + elementwise_microseconds(p) - kSharedStartUs;
 }
 
 }  // namespace
@@ -61,11 +57,6 @@ bool is_fallback_expected_in_one_kernel(const Problem& p) {
 
 double fallback_microseconds(const Problem& p) {
   if (p.is_empty() || p.device.multiprocessors == 0) return 0;
-  if (p.is_pair) {
-    Problem last = p;  // of which the second product is a given matrix
-    last.is_pair = false;
-    return architecture_of(p.device).product_microseconds(p) + fallback_microseconds(last);
-  }
   if (!is_fallback_one_kernel(p)) return two_kernels_microseconds(p);
   const Architecture& architecture = architecture_of(p.device);
   if (!p.has_bias) return architecture.product_microseconds(p);

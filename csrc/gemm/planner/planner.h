@@ -30,6 +30,10 @@ std::vector<Candidate> rank_candidates(const Problem& problem);
 // The predicted time of a fused plan, including the copies on which it runs.
 double expected_microseconds(const Problem& problem, const Plan& plan);
 
+// The predicted time without the fused kernel: that of the fallback, or for a pair that of two calls, each of which
+// runs on its fastest kernels.
+double alternative_microseconds(const Problem& problem);
+
 // Whether measurements of this problem hold for other problems of its sizes, and vice versa.
 bool is_tunable(const Problem& problem);
 

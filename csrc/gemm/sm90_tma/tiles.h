@@ -47,7 +47,7 @@ constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 constexpr int kTF32TileCount = kTileCount - 4;
 
 // The tiles of pairs of products (Problem::is_pair), in 16 bits. n columns of the result have sums in 2n columns, so
-// registers and shared memory are those of a tile above with 2n columns. None of them has run on a GPU yet.
+// registers and shared memory are those of a tile above with 2n columns.
 constexpr Tile kPairTiles[] = {
     // The counterpart of 128x128 above. The cluster's CTAs along M share the tiles of both weights.
     {128, 64, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels, weight_slices
@@ -31,10 +32,10 @@ class Considered(NamedTuple):
         return tried.why_not or self.why_not_linked
 
 
-def consider(call: LinearCall, *, insists: bool = False) -> Considered:
+def consider(call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None) -> Considered:
     """A dry run of what `deeds.linear` would try, in the same order. It launches nothing.
 
-    `insists`: earlier shortages of memory are ignored.
+    `insists`: earlier shortages of memory are ignored. `weight2`: of a pair of products, as of `dry_runs.dry_run`.
     """
     has_kernels = plans.has_gpu_kernels(call.x)  # the first call of this loads what was measured on the GPU
     choices = {}
@@ -43,7 +44,7 @@ def consider(call: LinearCall, *, insists: bool = False) -> Considered:
             name: weight_slices.find(call, name, call.pack_use, ignore_shortage=insists)
             for name in weight_packs.SLICES
         }
-    found = dry_runs.dry_run(call, weight_slices.number_of(choices), tried=True)
+    found = dry_runs.dry_run(call, weight_slices.number_of(choices), tried=True, weight2=weight2)
     reason = ""
     if has_kernels and any(not each.why_not for each in found.tried):
         reason = loading.would_link(call.epilogue, ",".join(found.missing), call.x.device)

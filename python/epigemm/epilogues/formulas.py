@@ -1,9 +1,11 @@
 """Built-in epilogues that read a matrix, or more than one folded vector: programs like those that a trace makes.
 
     residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
+    gated_ACT_bias2: D = ACT(z) * (gate + bias2[n])
     layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
 
-z is the accumulator; with `bias_` before the name it is acc + bias[n]. Everything else is as for a user's function. The
+z is the accumulator; with `bias_` before the name it is acc + bias[n]. The gate may be a second product of x, whose
+bias is bias2. Everything else is as for a user's function. The
 build links those of `PRELINKED` (build_backend/prelink.py), so this module does not import torch.
 """
 
@@ -21,7 +23,7 @@ from epigemm.epilogues.tracing.source import functor_text
 PRELINKED = ("residual", "bias_residual")
 ACTIVATIONS = ("gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "tanh")
 """Applied to the accumulator before it is multiplied by the gate; identity: none."""
-GATED, OF_VECTORS = "gated_", "scale_relu"
+GATED, BIAS2, OF_VECTORS = "gated_", "_bias2", "scale_relu"
 
 
 class NamedProgram(NamedTuple):
@@ -73,6 +75,9 @@ def _all() -> Iterator[tuple[str, NamedProgram]]:
         if activation == "identity":
             steps, product = [], ("d", "mul", "z", "gate")
         yield from _both(f"{GATED}{activation}", {"gate": MATRIX}, *steps, product)
+        with_bias2 = [("g", "add", "gate", "bias2"), (*product[:3], "g")]
+        operands = {"bias2": PER_COLUMN, "gate": MATRIX}
+        yield from _both(f"{GATED}{activation}{BIAS2}", operands, *steps, *with_bias2)
     yield from _both(
         OF_VECTORS,
         {"multiplier": PER_COLUMN, "offset": PER_COLUMN},

@@ -20,9 +20,10 @@ from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, compute_dtype
+from epigemm.explain import pairs
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.recorder import Recorded, dtype_name, record
-from epigemm.explain.words import arithmetic_text, in_its_own_kernel, kernel_owner
+from epigemm.explain.words import arithmetic_text, candidate_text, in_its_own_kernel, kernel_owner, listed
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
@@ -72,10 +73,10 @@ class Explanation:
         """The explanation as text, one line for each fact."""
         lines = [f"{self.op}", f"  path:       {self.path}", f"  kernel:     {self.kernel}"]
         lines += [f"  arithmetic: {self.arithmetic}"]
-        lines += _listed("results", self.results)
-        lines += _listed("because", self.reasons)
-        lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
-        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
+        lines += listed("results", self.results)
+        lines += listed("because", self.reasons)
+        lines += listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
+        lines += listed("compared", [candidate_text(candidate) for candidate in self.candidates])
         lines += [f"  backward:   {self.backward}"]
         return "\n".join(lines)
 
@@ -135,7 +136,10 @@ def of_recorded(
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
     folds = [f"{kernel_owner(call.x)} {fold}" for fold in recorder.folds]
-    before = [_explain_recorded(each, differentiates, wants_gradients) for each in recorder.earlier]
+    pair = _explain_pair(recorder.earlier, call) if recorder.earlier and not differentiates else None
+    earlier = recorder.earlier if pair is None else []
+    found = pair or found
+    before = [_explain_recorded(each, differentiates, wants_gradients) for each in earlier]
     reasons = [*found.reasons, *(f"it reads another product: {'; '.join(each.kernels)}" for each in before)]
     launches = [*recorder.casts, *folds, *itertools.chain(*(each.kernels for each in before)), *found.kernels]
     found = replace(found, op=op, reasons=reasons, backward=backward, kernels=launches)
@@ -143,6 +147,15 @@ def of_recorded(
         us = None if each.us is None or found.us is None else each.us + found.us
         found = replace(found, us=us, is_measured=each.is_measured and found.is_measured)
     return found
+
+
+def _explain_pair(earlier: Sequence[LinearCall], call: LinearCall | ElementwiseCall) -> Explanation | None:
+    """Two products of one x as one kernel; None if they are two calls."""
+    pair = pairs.as_one(earlier[-1], call) if isinstance(call, LinearCall) else None
+    if pair is None:
+        return None
+    why = _why(pair.call, pair.tried, None, changing=False, other="two calls")
+    return _explain_fused(pair.call, pair.tried, None, [_BOTH, *why])
 
 
 def _with_bias(found: Explanation) -> Explanation:
@@ -163,6 +176,7 @@ _LEFT_TO_TORCH = (
 _INVARIANT = (
     "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
 )
+_BOTH = "one kernel multiplies x by both weights; the second product is never stored"
 _CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
 _GUARD = (
     "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
@@ -268,15 +282,17 @@ def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[
     return [f"not on {slices}: {why_not}", *_memory_notes(call, tried.arithmetic)]
 
 
-def _why(call: LinearCall, tried: Tried, choice: Choice | None, changing: bool) -> list[str]:
-    """Why this kernel: its time, the fallback's, their source, and the source of the weight's slices."""
+def _why(
+    call: LinearCall, tried: Tried, choice: Choice | None, changing: bool, other: str = "the fallback"
+) -> list[str]:
+    """Why this kernel: its time, that of `other`, their source, and the source of the weight's slices."""
     plan = tried.plan
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
     fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
     if "fallback_us" in plan:
-        gemm = "torch's TF32 GEMM" if tried.tf32_allowed else "torch's fp32 GEMM"
-        other = "the fallback" if choice is None else gemm
+        if choice is not None:
+            other = "torch's TF32 GEMM" if tried.tf32_allowed else "torch's fp32 GEMM"
         fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
     fastest = f"{fastest}: {measured.source_text(source, plan)}"
     if choice is None:
@@ -389,15 +405,3 @@ def _fallback_notes(call: LinearCall) -> list[str]:
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )
     return notes
-
-
-def _candidate_text(candidate: dict[str, Any]) -> str:
-    """One line of the kernels that were compared."""
-    how = "measured" if "measured_us" in candidate else "predicted"
-    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {plans.tile_text(candidate)}"
-
-
-def _listed(title: str, items: Sequence[str]) -> list[str]:
-    """Lines under one title."""
-    heads = [f"{title}:"] + [""] * len(items)
-    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]

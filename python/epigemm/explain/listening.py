@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from epigemm import route
+from epigemm import glu, route
 from epigemm.arguments.calls import FIND, KEEP, LinearCall
 from epigemm.epilogues.registry import BIAS
 from epigemm.explain.explanation import of_recorded
@@ -125,7 +125,8 @@ class Listener(TorchFunctionMode):
         """A call of epigemm's operators."""
         recorded, self._pending = self._pending, Recorded()
         last, result = self._last
-        if name.startswith("elementwise") and args[1] is result and _is_within_linear(sys._getframe(2)):
+        frame = sys._getframe(2)
+        if name.startswith("elementwise") and args[1] is result and _is_within(frame, route.linear):
             # A folded BatchNorm in 16 bits: without this mode it would be one call.
             last.folds += recorded.folds
             self._products.pop()
@@ -133,6 +134,11 @@ class Listener(TorchFunctionMode):
             recorded = last
             recorded.folded_bias = last.folded_bias
         else:
+            is_read = name.startswith("linear") and any(operand is result for operand in args[4])
+            if is_read and _is_within(frame, glu.run):
+                # Both products of a pair. Without this mode they may be one call.
+                self._products.pop()
+                recorded.note_earlier(last)
             recorded.call = (name, args)
             self.calls += 1
         self._note(recorded)
@@ -208,10 +214,10 @@ def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _is_within_linear(frame: FrameType | None) -> bool:
-    """Whether the calls come from one `route.linear`, not from a caller that calls two functions."""
+def _is_within(frame: FrameType | None, function: FunctionType) -> bool:
+    """Whether the calls come from one call of this function, not from a caller that calls two functions."""
     while frame is not None and _module_of(frame).startswith(("torch.", "epigemm.")):
-        if frame.f_code is route.linear.__code__:
+        if frame.f_code is function.__code__:
             return True
         frame = frame.f_back
     return False

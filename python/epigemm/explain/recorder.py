@@ -57,7 +57,7 @@ class Recorded:
         self.folds: list[str] = []
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
-        self.earlier: list[LinearCall] = []  # products calls whose results the last call reads as operands
+        self.earlier: list[LinearCall] = []  # product calls whose results the last call reads as operands
         self._gradients_of_operands = False
 
     def note_fold(self, args: tuple[Any, ...]) -> int:
@@ -74,6 +74,11 @@ class Recorded:
         self.casts.append(
             f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
         )
+
+    def note_earlier(self, other: Recorded) -> None:
+        """A product call whose result the last call reads as an operand."""
+        assert other.call is not None
+        self.earlier.append(linear_call(*other.call[1]))
 
     def join(self, args: tuple[Any, ...]) -> None:
         """Join a product with the layer's bias and a folded BatchNorm behind it, which a plain call runs as one."""
@@ -115,7 +120,7 @@ class Recorder(Recorded, TorchFunctionMode):
                 self.join(args)
                 return self._product
             if self.call is not None:
-                self.earlier.append(linear_call(*self.call[1]))
+                self.note_earlier(self)
             self.call = (name, args)
             x, weight = args[1], args[2]
             if name != "linear" or x.dim() == 0 or weight.dim() != 2:

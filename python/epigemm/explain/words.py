@@ -1,6 +1,9 @@
-"""Words of explanations: whose kernel it is, and what it computes in."""
+"""Words of explanations: whose kernel it is, what it computes in, and lines of lists."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.explain.recorder import dtype_name
+from epigemm.planning import plans
 
 
 def kernel_owner(x: Tensor) -> str:
@@ -32,3 +36,15 @@ def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
     if not (call.epilogue.has_cpu_loop or call.x.is_cuda):
         return f"PyTorch reference, {call.epilogue.name}"
     return f"{kernel_owner(call.x)} {call.epilogue.name}"
+
+
+def candidate_text(candidate: dict[str, Any]) -> str:
+    """One line of the kernels that were compared."""
+    how = "measured" if "measured_us" in candidate else "predicted"
+    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {plans.tile_text(candidate)}"
+
+
+def listed(title: str, items: Sequence[str]) -> list[str]:
+    """Lines under one title."""
+    heads = [f"{title}:"] + [""] * len(items)
+    return [f"  {head:<11} {item}" for head, item in zip(heads, items, strict=False)]

@@ -1,0 +1,50 @@
+"""Pairs of products of one x: one kernel computes epilogue(x @ weight.T, ..., x @ weight2.T, ...), where that pays.
+
+The epilogue's first matrix is the second product, which is never stored. There are kernels for 16 bits. The planner
+compares one kernel with two calls (`alternative_microseconds` in csrc/gemm/planner).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import ORDERS
+from epigemm.calls import entry
+from epigemm.epilogues.kinds import MATRIX
+from epigemm.linking import loading
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.reasons import Reason
+
+_OF_16_BITS = ORDERS[0].number
+
+
+def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
+    """The result of one kernel; None if the caller has to make two calls.
+
+    That is so if the call is not plain, if two calls are expected to be faster, or if the kernel cannot read or write
+    the tensors as they lie. `call` has the epilogue's operands in order, without the second product.
+    """
+    epilogue = call.epilogue
+    place = next(i for i, operand in enumerate(epilogue.operands[1:]) if operand.kind == MATRIX)
+    given = (*call.operands[:place], None, *call.operands[place:])
+    tensors = (epilogue.number, call.x, call.weight, given, None, call.out)
+    options = (_OF_16_BITS, None, 0, False, call.invariant, 0, None)
+    met: set[int] = set()
+    while True:
+        found = entry.ask(*tensors, *options, weight2)
+        if isinstance(found, Tensor):
+            return found
+        if found in met or not _is_mended(found, call, weight2):
+            return None
+        met.add(found)
+
+
+def _is_mended(reason: int, call: LinearCall, weight2: Tensor) -> bool:
+    """Whether the call can be made again, after what the reason says is lacking was made."""
+    if reason == Reason.NOT_READY:
+        return plans.has_gpu_kernels(call.x)  # this has loaded what was measured on the device
+    if reason != Reason.NOT_LINKED:
+        return False
+    found = dry_runs.dry_run(call, weight2=weight2)
+    return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)

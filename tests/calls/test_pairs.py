@@ -1,0 +1,111 @@
+"""Pairs of products as one call: what is done about each reason, and where two calls remain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm import glu
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import entry, pairs
+from epigemm.linking import loading
+from epigemm.planning import plans
+from epigemm.planning.reasons import Reason
+from tests.gemm.query import H200
+
+M, N, K = 4096, 2048, 1024
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+
+
+def call(**changed: Any) -> tuple[LinearCall, Tensor]:
+    """A pair whose both products have a bias; its second weight."""
+    x, weight, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((M, K), (N, K), (N,)))
+    made = glu.pair_call("gated_silu", x, weight, bias, bias, None)
+    return made._replace(**changed), torch.empty_like(weight)
+
+
+class Answers:
+    """In place of the entry: answers, one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.linked: list[str] = []
+        self._answers: Iterator[Any] = iter(answers)
+        monkeypatch.setattr(entry, "ask", self.ask)
+        monkeypatch.setattr(loading, "link", self.link)
+        monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+
+    def ask(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        return next(self._answers)
+
+    def link(self, epilogue: Any, missing: str, device: torch.device) -> str:
+        self.linked.append(missing)
+        return ""
+
+
+def test_the_second_product_takes_the_place_of_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, weight2 = call()
+    result = torch.empty(M, N)
+    answers = Answers(monkeypatch, result)
+    assert pairs.linear(made, weight2) is result
+    (asked,) = answers.asked
+    bias, bias2, gate = asked[3]
+    assert bias is made.operands[0] and bias2 is made.operands[1] and gate is None
+    assert asked[0] == made.epilogue.number and asked[-1] is weight2
+
+
+def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = torch.empty(M, N)
+    answers = Answers(monkeypatch, int(Reason.NOT_READY), int(Reason.NOT_LINKED), result)
+    assert pairs.linear(*call()) is result
+    (linked,) = answers.linked
+    assert linked.startswith("epigemm_open_sm90_tma_bfloat16_") and linked.endswith("_pair")
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_READY, Reason.NOT_LINKED}))
+def test_two_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, int(reason))
+    assert pairs.linear(*call()) is None and len(answers.asked) == 1 and not answers.linked
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_READY, Reason.NOT_LINKED], ids=str)
+def test_no_reason_is_met_twice(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, int(reason), int(reason))
+    assert pairs.linear(*call()) is None and len(answers.asked) == 2
+
+
+def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch, int(Reason.NOT_LINKED))
+    monkeypatch.setattr(loading, "link", lambda *about: "no NVRTC")
+    assert pairs.linear(*call()) is None
+
+
+@pytest.mark.parametrize(
+    ("bias", "bias2", "name"),
+    [
+        (True, True, "bias_gated_gelu_bias2"),
+        (True, False, "bias_gated_gelu"),
+        (False, True, "gated_gelu_bias2"),
+        (False, False, "gated_gelu"),
+    ],
+)
+def test_the_epilogue_has_the_biases_that_there_are(bias: bool, bias2: bool, name: str) -> None:
+    x = torch.empty(8, 16, dtype=torch.float16)
+    vector = torch.empty(8, dtype=torch.float16)
+    made = glu.pair_call("gated_gelu", x, x, vector if bias else None, vector if bias2 else None, None)
+    assert made.epilogue.name == f"{name}.{'0' * (bias + bias2 + 1)}" and len(made.operands) == bias + bias2
+
+
+def test_on_a_cpu_there_are_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, weight2 = call()
+    assert pairs.linear(made, weight2) is None

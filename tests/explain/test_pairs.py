@@ -1,0 +1,37 @@
+"""Pairs of products in explanations: one kernel, or two calls, as they run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import epigemm
+from epigemm.planning import plans
+from tests.gemm.query import H200
+
+M, N, K = 4096, 2048, 1024
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+
+
+@pytest.mark.parametrize("lead", [(M,), (2, M // 2)], ids=str)
+def test_explained_as_one_kernel(lead: tuple[int, ...]) -> None:
+    x, weight = (torch.empty(*each, K, dtype=torch.bfloat16) for each in (lead, (2 * N,)))
+    found = epigemm.explain("linear_glu", x, weight, torch.empty(2 * N, dtype=torch.bfloat16))
+    assert found.path == "fused" and "bias_gated_silu_bias2" in found.kernel and len(found.kernels) == 1
+    assert "two calls" in "".join(found.reasons) and found.us is not None
+    few = epigemm.explain("linear_glu", x[..., :8, :], weight)
+    assert any("reads another product" in reason for reason in few.reasons)
+    recorded = epigemm.explain("linear_glu", x, weight.requires_grad_())
+    assert len(recorded.kernels) > 1
+
+
+def test_a_layers_products_are_one_in_an_explanation_of_a_module() -> None:
+    model = torch.nn.Sequential(epigemm.nn.LinearGLU(K, N), epigemm.nn.LinearGLU(N, N)).to(torch.bfloat16)
+    with torch.no_grad():
+        found = epigemm.explain(model, torch.zeros(64, K, dtype=torch.bfloat16))
+    assert len(list(found)) == 2
