@@ -6,6 +6,8 @@ compares one kernel with two calls (`alternative_microseconds` in csrc/gemm/plan
 
 from __future__ import annotations
 
+import threading
+
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
@@ -19,12 +21,23 @@ from epigemm.planning.reasons import Reason
 _OF_16_BITS = ORDERS[0].number
 
 
+class _Noted(threading.local):
+    """The pairs that this thread has asked for since `calls` was set, for explanations; None: they are not noted."""
+
+    calls: list[tuple[LinearCall, Tensor]] | None = None
+
+
+noted = _Noted()
+
+
 def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
     """The result of one kernel; None if the caller has to make two calls.
 
     That is so if the call is not plain, if two calls are expected to be faster, or if the kernel cannot read or write
     the tensors as they lie. `call` has the epilogue's operands in order, without the second product.
     """
+    if noted.calls is not None:
+        noted.calls.append((call, weight2))
     epilogue = call.epilogue
     place = next(i for i, operand in enumerate(epilogue.operands[1:]) if operand.kind == MATRIX)
     given = (*call.operands[:place], None, *call.operands[place:])

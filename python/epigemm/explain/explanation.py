@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,7 +136,7 @@ def of_recorded(
     elif not differentiates:
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
     folds = [f"{kernel_owner(call.x)} {fold}" for fold in recorder.folds]
-    pair = _explain_pair(recorder.earlier, call) if recorder.earlier and not differentiates else None
+    pair = None if recorder.pair is None or differentiates else _explain_pair(recorder.pair)
     earlier = recorder.earlier if pair is None else []
     found = pair or found
     before = [_explain_recorded(each, differentiates, wants_gradients) for each in earlier]
@@ -149,13 +149,13 @@ def of_recorded(
     return found
 
 
-def _explain_pair(earlier: Sequence[LinearCall], call: LinearCall | ElementwiseCall) -> Explanation | None:
+def _explain_pair(pair: pairs.Pair) -> Explanation | None:
     """Two products of one x as one kernel; None if they are two calls."""
-    pair = pairs.as_one(earlier[-1], call) if isinstance(call, LinearCall) else None
-    if pair is None:
+    call, tried = pair[0], pairs.taken(pair)
+    if tried is None:
         return None
-    why = _why(pair.call, pair.tried, None, changing=False, other="two calls")
-    return _explain_fused(pair.call, pair.tried, None, [_BOTH, *why])
+    why = _why(call, tried, None, changing=False, other="two calls")
+    return _explain_fused(call, tried, None, [_BOTH, *why])
 
 
 def _with_bias(found: Explanation) -> Explanation:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from epigemm import glu, route
+from epigemm import route
 from epigemm.arguments.calls import FIND, KEEP, LinearCall
 from epigemm.epilogues.registry import BIAS
+from epigemm.explain import pairs
 from epigemm.explain.explanation import of_recorded
 from epigemm.explain.products import Product, numbered
 from epigemm.explain.recorder import Recorded, dtype_name, is_cast, operator_name
@@ -57,6 +58,8 @@ class Listener(TorchFunctionMode):
         self._last: tuple[Recorded, Any] = (self._pending, None)
         self._node: Place | None = None
         self._model = ""  # the name of the fused model that runs
+        self._asked: list[pairs.Pair] = []
+        self._noting = ExitStack()
 
     @property
     def products(self) -> list[Product]:
@@ -65,12 +68,14 @@ class Listener(TorchFunctionMode):
 
     def __enter__(self) -> Listener:
         _current.listeners = (*_all(), self)
+        self._asked = self._noting.enter_context(pairs.noting())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *about: Any) -> None:
         super().__exit__(*about)  # type: ignore[no-untyped-call]
         _current.listeners = _all()[:-1]
+        self._noting.close()
 
     @contextmanager
     def paused(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -125,8 +130,7 @@ class Listener(TorchFunctionMode):
         """A call of epigemm's operators."""
         recorded, self._pending = self._pending, Recorded()
         last, result = self._last
-        frame = sys._getframe(2)
-        if name.startswith("elementwise") and args[1] is result and _is_within(frame, route.linear):
+        if name.startswith("elementwise") and args[1] is result and _is_within_linear(sys._getframe(2)):
             # A folded BatchNorm in 16 bits: without this mode it would be one call.
             last.folds += recorded.folds
             self._products.pop()
@@ -135,10 +139,11 @@ class Listener(TorchFunctionMode):
             recorded.folded_bias = last.folded_bias
         else:
             is_read = name.startswith("linear") and any(operand is result for operand in args[4])
-            if is_read and _is_within(frame, glu.run):
+            if is_read and self._asked and self._asked[-1][0].weight is args[2]:
                 # Both products of a pair. Without this mode they may be one call.
                 self._products.pop()
                 recorded.note_earlier(last)
+                recorded.pair = self._asked.pop()
             recorded.call = (name, args)
             self.calls += 1
         self._note(recorded)
@@ -214,10 +219,10 @@ def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _is_within(frame: FrameType | None, function: FunctionType) -> bool:
-    """Whether the calls come from one call of this function, not from a caller that calls two functions."""
+def _is_within_linear(frame: FrameType | None) -> bool:
+    """Whether the calls come from one `route.linear`, not from a caller that calls two functions."""
     while frame is not None and _module_of(frame).startswith(("torch.", "epigemm.")):
-        if frame.f_code is function.__code__:
+        if frame.f_code is route.linear.__code__:
             return True
         frame = frame.f_back
     return False

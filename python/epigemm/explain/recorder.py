@@ -13,6 +13,7 @@ from epigemm import formula_functions, functional, glu
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.epilogues.registry import compute_dtype
+from epigemm.explain.pairs import Pair, noting
 from epigemm.operators.registration import elementwise_call, linear_call, linear_out_call
 from epigemm.user_epilogue import UserEpilogue
 
@@ -43,8 +44,9 @@ def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -
             f"epigemm's functions or their names: {accepted}"
         )
     recorder = Recorder()
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), noting() as asked, recorder:
         function(*args, **kwargs)
+    recorder.pair = asked[-1] if asked else None
     return name, recorder
 
 
@@ -58,6 +60,7 @@ class Recorded:
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
         self.earlier: list[LinearCall] = []  # product calls whose results the last call reads as operands
+        self.pair: Pair | None = None  # one kernel for the last two products
         self._gradients_of_operands = False
 
     def note_fold(self, args: tuple[Any, ...]) -> int:

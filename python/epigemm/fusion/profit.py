@@ -50,12 +50,14 @@ class Judged(NamedTuple):
         way: how the call would run.
         fallback_us: the device's time for the fallback; 0 if it was not estimated.
         fused_us: the device's time for the fused call.
+        both: the `joined.Joined` of two chains that run as one kernel. Its first chain has the time of both.
     """
 
     why_not: str
     way: Way = Way.TENSORS
     fallback_us: float = 0.0
     fused_us: float = 0.0
+    both: Any = None
 
 
 def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> Judged:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, layouts, matmuls, pairs, profit
+from epigemm.fusion import formula, host, joined, layouts, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -161,6 +161,8 @@ def _judged(
             chain = finder.chain(understood)
             keeps, is_eager = _keeps(chain, keep_packs), launches.is_one_by_one
             judged[chain] = profit.judged(chain, keeps_pack=keeps, is_eager=is_eager)
+    if launches.is_one_by_one:  # other compilers trace both calls
+        judged = joined.judged(graph, judged)
     return report, judged
 
 
@@ -180,23 +182,46 @@ def _replace_all(
     chains = sorted(judged, key=lambda chain: order[chain.nodes[-1]], reverse=True)
     # What they read is collected before nodes are removed.
     notes = {chain: profit.notes(chain, judged[chain]) for chain in chains}
-    return {chain: _replace(graph, chain, _keeps(chain, keep_packs), notes[chain]) for chain in chains}
+    sites = {}
+    for chain in chains:
+        both = judged[chain].both
+        if both is None or chain is both.first:
+            sites[chain] = _replace(graph, chain, _keeps(chain, keep_packs), notes[chain], both)
+    for chain in chains:
+        if chain not in sites:
+            sites[chain] = _site_of(chain, (_IN_ONE_KERNEL + name_of(judged[chain].both.first.product.node),))
+    return sites
 
 
-def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, ...] = ()) -> FusedSite:
-    product, name = chain.product, name_of(chain.product.node)
-    site = Site(chain, keeps_pack)
+_IN_ONE_KERNEL = "computed by one kernel with "
+
+
+def _replace(
+    graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, ...], both: joined.Joined | None
+) -> FusedSite:
+    """`both`: the chain and the product that it reads, which go, too."""
+    site: Site | joined.TwoSites = Site(chain, keeps_pack)
+    if both is not None:
+        site = joined.TwoSites(both, site, Site(both.second, keeps_pack))
+        notes = (_IN_ONE_KERNEL + name_of(both.second.product.node), *notes)
     tail = chain.nodes[-1]
     with graph.inserting_before(tail):
-        fused = graph.call_function(site, chain.sources)
+        fused = graph.call_function(site, chain.sources if both is None else both.sources)
         fused.meta = {key: tail.meta[key] for key in ("stack_trace", "nn_module_stack") if key in tail.meta}
         for view in chain.views:
             inputs = {node: fused if node in chain.nodes else node for node in view.all_input_nodes}
             fused = graph.node_copy(view, inputs.__getitem__)
     fused.meta["example_value"] = tail.meta["example_value"]
     tail.replace_all_uses_with(fused)
-    for node in reversed(chain.nodes):
+    gone = chain.nodes if both is None else (*both.second.nodes, *chain.nodes)
+    for node in reversed(gone):
         graph.erase_node(node)
+    fused.meta[SITE] = _site_of(chain, notes)
+    return fused.meta[SITE]  # type: ignore[no-any-return]
+
+
+def _site_of(chain: Chain, notes: tuple[str, ...]) -> FusedSite:
+    product = chain.product
     text = "acc" if product.bias is None else "acc + c1"
     if chain.epilogue is not None:
         text = formula.text_of(chain.epilogue)
@@ -204,8 +229,7 @@ def _replace(graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, 
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + c1)"
     notes = (*notes, f"ends: {chain.ended}") if chain.ended else notes
     matched = tuple(node.name for node in chain.nodes)
-    fused.meta[SITE] = FusedSite(name, chain.function, matched, text, notes)
-    return fused.meta[SITE]  # type: ignore[no-any-return]
+    return FusedSite(name_of(product.node), chain.function, matched, text, notes)
 
 
 def name_of(node: fx.Node) -> str:

@@ -1,0 +1,200 @@
+"""Two products of one x as one kernel in 16 bits, where the chain of one of them reads the other's result.
+
+These are the gated layers of transformers: `silu(w1(x)) * w3(x)`. A call that the kernel does not take, because of its
+sizes or of a mode, runs as the two calls that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from epigemm.arguments import invariance
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import pairs
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR, too_many
+from epigemm.epilogues.registry import Epilogue
+from epigemm.fusion import profit
+from epigemm.fusion.chains import Chain
+from epigemm.fusion.effects import effects_of
+from epigemm.fusion.formula import ChainFormula, ChainStep, Slot, epilogue_of
+from epigemm.fusion.operands import ChainOperand
+from epigemm.fusion.profit import Judged, Way
+from epigemm.fusion.site import Site
+from epigemm.fusion.values import same_sizes
+from epigemm.linking import loading
+from epigemm.planning import dry_runs, plans
+from epigemm.user_epilogue import UserEpilogue
+
+
+class Joined(NamedTuple):
+    """Two chains that one kernel computes.
+
+    Attributes:
+        first: the chain that reads the other's result: the first matrix of its epilogue.
+        second: the other product, with at most its bias.
+        epilogue: of both. A bias of the second product is its first operand.
+        place: the position of the second product among the first chain's operands.
+    """
+
+    first: Chain
+    second: Chain
+    epilogue: UserEpilogue
+    place: int
+
+    @property
+    def biases(self) -> tuple[fx.Node, ...]:
+        """The second product's bias, if it has one."""
+        bias = self.second.product.bias
+        return () if bias is None else (bias,)
+
+    @property
+    def sources(self) -> tuple[fx.Node, ...]:
+        """The arguments of the call: x, both weights, then the operands without the second product."""
+        x, weight, *given = self.first.sources
+        rest = (*given[: self.place], *given[self.place + 1 :])
+        return (x, weight, self.second.product.weight, *self.biases, *rest)
+
+    def call(self) -> tuple[LinearCall, Tensor]:
+        """The call of meta tensors, and its second weight."""
+        call = profit.call_of(self.first)
+        n = call.weight.shape[0]
+        operands = [each for index, each in enumerate(call.operands) if index != self.place]
+        vector = [torch.empty(n, dtype=call.x.dtype, device="meta") for _ in self.biases]
+        linked = self.epilogue.of_types(call.x, [*vector, *call.operands])
+        return call._replace(epilogue=linked, operands=[*vector, *operands]), torch.empty_like(call.weight)
+
+
+def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
+    """The estimates, with those of two chains changed where one kernel is expected to be faster than two."""
+    result = dict(found)
+    ends = {chain.nodes[-1]: chain for chain in found}
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for first in found:
+        both = _both(first, ends)
+        if both is None or not _may_join(both, found) or not _is_quiet(both, order):
+            continue
+        place = place_of(first)
+        if place is None:
+            continue
+        call, weight2 = both.call()
+        dry = dry_runs.dry_run(call, 0, place, tried=True, weight2=weight2)
+        if dry.fused and not loading.would_link(call.epilogue, ",".join(dry.missing), place.device):
+            us = plans.fused_us(dry.tried[0].plan)
+            one, other = found[first], found[both.second]
+            result[first] = one._replace(why_not="", way=Way.TENSORS, fused_us=us, both=both)
+            result[both.second] = other._replace(why_not="", way=Way.TENSORS, fused_us=0.0, both=both)
+    return result
+
+
+def place_of(chain: Chain) -> Tensor | None:
+    """A tensor on a chain's device, if epigemm's kernels run there."""
+    device = chain.product.value.device
+    place = None if device.type == "cpu" else torch.empty(0, device=device)
+    return place if place is not None and plans.has_gpu_kernels(place) else None
+
+
+def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
+    """The pair of a chain and of the product that it reads first, if their forms fit."""
+    operands = [each for each in first.operands if isinstance(each, ChainOperand)]
+    place = next((i for i, each in enumerate(operands) if each.kind == MATRIX), None)
+    if place is None or len(operands) != len(first.operands) or operands[place].order is not None:
+        return None
+    if SCALAR in first.formula.kinds:
+        return None  # no model has one there
+    (source,) = operands[place].sources
+    second, epilogue = ends.get(source), first.epilogue
+    if second is None or second is first or epilogue is None or epilogue.copied is not None:
+        return None
+    if any(user not in first.nodes for user in source.users):
+        return None
+    if second.product.bias is not None:
+        formula = with_bias(first.formula, place + 1)
+        made = epilogue_of(formula)
+        if too_many(formula.kinds) or not isinstance(made, UserEpilogue):
+            return None
+        epilogue = made
+    return Joined(first, second, epilogue, place)
+
+
+def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
+    first, second = both.first.product, both.second.product
+    is_lone = both.second.epilogue is None and both.second.norm is None and not both.second.views
+    value = first.value
+    return (
+        is_lone
+        and first.x is second.x
+        and value.element_size() == 2
+        and second.value.dtype == value.dtype
+        and same_sizes(second.value.shape, value.shape)
+        and not any(each.is_kn or each.is_batch or each.value.requires_grad for each in (first, second))
+        and all(
+            found[each].why_not in ("", profit.SLOWER) and found[each].both is None
+            for each in (both.first, both.second)
+        )
+    )
+
+
+def _is_quiet(both: Joined, order: Mapping[fx.Node, int]) -> bool:
+    """Whether nothing is written, and no mode changes, from the earlier product to the call's place."""
+    node = min((chain.product.node for chain in (both.first, both.second)), key=order.__getitem__)
+    while node is not both.first.nodes[-1]:
+        effects = effects_of(node)
+        if not effects.known or effects.writes:
+            return False
+        node = node.next
+    return True
+
+
+def with_bias(formula: ChainFormula, operand: int) -> ChainFormula:
+    """The formula with a vector before its operands, which is added to this one of them, counted from 1."""
+
+    def moved(argument: object) -> object:
+        if not isinstance(argument, Slot) or argument.number == 0:
+            return argument
+        if argument.number > 0:
+            return Slot(argument.number + 1)
+        return Slot(1) if argument.number == -operand else Slot(argument.number - 1)
+
+    added = ChainStep(torch.add, (Slot(-operand - 1), Slot(-1)))
+    steps = []
+    for step in formula.steps:
+        args, kwargs = tree_map(moved, (step.args, step.kwargs))
+        steps.append(replace(step, args=args, kwargs=kwargs))
+    return ChainFormula((PER_COLUMN, *formula.kinds), (added, *steps))
+
+
+class TwoSites:
+    """Both chains as one call, with `Joined.sources` as arguments."""
+
+    def __init__(self, both: Joined, first: Site, second: Site) -> None:
+        self._epilogue = both.epilogue
+        self._first, self._second = first, second
+        self._place, self._biases = both.place, len(both.biases)
+        self._linked: Epilogue | None = None
+        # torch.fx writes these two attributes into the code of a graph.
+        self.__name__, self.__module__ = f"{first.__name__}_of_two", __name__
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__.replace('_', ' ', 1)}>"
+
+    def __call__(self, x: Tensor, weight: Tensor, weight2: Tensor, *sources: Tensor) -> Tensor:
+        """Compute both chains."""
+        call = LinearCall(self._linked or self._find_linked(x, sources), x, weight, None, sources)
+        found = pairs.linear(call._replace(invariant=invariance.active and invariance.enabled()), weight2)
+        if found is not None:
+            return found
+        biases, rest = sources[: self._biases], sources[self._biases :]
+        gate = self._second(x, weight2, *biases)
+        return self._first(x, weight, *rest[: self._place], gate, *rest[self._place :])
+
+    def _find_linked(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
+        """The epilogue for the operands' types, which are the same at each call of a graph."""
+        place = self._biases + self._place
+        self._linked = self._epilogue.of_types(x, (*sources[:place], x, *sources[place:]))
+        return self._linked
