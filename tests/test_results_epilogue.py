@@ -150,16 +150,21 @@ def test_optional_operands(names: str, rng: torch.Generator) -> None:
 
 
 def test_var_mean_is_as_accurate_as_torchs(device: torch.device, rng: torch.Generator) -> None:
-    """A mean of 1e4, a deviation of 1."""
+    """A mean of 1e4, a deviation of 1: the matrix is rounded once, and the bits are those of torch's var_mean."""
     given = draw(statistics, rng, torch.float32, device, (4096,))
     given.operands[:] = [torch.full((24,), 1e4, device=device), torch.ones(24, device=device)]
     z, (variance, mean), _ = statistics(given.x, given.weight, *given.operands)
+    own = torch.var_mean(z, 0, correction=0)
+    assert torch.equal(variance, own[0]) and torch.equal(mean, own[1])
     exact = torch.var_mean(z.double(), 0, correction=0)
-    assert float(((variance.double() - exact[0]) / exact[0]).abs().max()) < 2e-6
-    assert float(((mean.double() - exact[1]) / exact[1]).abs().max()) < 2e-7
     whole = torch.var_mean(given.product + 1e4, 0, correction=0)[0]
-    # Rounding a number near 1e4 to fp32 adds at most 2^-22 of a variance of 1.
-    assert float(((variance.double() - whole) / whole).abs().max()) < 1e-4
+    # fp32 has steps of 2^-10 near 1e4: roundings deviate by 2^-10 / sqrt(12). The variance changes by twice the mean of
+    # their products with the deviations of z, of random signs: by 2 * 2^-10 / sqrt(12) / sqrt(4096) = 9e-6, or some of
+    # these in one of 24 columns.
+    assert float(((exact[0] - whole) / whole).abs().max()) < 1e-4
+    if device.type == "cpu":  # there torch adds up in fp64; on a GPU it follows the mean in fp32
+        assert float(((variance.double() - exact[0]) / exact[0]).abs().max()) < 2e-6
+        assert float(((mean.double() - exact[1]) / exact[1]).abs().max()) < 2e-7
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

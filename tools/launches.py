@@ -288,7 +288,7 @@ def _forced(launch: Launch, data: Data, out: Tensor) -> tuple[str, str]:
     try:
         forced_into(out, name, data.x, data.weight, arithmetic, **more)
     except RuntimeError as error:
-        if not str(error).startswith("plan"):
+        if not str(error).startswith("plan: "):
             raise
         return "", str(error)
     return f"{launch.arithmetic} family {plan[0]} tile {plan[1]}", ""
@@ -297,8 +297,11 @@ def _forced(launch: Launch, data: Data, out: Tensor) -> tuple[str, str]:
 def native(
     problem: Problem, parameters: Parameters
 ) -> tuple[str, Tensor | None, list[Tensor], list[float]] | None:
-    """Name, bias, operands and scalars as the native module takes them; None where it takes others."""
-    values = problem.given(parameters)
+    """Name, bias, operands and scalars as the native module takes them; None where it takes others.
+
+    It reads matrices by rows: a call copies others first.
+    """
+    values = problem.values(parameters)
     if problem.kind == CUSTOM:
         specs = problem.operands.values()
         epilogue = _decorated(problem).linked([spec.kind == SCALAR for spec in specs])
@@ -307,6 +310,11 @@ def native(
         name, bias = problem.epilogue, values.pop("bias", None)
         if len(values) != EPILOGUES[name].operand_count:
             return None
-    tensors = [value for value in values.values() if isinstance(value, Tensor)]
+    tensors = [_by_rows(value) for value in values.values() if isinstance(value, Tensor)]
     numbers = [value for value in values.values() if not isinstance(value, Tensor)]
     return name, bias if isinstance(bias, Tensor) else None, tensors, numbers
+
+
+def _by_rows(operand: Tensor) -> Tensor:
+    is_by_columns = operand.dim() == 2 and operand.shape[1] > 1 and operand.stride(1) != 1
+    return operand.contiguous() if is_by_columns else operand

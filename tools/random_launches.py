@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import multiprocessing
+import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,12 +33,17 @@ from tools import launches
 from tools.launches import Launch, Outcome
 from tools.run_every_kernel import kernels
 
-BATCH, LIMIT_S, START_S = 500, 60.0, 300.0
-"""Launches of one process; seconds for one of them, linking included; seconds until it listens."""
+BATCH, LIMIT_S, START_S, ENDING_S = 500, 60.0, 300.0, 30.0
+"""Launches of one process; seconds for one of them, linking included; for its start; for its end, once it is ending."""
+LINES = 12
+"""Of what a process that has ended wrote to stderr, how many are reported."""
 
 
-def work(line: Connection, device: torch.device) -> None:
-    """The process: launches that it is sent, one at a time."""
+def work(line: Connection, device: torch.device, errors: str) -> None:
+    """The process: launches that it is sent, one at a time. `errors`: the file that takes the place of its stderr."""
+    with Path(errors).open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
     # Of the fallback: cuBLAS else adds up parts of K in 16 bits, and leaves the bound.
     matmul: Any = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
@@ -51,20 +59,33 @@ def work(line: Connection, device: torch.device) -> None:
         line.send(launches.described(launch, device))
 
 
+class NotStarted(Exception):
+    """A process that launches did not start: no later one would."""
+
+
 class Worker:
-    """A process that launches."""
+    """A process that launches.
+
+    Raises:
+        NotStarted: it has ended, or says nothing.
+    """
 
     def __init__(self, device: torch.device) -> None:
         context = multiprocessing.get_context("spawn")
+        handle, name = tempfile.mkstemp(prefix="random_launches_")
+        os.close(handle)
+        self._errors = Path(name)
+        self._has_closed = False
         self._line, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(theirs, device))
+        self._process = context.Process(target=work, args=(theirs, device, name))
         self._process.start()
         theirs.close()
-        self._hear(START_S)
+        if self._hear(START_S) != "up":
+            raise NotStarted(self.end() or f"it says nothing in {START_S:g} s")
 
     def launch(self, launch: Launch, limit_s: float) -> Outcome | None:
         """What came of it; None where the process says nothing in time, or has ended."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._line.send(launch)
         found = self._hear(limit_s)
         return found if isinstance(found, Outcome) else None
@@ -73,15 +94,19 @@ class Worker:
         try:
             return self._line.recv() if self._line.poll(limit_s) else None
         except (EOFError, ConnectionResetError):
+            self._has_closed = True
             return None
 
     def end(self) -> str:
-        """At once; how it had ended by itself, if it had."""
-        self._process.join(0.5)
+        """At once; how it had ended by itself, if it had, and the end of its stderr."""
+        if self._has_closed:  # before it ends: it may wait for a GPU that others use
+            self._process.join(ENDING_S)
         code = self._process.exitcode
         self._process.kill()
         self._process.join()
-        return "" if code is None else f"the process ended with {code}"
+        written = self._errors.read_text(errors="replace").splitlines()[-LINES:]
+        self._errors.unlink()
+        return "" if code is None else "\n".join([f"the process ended with {code}", *written])
 
 
 @dataclass
@@ -93,6 +118,7 @@ class Found:
     kernels: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failed: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str = ""  # why no more could be launched
 
     def add(self, launch: Launch, outcome: Outcome) -> None:
         """Of one more."""
@@ -108,7 +134,7 @@ class Found:
 
 
 def run(every: Sequence[Launch], device: torch.device, limit_s: float, budget_s: float | None) -> Found:
-    """All of them, in batches; none starts once the time is up."""
+    """All of them, in batches; none starts once the time is up, or where no process starts."""
     found, begin, told = Found(), time.monotonic(), progress(len(every))
     worker: Worker | None = None
     left = 0
@@ -120,7 +146,8 @@ def run(every: Sequence[Launch], device: torch.device, limit_s: float, budget_s:
             if worker is None or not left:
                 if worker is not None:
                     worker.end()
-                worker, left = Worker(device), BATCH
+                worker, left = None, BATCH
+                worker = Worker(device)
             left -= 1
             outcome = worker.launch(launch, limit_s)
             if outcome is None:
@@ -130,6 +157,9 @@ def run(every: Sequence[Launch], device: torch.device, limit_s: float, budget_s:
                 left = 0
             found.add(launch, outcome)
             told(str(launch))
+    except NotStarted as error:
+        found.stopped = f"no process that launches could start: {error}"
+        found.left_out = len(every) - found.launched
     finally:
         if worker is not None:
             worker.end()
@@ -160,6 +190,7 @@ def record(
             "never_forced": [name for name in every if name not in found.kernels],
             "refused": dict(found.refused.most_common()),
             "failed": found.failed,
+            "stopped": found.stopped,
         }
     )
 
@@ -189,14 +220,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Launch; 1 if anything is wrong."""
+    """Launch; 1 if anything is wrong, or no process starts."""
     p = parser()
     given = p.parse_args(arguments)
     if min(given.count, given.largest) < 1 or (given.only is not None and given.only < 0):
         p.error("--count and --largest: at least 1, --only: at least 0")
     device = torch.device(given.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        p.error("--device: torch sees no GPU")
+    if device.type == "cuda":
+        device = torch.device(
+            "cuda", device.index or 0
+        )  # `torch.cuda.set_device` takes none without an index
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if device.index >= count:
+            p.error(f"--device: got {given.device}, but torch sees {count} GPUs")
     numbers = range(given.count) if given.only is None else [given.only]
     chosen = given.shard.part(list(numbers))
     every = [launches.draw(given.seed, number, given.largest) for number in chosen]
@@ -205,10 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written = record(given, device, found, Selection.of_names(names, given.shard, len(chosen)))
     if given.output:
         print(f"wrote {write_json(written, given.output)}")
-    left_out = f", {found.left_out} left out: the time was up" * bool(found.left_out)
+    if found.stopped:
+        print(f"FAILED: {found.stopped}", flush=True)
+    left_out = f", {found.left_out} left out" * bool(found.left_out)
+    left_out += ": the time was up" * (bool(found.left_out) and not found.stopped)
     never = f", {len(written['never_forced'])} kernels never forced"
     print(f"{found.launched} launches, {len(found.failed)} failed{never}{left_out}", flush=True)
-    return bool(found.failed)
+    return int(bool(found.failed or found.stopped))
 
 
 if __name__ == "__main__":

@@ -63,8 +63,9 @@ def _python(*arguments: str) -> tuple[str, ...]:
 
 def _suite(index: int, output: Path, trees: str) -> Job:
     shard = ("--shard", f"{index}/2", "--summary-json", str(output / f"tests-{index}.json"))
-    options = ("-m", "gpu", "-n", str(PROCESSES), "-q", "-rf", "-p", "no:cacheprovider", "--tb=short")
-    command = _python("pytest", "tests", *options, *shard, "--trees", trees)
+    options = ("-m", "gpu", "-n", str(PROCESSES), "-q", "-rf", "-p", "no:cacheprovider")
+    shown = ("--tb=short", "--durations=30")
+    command = _python("pytest", "tests", *options, *shown, *shard, "--trees", trees)
     return Job(f"suite-{index}", 200, (command,))
 
 

@@ -181,7 +181,7 @@ def test_what_is_left_while_it_is_compiled_is_told_too() -> None:
 
 
 def test_a_time_where_a_gpu_decides(road: Road) -> None:
-    layer = nn.Linear(road.size[2], road.size[1]).requires_grad_(False)
+    layer = nn.Linear(road.size[2], road.size[1], device=road.device).requires_grad_(False)
     fused = epigemm.fuse(nn.Sequential(layer, nn.ReLU()))
     (product,) = epigemm.explain(fused, road.x())
     assert product.explanation is not None

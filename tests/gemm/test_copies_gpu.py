@@ -222,12 +222,8 @@ def test_what_is_not_finite_stays_in_its_rows(arithmetic: Arithmetic, plan: str,
 @arithmetics
 def test_what_is_decided_runs(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """By the planner's own choice: copies, and a result that is right, in new memory and in the caller's."""
-    for (m, n, k), weight, copies in (
-        ((8193, 256, 255), "contiguous", 1),
-        ((1024, 1023, 1023), "contiguous", 2),
-        ((8192, 768, 768), "transposed", 1),
-    ):
-        problem = make("bias_gelu_tanh", arithmetic, (m, n, k), DEVICE, rng, weight_layout=LAYOUTS[weight])
+    for sizes, weight, copies in plans.ON_COPIES:
+        problem = make("bias_gelu_tanh", arithmetic, sizes, DEVICE, rng, weight_layout=LAYOUTS[weight])
         planning.has_gpu_kernels(problem.x)
         found = dry_runs.dry_run(problem.call())
         assert found.fused and found.launches.count("copy") == copies

@@ -14,7 +14,9 @@ from epigemm.fusion import profit
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun
+from epigemm.planning.gpus import KNOWN
 from tests.support.layouts import LAYOUTS
+from tests.support.plans import ON_COPIES
 
 H200 = (90, 132, 1980, 4285000)
 X, WEIGHT = "x is copied to padded rows", "weight is copied to padded rows"
@@ -68,6 +70,19 @@ def test_what_is_copied(
     (tried,) = found.tried
     assert found.fused and (tried.copies, tried.copies_result) == (copies, copies_result)
     assert found.launches == [*["copy"] * bool(copies), "fused", *["copy"] * copies_result]
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("sizes", "weight", "copies"), ON_COPIES)
+def test_what_is_clearly_decided(
+    sizes: tuple[int, int, int], weight: str, copies: int, dtype: torch.dtype, gpu: str
+) -> None:
+    """The products that tests on a GPU expect to run on copies."""
+    found = run(call_of(*sizes, "contiguous", weight, dtype=dtype), gpu=KNOWN[gpu].numbers)
+    (tried,) = found.tried
+    assert found.fused and found.launches.count("copy") == copies
+    assert tried.plan["fallback_us"] > 1.25 * tried.plan["predicted_us"]
 
 
 def test_an_out_that_is_refused() -> None:

@@ -11,6 +11,15 @@ FAMILIES: dict[str, dict[str, int]] = build_info()["families"]
 of "pairs" of products. The first tiles for 16 bits are those for TF32."""
 
 
+ON_COPIES = [
+    ((8193, 256, 255), "contiguous", 1),
+    ((1024, 1023, 1023), "contiguous", 2),
+    ((8192, 3072, 768), "transposed", 1),
+]
+"""M, N, K, and the weight's layout of 16-bit products that Hopper's planner runs fused, with so many launches of
+copies: bias and GELU, each predicted to win by a quarter at least."""
+
+
 def numbers(family: str, tile: int = 0, raster: int = 0, swizzle: int = 1, splits: int = 1) -> list[int]:
     """The plan by its family's name."""
     return [list(FAMILIES).index(family), tile, raster, swizzle, splits]

@@ -9,15 +9,20 @@ from contextlib import contextmanager
 import torch
 
 
+def processes() -> int:
+    """How many processes of pytest-xdist's run tests at once, all of them on the same GPU."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
 def share_cores() -> None:
     """Give each process of pytest-xdist's its part of the cores: torch would start a thread for every core in each.
 
     Threads that wait for one another on cores that are taken use up more time than the tests do.
     """
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if processes == 1 or "OMP_NUM_THREADS" in os.environ:
+    count = processes()
+    if count == 1 or "OMP_NUM_THREADS" in os.environ:
         return
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that tests start
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.cases import Data, Problem, Shape, make_data
 from benchmarks.gradings.products import SCALED, SPLIT
+from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.registry import EPILOGUES, named
+from epigemm.planning import dry_runs
+from epigemm.planning.gpus import KNOWN
 from epigemm.tuning.candidates import SWAP_AB
 from tools import launches, random_launches
 from tools.launches import PROBLEMS, Launch, Layout, Outcome
-from tools.random_launches import Found
+from tools.random_launches import Found, NotStarted
 from tools.run_every_kernel import family_number, kernels
 
 CPU = torch.device("cpu")
@@ -116,11 +120,57 @@ def test_what_the_native_module_is_given(name: str) -> None:
     assert found is not None and (epilogue in EPILOGUES) == name.startswith("linear/")
     assert found.in_order(bias, operands, scalars) is not None
     assert data.weight is not None
-    wide = [each[:, None] if each.shape == (6,) else each for each in operands]
     torch.testing.assert_close(
-        found.reference(data.x @ data.weight.t(), bias, wide, scalars),
+        found.reference(data.x @ data.weight.t(), bias, operands, scalars),
         problem.eager(data.x, data.weight, data.parameters),
     )
+
+
+def test_what_is_forced_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel that is not refused takes the tensors of its launch: a dry run tells, of an H200."""
+    ended: list[tuple[str, int]] = []
+
+    def dry(out: Tensor, name: str, x: Tensor, weight: Tensor, arithmetic: str, **more: Any) -> None:
+        epilogue = named(name)
+        assert epilogue is not None
+        call = LinearCall(epilogue, x, weight, more["bias"], more["operands"], more["scalars"], out=out)
+        found = dry_runs.dry_run(
+            call,
+            dry_runs.ALL_KEPT,
+            circumstances=dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED,
+            plan=(dry_runs.ARITHMETICS.index(arithmetic), *more["plan"]),
+            gpu=KNOWN["H200"].numbers,
+        )
+        ended.append((found.refused, found.answer))
+
+    monkeypatch.setattr(launches, "forced_into", dry)
+    every = [launches.draw(0, number, 40) for number in range(400)]
+    for launch in every:
+        data = launches._placed(launch.case, launch, CPU)
+        out = launch.layouts[2].placed(torch.empty(launch.shape.m, launch.shape.n, dtype=data.x.dtype))
+        launches._forced(launch, data, out)
+    assert {answer for refused, answer in ended if not refused} == {0}
+    assert sum(not refused for refused, _ in ended) > len(every) / 4
+
+
+@pytest.mark.parametrize(
+    ("message", "is_refused"),
+    [("plan: x is not a row-major matrix", True), ("plan [0]: DOES_NOT_FIT", False)],
+)
+def test_what_is_refused_is_told_from_what_fails(
+    message: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forced_into(*arguments: object, **more: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(launches, "forced_into", forced_into)
+    launch = replace(RELU, kernel=0.0)
+    data = launches._placed(launch.case, launch, CPU)
+    if is_refused:
+        assert launches._forced(launch, data, data.x) == ("", message)
+    else:
+        with pytest.raises(RuntimeError, match="DOES_NOT_FIT"):
+            launches._forced(launch, data, data.x)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +300,66 @@ def test_a_real_process_that_says_nothing_in_time_is_ended(monkeypatch: pytest.M
     assert [each["why"] for each in found.failed] == ["nothing came of it in 0.1 s"]
 
 
+class Killed(random_launches.Worker):
+    """Its process starts, and is killed."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._process.kill()
+
+
+def test_a_real_process_that_ends_is_told_from_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_launches, "Worker", Killed)
+    found = random_launches.run([RELU], CPU, 60.0, None)
+    assert [each["why"] for each in found.failed] == ["the process ended with -9"] and not found.stopped
+
+
+ABSENT = torch.device("cuda", 99)
+
+
+def test_where_no_process_starts_nothing_is_launched() -> None:
+    """The end of its stderr says why."""
+    found = random_launches.run(DRAWN[:3], ABSENT, 5.0, None)
+    assert (found.launched, found.left_out, found.failed) == (0, 3, [])
+    begin = "no process that launches could start: the process ended with 1\n"
+    assert found.stopped.startswith(begin) and "set_device" in found.stopped
+
+
+def test_no_process_that_starts_exits_with_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise NotStarted("the process ended with 1")
+
+    monkeypatch.setattr(random_launches, "Worker", refuse)
+    output = tmp_path / "record.json"
+    command = ["--device", "cpu", "--count", "3", "--trees", TREES, "--output", str(output)]
+    assert random_launches.main(command) == 1
+    record = json.loads(output.read_text())
+    assert not record["complete"] and record["left_out"] == 3
+    assert record["stopped"] == "no process that launches could start: the process ended with 1"
+    assert f"FAILED: {record['stopped']}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_has_its_index(name: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.set_device` takes none without."""
+    seen: list[torch.device] = []
+
+    def run(every: object, device: torch.device, *limits: object) -> Found:
+        seen.append(device)
+        return Found()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(random_launches, "run", run)
+    monkeypatch.setattr(random_launches, "record", lambda *about: {"never_forced": []})
+    assert random_launches.main(["--device", name]) == 0
+    assert seen == [torch.device("cuda", index)]
+    with pytest.raises(SystemExit):
+        random_launches.main(["--device", "cuda:2"])
+
+
 def test_a_run_and_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--device", "cpu", "--count", "7", "--largest", "40", "--trees", TREES]
     output = tmp_path / "record.json"
@@ -291,8 +401,10 @@ def test_nothing_is_counted_twice() -> None:
 
 @pytest.mark.gpu
 def test_launches_on_a_gpu(tmp_path: Path) -> None:
-    """Many of them forced; nothing is wrong, and no plan is malformed."""
+    """Some of them forced; nothing is wrong, and no plan is malformed. Other tests may use the GPU meanwhile."""
     output = tmp_path / "record.json"
-    assert random_launches.main(["--count", "24", "--trees", TREES, "--output", str(output)]) == 0
+    command = ["--count", "12", "--largest", "512", "--limit", "240", "--trees", TREES]
+    status = random_launches.main([*command, "--output", str(output)])
     record = json.loads(output.read_text())
-    assert record["launched"] == 24 and len(record["kernels"]) > 5
+    assert status == 0, record["failed"] or record["stopped"]
+    assert record["launched"] == 12 and len(record["kernels"]) > 3
