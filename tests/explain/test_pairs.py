@@ -33,5 +33,6 @@ def test_explained_as_one_kernel(lead: tuple[int, ...]) -> None:
 def test_a_layers_products_are_one_in_an_explanation_of_a_module() -> None:
     model = torch.nn.Sequential(epigemm.nn.LinearGLU(K, N), epigemm.nn.LinearGLU(N, N)).to(torch.bfloat16)
     with torch.no_grad():
-        found = epigemm.explain(model, torch.zeros(64, K, dtype=torch.bfloat16))
-    assert len(list(found)) == 2
+        found = epigemm.explain(model, torch.zeros(2, 2048, K, dtype=torch.bfloat16))
+    assert len(found.products) == 2
+    assert all(each.explanation.path == "fused" for each in found.products if each.explanation)

@@ -173,7 +173,7 @@ def test_what_a_pair_is_compared_with() -> None:
 
     def least(each: LinearCall) -> float:
         plan = dry_runs.dry_run(each, tried=True).tried[0].plan
-        return min(plan["fallback_us"], plan["candidates"][0]["predicted_us"])
+        return min(float(plan["fallback_us"]), float(plan["candidates"][0]["predicted_us"]))
 
     once, bare = least(call._replace(operands=(gate[0], gate))), least(call._replace(epilogue=BIAS))
     assert twice == pytest.approx(once + bare, abs=3)

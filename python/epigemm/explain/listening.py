@@ -138,7 +138,7 @@ class Listener(TorchFunctionMode):
             recorded = last
             recorded.folded_bias = last.folded_bias
         else:
-            is_read = name.startswith("linear") and any(operand is result for operand in args[4])
+            is_read = name.startswith("linear") and any(_share_memory(operand, result) for operand in args[4])
             if is_read and self._asked and self._asked[-1][0].weight is args[2]:
                 # Both products of a pair. Without this mode they may be one call.
                 self._products.pop()
@@ -213,6 +213,11 @@ def current() -> Listener | None:
     """The listener that this thread has entered, if there is one."""
     found = _all()
     return found[-1] if found else None
+
+
+def _share_memory(operand: Tensor, result: Any) -> bool:
+    """Whether an operand is the result of a call, or a view of it in another shape."""
+    return isinstance(result, Tensor) and operand.untyped_storage()._cdata == result.untyped_storage()._cdata
 
 
 def _module_of(frame: FrameType) -> str:

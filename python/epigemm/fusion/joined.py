@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_map
 from epigemm.arguments import invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import pairs
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR, too_many
+from epigemm.epilogues.kinds import MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of
-from epigemm.fusion.formula import ChainFormula, ChainStep, Slot, epilogue_of
+from epigemm.fusion.formula import ChainFormula, Slot, epilogue_of
 from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.site import Site
@@ -37,9 +37,9 @@ class Joined(NamedTuple):
 
     Attributes:
         first: the chain that reads the other's result: the first matrix of its epilogue.
-        second: the other product, with at most its bias.
-        epilogue: of both. A bias of the second product is its first operand.
-        place: the position of the second product among the first chain's operands.
+        second: the other chain, which reads no matrix.
+        epilogue: of both. The second chain's operands come first.
+        place: the position of the second chain's result among the first chain's operands.
     """
 
     first: Chain
@@ -48,26 +48,19 @@ class Joined(NamedTuple):
     place: int
 
     @property
-    def biases(self) -> tuple[fx.Node, ...]:
-        """The second product's bias, if it has one."""
-        bias = self.second.product.bias
-        return () if bias is None else (bias,)
-
-    @property
     def sources(self) -> tuple[fx.Node, ...]:
         """The arguments of the call: x, both weights, then the operands without the second product."""
         x, weight, *given = self.first.sources
-        rest = (*given[: self.place], *given[self.place + 1 :])
-        return (x, weight, self.second.product.weight, *self.biases, *rest)
+        _, weight2, *others = self.second.sources
+        return (x, weight, weight2, *others, *given[: self.place], *given[self.place + 1 :])
 
     def call(self) -> tuple[LinearCall, Tensor]:
         """The call of meta tensors, and its second weight."""
-        call = profit.call_of(self.first)
-        n = call.weight.shape[0]
-        operands = [each for index, each in enumerate(call.operands) if index != self.place]
-        vector = [torch.empty(n, dtype=call.x.dtype, device="meta") for _ in self.biases]
-        linked = self.epilogue.of_types(call.x, [*vector, *call.operands])
-        return call._replace(epilogue=linked, operands=[*vector, *operands]), torch.empty_like(call.weight)
+        call, other = profit.call_of(self.first), profit.call_of(self.second)
+        others = [*([] if other.bias is None else [other.bias]), *other.operands]
+        linked = self.epilogue.of_types(call.x, [*others, *call.operands])
+        rest = [each for index, each in enumerate(call.operands) if index != self.place]
+        return call._replace(epilogue=linked, operands=[*others, *rest]), other.weight
 
 
 def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
@@ -105,16 +98,22 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
     place = next((i for i, each in enumerate(operands) if each.kind == MATRIX), None)
     if place is None or len(operands) != len(first.operands) or operands[place].order is not None:
         return None
-    if SCALAR in first.formula.kinds:
-        return None  # no model has one there
     (source,) = operands[place].sources
     second, epilogue = ends.get(source), first.epilogue
     if second is None or second is first or epilogue is None or epilogue.copied is not None:
         return None
     if any(user not in first.nodes for user in source.users):
         return None
-    if second.product.bias is not None:
-        formula = with_bias(first.formula, place + 1)
+    others = second.formula.kinds
+    if (
+        second.norm is not None
+        or second.views
+        or MATRIX in others
+        or SCALAR in (*others, *first.formula.kinds)
+    ):
+        return None
+    if others or second.formula.steps:
+        formula = composed(first.formula, place + 1, second.formula)
         made = epilogue_of(formula)
         if too_many(formula.kinds) or not isinstance(made, UserEpilogue):
             return None
@@ -124,11 +123,9 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
 
 def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
     first, second = both.first.product, both.second.product
-    is_lone = both.second.epilogue is None and both.second.norm is None and not both.second.views
     value = first.value
     return (
-        is_lone
-        and first.x is second.x
+        first.x is second.x
         and value.element_size() == 2
         and second.value.dtype == value.dtype
         and same_sizes(second.value.shape, value.shape)
@@ -151,22 +148,32 @@ def _is_quiet(both: Joined, order: Mapping[fx.Node, int]) -> bool:
     return True
 
 
-def with_bias(formula: ChainFormula, operand: int) -> ChainFormula:
-    """The formula with a vector before its operands, which is added to this one of them, counted from 1."""
+def composed(first: ChainFormula, operand: int, second: ChainFormula) -> ChainFormula:
+    """The first formula, with the second one applied to this operand of it, counted from 1.
 
-    def moved(argument: object) -> object:
+    The second one's operands and steps come first.
+    """
+    operands, steps = len(second.kinds), len(second.steps)
+    gate = Slot(-operands - operand)
+
+    def of_second(argument: object) -> object:
+        return gate if argument == Slot(0) else argument
+
+    def of_first(argument: object) -> object:
         if not isinstance(argument, Slot) or argument.number == 0:
             return argument
         if argument.number > 0:
-            return Slot(argument.number + 1)
-        return Slot(1) if argument.number == -operand else Slot(argument.number - 1)
+            return Slot(argument.number + steps)
+        if argument.number == -operand:
+            return Slot(steps) if steps else gate
+        return Slot(argument.number - operands)
 
-    added = ChainStep(torch.add, (Slot(-operand - 1), Slot(-1)))
-    steps = []
-    for step in formula.steps:
-        args, kwargs = tree_map(moved, (step.args, step.kwargs))
-        steps.append(replace(step, args=args, kwargs=kwargs))
-    return ChainFormula((PER_COLUMN, *formula.kinds), (added, *steps))
+    moved = []
+    for formula, move in ((second, of_second), (first, of_first)):
+        for step in formula.steps:
+            args, kwargs = tree_map(move, (step.args, step.kwargs))
+            moved.append(replace(step, args=args, kwargs=kwargs))
+    return ChainFormula((*second.kinds, *first.kinds), tuple(moved))
 
 
 class TwoSites:
@@ -175,7 +182,7 @@ class TwoSites:
     def __init__(self, both: Joined, first: Site, second: Site) -> None:
         self._epilogue = both.epilogue
         self._first, self._second = first, second
-        self._place, self._biases = both.place, len(both.biases)
+        self._place, self._others = both.place, len(both.second.operands)
         self._linked: Epilogue | None = None
         # torch.fx writes these two attributes into the code of a graph.
         self.__name__, self.__module__ = f"{first.__name__}_of_two", __name__
@@ -189,12 +196,12 @@ class TwoSites:
         found = pairs.linear(call._replace(invariant=invariance.active and invariance.enabled()), weight2)
         if found is not None:
             return found
-        biases, rest = sources[: self._biases], sources[self._biases :]
-        gate = self._second(x, weight2, *biases)
+        others, rest = sources[: self._others], sources[self._others :]
+        gate = self._second(x, weight2, *others)
         return self._first(x, weight, *rest[: self._place], gate, *rest[self._place :])
 
     def _find_linked(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the operands' types, which are the same at each call of a graph."""
-        place = self._biases + self._place
+        place = self._others + self._place
         self._linked = self._epilogue.of_types(x, (*sources[:place], x, *sources[place:]))
         return self._linked

@@ -197,12 +197,17 @@ _IN_ONE_KERNEL = "computed by one kernel with "
 
 
 def _replace(
-    graph: fx.Graph, chain: Chain, keeps_pack: bool, notes: tuple[str, ...], both: joined.Joined | None
+    graph: fx.Graph,
+    chain: Chain,
+    keeps_pack: bool,
+    notes: tuple[str, ...] = (),
+    both: joined.Joined | None = None,
 ) -> FusedSite:
     """`both`: the chain and the product that it reads, which go, too."""
-    site: Site | joined.TwoSites = Site(chain, keeps_pack)
+    one = Site(chain, keeps_pack)
+    site: Site | joined.TwoSites = one
     if both is not None:
-        site = joined.TwoSites(both, site, Site(both.second, keeps_pack))
+        site = joined.TwoSites(both, one, Site(both.second, keeps_pack))
         notes = (_IN_ONE_KERNEL + name_of(both.second.product.node), *notes)
     tail = chain.nodes[-1]
     with graph.inserting_before(tail):

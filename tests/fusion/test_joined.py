@@ -1,0 +1,236 @@
+"""Two products of one x of which one chain reads the other: one call, with the kernel of an H200 that is described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import pairs
+from epigemm.epilogues.kinds import MATRIX
+from epigemm.fusion import FusionReport, host, joined
+from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
+from epigemm.linking import loading
+from epigemm.planning import plans
+from tests.gemm.query import H200
+
+M, N, K = 1024, 512, 128
+_LINEAR = pairs.linear
+ONE = "computed by one kernel with "
+
+
+class Layers(nn.Module):
+    """Two layers of one x, and another of the first one's columns."""
+
+    def __init__(self, bias: tuple[bool, bool], forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(K, N, bias[0]), nn.Linear(K, N, bias[1])
+        self.residual = nn.Buffer(torch.randn(M, N))
+        self._function = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function(self, x)
+
+
+def swiglu(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = F.silu(self.w1(x)) * self.w3(x)
+    return result
+
+
+def second_is_activated(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = self.w1(x) * F.gelu(self.w3(x))
+    return result
+
+
+def with_a_residual(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = self.residual + F.silu(self.w1(x)) * self.w3(x)
+    return result
+
+
+def read_twice(self: Any, x: Tensor) -> Tensor:
+    gate = self.w3(x)
+    result: Tensor = torch.sigmoid(self.w1(x)) * gate + gate
+    return result
+
+
+def of_another_x(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = F.silu(self.w1(x)) * self.w3(x + 1)
+    return result
+
+
+def both_activated(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = F.silu(self.w1(x)) * F.relu(self.w3(x))
+    return result
+
+
+def read_outside(self: Any, x: Tensor) -> Tensor:
+    gate = self.w3(x)
+    result: Tensor = (F.silu(self.w1(x)) * gate).mean(-1, keepdim=True) + gate
+    return result
+
+
+def written_between(self: Any, x: Tensor) -> Tensor:
+    x = x.clone()
+    gate = self.w3(x)
+    x.mul_(2)
+    result: Tensor = F.silu(self.w1(x)) * gate
+    return result
+
+
+def another_matrix_first(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = (F.silu(self.w1(x)) + self.residual) * self.w3(x)
+    return result
+
+
+JOINED = [swiglu, second_is_activated, with_a_residual, read_twice, both_activated]
+APART = [of_another_x, read_outside, written_between, another_matrix_first]
+BIASES = [(False, False), (True, True), (False, True), (True, False)]
+biases = pytest.mark.parametrize("bias", BIASES, ids=str)
+by_name: dict[str, Any] = {"ids": lambda each: each.__name__}
+
+
+class Kernel:
+    """In place of the kernel of a pair: float64, by the epilogue's reference."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.runs = True
+
+    def __call__(self, call: LinearCall, weight2: Tensor) -> Tensor | None:
+        if not self.runs:
+            return None
+        self.calls += 1
+        place = next(i for i, each in enumerate(call.epilogue.operands[1:]) if each.kind == MATRIX)
+        x, weight = call.x.double(), call.weight.double()
+        operands = [each.double() for each in call.operands]
+        operands.insert(place, x @ weight2.double().t())
+        return call.epilogue.reference(x @ weight.t(), None, operands, ()).to(call.x.dtype)
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """CPU tensors count as lying on an H200, which is never waiting for the host."""
+    made = Kernel()
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    monkeypatch.setattr(joined, "place_of", lambda chain: torch.empty(0))
+    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    monkeypatch.setattr(host, "verdict", lambda *about, **named: host.Verdict("", is_unsure=False))
+    monkeypatch.setattr(pairs, "linear", made)
+    return made
+
+
+def fused(
+    forward: Callable[[Any, Tensor], Tensor], bias: tuple[bool, bool] = (True, True), **options: Any
+) -> tuple[Any, Any, FusionReport]:
+    torch.manual_seed(3)
+    model = Layers(bias, forward).to(torch.bfloat16).eval().requires_grad_(False)
+    made: Any = epigemm.fuse(model, **options)
+    return made, model, made.fusion_report
+
+
+def check(made: Any, model: Any, x: Tensor) -> None:
+    """Against float64: the second product is not rounded."""
+    exact = model.double()
+    expected = exact(x.double())
+    model.to(torch.bfloat16)
+    torch.testing.assert_close(made(x).double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@biases
+@pytest.mark.parametrize("forward", JOINED, **by_name)
+def test_one_call(forward: Callable[..., Tensor], bias: tuple[bool, bool], kernel: Kernel) -> None:
+    made, model, report = fused(forward, bias)
+    x = torch.randn(M, K).to(torch.bfloat16)
+    check(made, model, x)
+    assert kernel.calls == 1 and len(report.sites) == 2
+    assert sorted(note for site in report.sites for note in site.notes if ONE in note) == [
+        f"{ONE}w1",
+        f"{ONE}w3",
+    ]
+
+
+@pytest.mark.parametrize("forward", APART, **by_name)
+def test_two_calls(forward: Callable[..., Tensor], kernel: Kernel) -> None:
+    made, model, report = fused(forward)
+    check(made, model, torch.randn(M, K).to(torch.bfloat16))
+    assert not kernel.calls and not any(ONE in note for site in report.sites for note in site.notes)
+
+
+def test_two_calls_where_the_kernel_does_not_run(kernel: Kernel) -> None:
+    """As at a call's other sizes, or within a mode."""
+    kernel.runs = False
+    for forward in JOINED:
+        made, model, _ = fused(forward)
+        check(made, model, torch.randn(M, K).to(torch.bfloat16))
+    assert not kernel.calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_in_16_bits_alone(dtype: torch.dtype, kernel: Kernel) -> None:
+    model = Layers((True, True), swiglu).to(dtype).eval().requires_grad_(False)
+    made: Any = epigemm.fuse(model)
+    x = torch.randn(M, K, dtype=dtype)
+    torch.testing.assert_close(made(x), model(x))
+    assert not kernel.calls
+
+
+def test_not_where_autograd_records(kernel: Kernel) -> None:
+    model = Layers((True, True), swiglu).to(torch.bfloat16)
+    made: Any = epigemm.fuse(model)
+    made(torch.randn(M, K).to(torch.bfloat16)).sum().backward()
+    assert not kernel.calls
+
+
+def test_not_at_few_rows(kernel: Kernel) -> None:
+    """The planner expects two calls to be faster there."""
+    made, model, _ = fused(swiglu)
+    check(made, model, torch.randn(4, K).to(torch.bfloat16))
+    assert not kernel.calls
+
+
+def test_the_halves_of_one_product(kernel: Kernel) -> None:
+    class Chunked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(K, 2 * N)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second = self.fc(x).chunk(2, -1)
+            result: Tensor = F.silu(first) * second
+            return result
+
+    model = Chunked().to(torch.bfloat16).eval().requires_grad_(False)
+    made: Any = epigemm.fuse(model)
+    check(made, model, torch.randn(M, K).to(torch.bfloat16))
+    assert kernel.calls == 1
+
+
+@pytest.mark.parametrize("forward", JOINED, **by_name)
+def test_explained_as_one(forward: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "linear", _LINEAR)
+    made, _, _ = fused(forward)
+    lead = (M,) if forward is with_a_residual else (2, M // 2)
+    found = epigemm.explain(made, torch.randn(*lead, K).to(torch.bfloat16))
+    (product,) = found.products
+    assert product.explanation is not None
+    assert "one kernel multiplies x by both weights" in " ".join(product.explanation.reasons)
+
+
+def test_a_formula_of_an_operand_of_another() -> None:
+    steps = (ChainStep(torch.relu, (Slot(0),)), ChainStep(torch.mul, (Slot(1), Slot(-2))))
+    first = ChainFormula(("per_row", "matrix"), steps)
+    added = ChainStep(torch.add, (Slot(0), Slot(-1)))
+    second = ChainFormula(("per_column",), (added, ChainStep(torch.sigmoid, (Slot(1),))))
+    both = joined.composed(first, 2, second)
+    assert both.kinds == ("per_column", "per_row", "matrix")
+    acc, bias, row, gate = torch.randn(3, 4), torch.randn(4), torch.randn(3, 1), torch.randn(3, 4)
+    expected = torch.relu(acc) * torch.sigmoid(gate + bias)
+    torch.testing.assert_close(both(acc, bias, row, gate), expected)
+    alone = joined.composed(first, 2, ChainFormula((), ()))
+    torch.testing.assert_close(alone(acc, row, gate), torch.relu(acc) * gate)
