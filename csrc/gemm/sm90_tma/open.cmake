@@ -2,9 +2,9 @@
 # alone.
 foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
   set(prefix epigemm_open_sm90_tma_${element}_)
-  epigemm_symbols(symbols 17 ${prefix} "")
+  epigemm_symbols(symbols 18 ${prefix} "")
   set(unit 0)
-  foreach(tiles "0;4" "4;5" "9;4" "13;4")  # the first, how many
+  foreach(tiles "0;4" "4;5" "9;4" "13;5")  # the first, how many
     list(GET tiles 0 first)
     list(GET tiles 1 count)
     list(SUBLIST symbols ${first} ${count} of_unit)

@@ -41,10 +41,13 @@ constexpr Tile kTiles[] = {
     {80, 128, 1, 1, Schedule::Cooperative, true, 7, 1, 10240},
     {240, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 6144},
     {80, 64, 1, 1, Schedule::Single, true, 10, 1, 10240},
+    // 128x128 with a slot for each pass and one stage less: a matrix of the epilogue is loaded under the mainloop as a
+    // whole. Fastest if the epilogue reads one and K is short.
+    {128, 128, 2, 1, Schedule::Pingpong, false, 5, 4, 8192},
 };
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kTF32TileCount = kTileCount - 4;
+constexpr int kTF32TileCount = kTileCount - 5;
 
 // The tiles of pairs of products (Problem::is_pair), in 16 bits. n columns of the result have sums in 2n columns, so
 // registers and shared memory are those of a tile above with 2n columns.
