@@ -36,15 +36,17 @@ class Built:
     problem: str = ""
 
 
-def symbol_of(tile: str) -> str:
-    """The function of a tile."""
-    return f"gemm_{tile}"
+def name_of(case: Case) -> str:
+    """How the source names a case's type and tile: ``bf16_128x256x64``."""
+    is_tf32 = case.setting.arithmetic == "tf32"
+    return f"{'tf32' if is_tf32 else case.setting.dtype_name}_{case.problem.epilogue}"
 
 
-def tiles() -> list[str]:
-    """Those that the source has, as ``128x256x64``."""
+def names() -> list[str]:
+    """All that the source has. A function ``gemm_NAME`` is behind each."""
     lines = (line for line in SOURCE.read_text().splitlines() if line.startswith("GEMM("))
-    return ["x".join(line.removeprefix("GEMM(").split(", ")[:3]) for line in lines]
+    words = (line.removeprefix("GEMM(").split(", ") for line in lines)
+    return [f"{kind}_{m}x{n}x{k}" for kind, m, n, k, *_ in words]
 
 
 @functools.cache
@@ -92,11 +94,9 @@ class DeviceGemm(Baseline):
         return self._built().problem if torch.cuda.is_available() else "needs a GPU"
 
     def applies(self, case: Case, device: torch.device) -> str:
-        """In bf16, at the tiles of the source."""
-        if case.setting.dtype_name != "bf16":
-            return "compiled for bf16 alone"
-        tile = case.problem.epilogue
-        return "" if tile in tiles() else f"{SOURCE.name} has no tile {tile}"
+        """At the types and tiles of the source."""
+        name = name_of(case)
+        return "" if name in names() else f"{SOURCE.name} has no {name}"
 
     def _built(self) -> Built:
         return build(self.directory, torch.cuda.get_device_capability())
@@ -105,7 +105,7 @@ class DeviceGemm(Baseline):
 def _prepare(directory: str, case: Case, data: Data, out: Tensor) -> Alternative:
     path = build(directory, torch.cuda.get_device_capability()).path
     assert path is not None and data.weight is not None
-    function = getattr(ctypes.CDLL(str(path)), symbol_of(case.problem.epilogue))
+    function = getattr(ctypes.CDLL(str(path)), f"gemm_{name_of(case)}")
     sizes = [ctypes.c_int(size) for size in (case.shape.m, case.shape.n, case.shape.k or 0)]
     pointers = [ctypes.c_void_p(each.data_ptr()) for each in (data.x, data.weight, out)]
 

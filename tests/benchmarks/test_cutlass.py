@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,18 +30,32 @@ def fresh() -> Iterator[None]:
 
 
 def test_the_tiles_are_ours() -> None:
-    """All by vectors but that of 16 rows."""
-    ours = [tile.text for tile in tiles(BF16, gpu=(90, 132))]
-    assert cutlass.tiles() == [text for text in ours if text != "16x64x64"]
+    """In bf16 and TF32, all by vectors but that of 16 rows."""
+    bf16, tf32 = ([tile.text for tile in tiles(setting, gpu=(90, 132))] for setting in (BF16, TF32))
+    bf16.remove("16x64x64")
+    assert cutlass.names() == [*(f"bf16_{tile}" for tile in bf16), *(f"tf32_{tile}" for tile in tf32)]
+
+
+def test_stages_and_warps_are_ours() -> None:
+    text = (ROOT / "csrc" / "gemm" / "sm80_mma" / "tiles.h").read_text()
+    rows = re.findall(r"^    \{([\d, ]+), Loads::Vectors(, 4)?\}", text, re.MULTILINE)
+    ours = []
+    for row, is_tf32 in rows:
+        m, n, k, stages, warps_m, warps_n = map(int, row.split(", "))
+        ours.append(("tf32" if is_tf32 else "bf16", m, n, k, stages, m // warps_m, n // warps_n))
+    theirs = re.findall(r"^GEMM\((\w+), ([\d, ]+)\)", cutlass.SOURCE.read_text(), re.MULTILINE)
+    found = [(kind, *map(int, numbers.split(", "))) for kind, numbers in theirs]
+    assert found == [row for row in ours if row[1] != 16]
 
 
 def test_where_it_applies() -> None:
     baseline, (first, *_, last) = cutlass.baseline(""), tiles(BF16, gpu=(90, 132))
     cuda, shape = torch.device("cuda"), Shape(64, 64, 64)
     assert baseline.name == CUTLASS and not baseline.applies(case_of(shape, BF16, first, 1), cuda)
-    assert baseline.applies(case_of(shape, BF16, last, 1), cuda) == "gemm.cu has no tile 16x64x64"
-    for setting in (TF32, FP16):
-        assert baseline.applies(case_of(shape, setting, first, 1), cuda) == "compiled for bf16 alone"
+    assert baseline.applies(case_of(shape, BF16, last, 1), cuda) == "gemm.cu has no bf16_16x64x64"
+    assert baseline.applies(case_of(shape, FP16, first, 1), cuda) == "gemm.cu has no fp16_128x256x64"
+    (of_tf32, *_) = tiles(TF32, gpu=(90, 132))
+    assert not baseline.applies(case_of(shape, TF32, of_tf32, 1), cuda)
 
 
 @pytest.mark.parametrize("is_variable", [False, True])
@@ -62,9 +77,9 @@ def _is_missing() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(_is_missing(), reason="there is no nvcc, or no CUTLASS")
 def test_it_compiles() -> None:
-    """A function for each tile."""
+    """A function for each type and tile."""
     built = cutlass.build("", (9, 0))
     assert built.path is not None, built.problem
     library = ctypes.CDLL(str(built.path))
-    for tile in cutlass.tiles():
-        assert getattr(library, cutlass.symbol_of(tile))
+    for name in cutlass.names():
+        assert getattr(library, f"gemm_{name}")
