@@ -212,6 +212,15 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mma.Loop, "_run", lambda self, steps, is_tf32: steps << (9 - is_tf32))
 
 
+@pytest.mark.parametrize(
+    ("gpu", "name"), [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb")]
+)
+def test_the_records_folder(gpu: str, name: str, tmp_path: Path) -> None:
+    about = {"gpu": {"name": gpu}}
+    assert mma.folder(tmp_path, about) == tmp_path / f"sm80-on-{name}"
+    assert mma.folder(None, about) == Path("benchmarks", "results", f"nvidia-{name}", f"sm80-on-{name}")
+
+
 def run_of(tmp_path: Path, *arguments: str) -> Run:
     options: Namespace = parser().parse_args(
         ["--mma", "--quick", "--sizes", str(SMALL_SHAPE), "--output", str(tmp_path), *arguments]
