@@ -5,6 +5,7 @@ Each result is checked against float64 before its time counts. The rooms, in the
 ==============  ========================================================================================
 ``cases``       what is computed, as data: the five models, custom epilogues, random shapes, host calls
 ``baselines``   the alternatives: ours, eager, ``torch.compile``, cuBLASLt, QuACK; the bare product
+``cutlass``     CUTLASS 2.x's device GEMM, which is compiled when it is measured
 ``harness``     accuracy against float64, the steps of a measurement, the one writer of records and tables, plots;
                 the timer is `epigemm.tuning.timing`
 ``kinds``       the records: which cases, which ratios, what is wanted of them

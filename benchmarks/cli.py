@@ -27,6 +27,7 @@ examples:
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models: plain, fused and compiled
   python -m benchmarks --models --cases '*/inference/*' --variants fuse graphs --shard 1/2 --output models-1
+  python -m benchmarks --mma --output DIR                 the mma.sync kernels, by force, beside a loop of mma.sync
   python -m benchmarks --functors --output DIR            the cost of each primitive in each kernel, on a GPU
   python -m benchmarks --functors --table DIR/summary.json        the planner's table, made of that record
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   all plans, to fit the cost models
@@ -39,6 +40,7 @@ _LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
 _TAKES = {
     "custom": f"layers {_LAYERS}",
     "glu": _LAYERS,
+    "mma": "cases sizes quick time_budget cutlass",
     "functors": "random count cases quick time_budget table",
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
@@ -87,6 +89,9 @@ def parser() -> argparse.ArgumentParser:
     kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
     kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
     kinds.add_argument("--glu", action="store_true", help="gated pairs of products; --sizes takes Mx2NxK")
+    mma = "the mma.sync kernels of GPUs since Ampere, under forced plans; the record goes to sm80-on-GPU in --output, "
+    mma += "or in benchmarks/results/GPU; --cases takes MxNxK, tiles, dtypes"
+    kinds.add_argument("--mma", action="store_true", help=mma)
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
     kinds.add_argument(
         "--count", type=int, default=200, metavar="N", help="number of random shapes (default: 200)"
@@ -130,10 +135,13 @@ def parser() -> argparse.ArgumentParser:
     )
     who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these baselines out")
     who.add_argument("--no-max-autotune", action="store_true", help=autotune)
+    cutlass = "with --mma: the folder that holds CUTLASS's include, for the GEMM beside ours (default: the variable "
+    cutlass += "EPIGEMM_CUTLASS_DIR, else PyPI's nvidia-cutlass)"
+    who.add_argument("--cutlass", default="", metavar="DIR", help=cutlass)
     how = p.add_argument_group("how long")
     quick = "few rounds, in turn only; with --models: batches of 2, without Inductor"
-    budget = "after so many seconds start no slow baseline, and with --random, --plans, --models, --custom or --glu "
-    budget += f"no other point (default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models 540)"
+    budget = "after so many seconds start no slow baseline, and with --random, --plans, --models, --custom, --glu or "
+    budget += f"--mma no other point (default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models 540)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
     keep = p.add_argument_group("what to keep")

@@ -106,6 +106,7 @@ def jobs(output: Path, trees: str) -> list[Job]:
         benchmark("host", 150, "--host"),
         benchmark("layers", 150, "--custom", "--layers", "--no-max-autotune"),
         benchmark("glu", 150, "--glu"),
+        benchmark("mma", 240, "--mma", "--time-budget", LEFT),
         benchmark("short", 200, "--random", "61", "--short", "--time-budget", LEFT),
         benchmark("bench", 240, "--no-max-autotune"),
         benchmark("random", 300, "--random", "61", "--between", "--time-budget", LEFT),

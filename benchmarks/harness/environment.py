@@ -102,6 +102,11 @@ def describe(device: torch.device, trees: str | None) -> dict[str, Any]:
     }
 
 
+def gpu_folder(about: Mapping[str, Any]) -> str:
+    """The device as the folders of records name it: ``nvidia-h200``, ``cpu``."""
+    return re.sub("[^a-z0-9]+", "-", (about["gpu"] or {"name": "cpu"})["name"].lower()).strip("-")
+
+
 def identity(about: Mapping[str, Any]) -> dict[str, Any]:
     """What a summary says of the source, the device and the command that it was made with."""
     gpu, trees = about["gpu"] or {}, about["trees"]

@@ -16,10 +16,13 @@ from benchmarks.cases import Case
 OURS, PLAIN, BUILTIN = "epigemm", "epigemm_plain", "builtin"
 EAGER, COMPILE, MAX_AUTOTUNE, ADDMM = "eager", "compile", "max_autotune", "addmm_activation"
 QUACK, MM, COPY = "quack", "mm", "copy"
-OWN = (OURS, PLAIN, BUILTIN)
+NO_FUNCTOR, RELU, GELU = "bias", "bias_relu", "bias_gelu"
+"""Of ``--mma``: one kernel, by the epilogue that is linked into it; the first is called without a bias."""
+LOOP, CUTLASS = "loop", "cutlass"
+OWN = (OURS, PLAIN, BUILTIN, NO_FUNCTOR, RELU, GELU)
 BARE = (MM, COPY)
 """The product alone, or a copy: what computes less."""
-NOT_BASELINES = (*OWN, *BARE)
+NOT_BASELINES = (*OWN, *BARE, LOOP)
 
 
 @dataclass(frozen=True)

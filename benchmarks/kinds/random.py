@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from benchmarks.baselines import BASELINES, FALLBACK, Alternative, Baseline, of_
 from benchmarks.cases import Case, Data, Parameters, Problem, Shape, compile_in_this_process, make_data
 from benchmarks.cases import random as drawn
 from benchmarks.cases.random import Series
+from benchmarks.harness.environment import gpu_folder
 from benchmarks.harness.records import ADDMM, COMPILE, EAGER, MM, OURS, OWN, CaseResult, Group, Measurement
 from benchmarks.harness.report import progress
 from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matmul_precision
@@ -154,8 +154,7 @@ def compiled_baseline(problem: Problem, backend: Any = "inductor") -> Baseline:
 
 def folder(output: Path | None, about: Mapping[str, Any], seed: int, kind: str = "random") -> Path:
     """Where a seed's record goes: below ``output``, else below benchmarks/results/GPU."""
-    gpu = re.sub("[^a-z0-9]+", "-", (about["gpu"] or {"name": "cpu"})["name"].lower()).strip("-")
-    return (output or Path("benchmarks") / "results" / gpu) / f"{kind}-{seed}"
+    return (output or Path("benchmarks") / "results" / gpu_folder(about)) / f"{kind}-{seed}"
 
 
 def main(run: Run) -> int:

@@ -60,8 +60,8 @@ void calibrate(int64_t device, const std::vector<int64_t>& figures) {
 }
 
 #if EPIGEMM_WITH_CUDA
-// `sums`: fp32, one number at least. Returns the floating-point operations.
-int64_t multiply_bare(int64_t steps, const TensorView& sums) {
+// In bf16 or TF32. `sums`: fp32, one number at least. Returns the floating-point operations.
+int64_t multiply_bare(int64_t steps, const TensorView& sums, bool is_tf32) {
   constexpr int64_t kMostSteps = 1 << 24;
   check(steps > 0 && steps <= kMostSteps, "steps must be in 1..", kMostSteps, ", got ", steps);
   check(element_of(sums, "sums") == ElementType::Float32 && sums.numel() > 0, "sums must have fp32 numbers");
@@ -69,7 +69,7 @@ int64_t multiply_bare(int64_t steps, const TensorView& sums) {
   const CurrentDevice guard(device);
   int64_t flops = 0;
   const char* const refused =
-      cuda::multiply_bare(static_cast<int>(steps), static_cast<float*>(sums.mutable_data()),
+      cuda::multiply_bare(static_cast<int>(steps), is_tf32, static_cast<float*>(sums.mutable_data()),
                           cuda::device(device).multiprocessors, device, current_stream(device), &flops);
   check(!refused, "the loop of mma.sync could not be launched: ", refused ? refused : "");
   return flops;

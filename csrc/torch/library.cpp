@@ -80,7 +80,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def("_load_measured(int device, int[] rows) -> ()");
   m.def("_architecture(int[]? gpu, int device) -> str");
   m.def("_calibrate(int device, int[] figures) -> ()");
-  m.def("_multiply_bare_out(int steps, Tensor(a!) sums) -> int");
+  m.def("_multiply_bare_out(int steps, Tensor(a!) sums, bool tf32=False) -> int");
   m.def("_call_functions() -> int");
   m.def("_set_ready(int device) -> ()");
   m.def("_build_info() -> str");

@@ -1,4 +1,4 @@
-"""The bare loop of matrix instructions, as nvcc compiles it: nothing in it waits for anything. No GPU is needed."""
+"""The bare loops of matrix instructions, as nvcc compiles it: nothing in them waits for anything. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def test_the_loop_is_of_matrix_instructions_alone(gpu: str, tmp_path: Path) -> N
     disassemble = [str(nvdisasm()), "-c", str(cubin)]
     text = subprocess.run(disassemble, check=True, capture_output=True, text=True).stdout
     codes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", text, re.MULTILINE)
-    multiply = [place for place, code in enumerate(codes) if code.startswith("HMMA.16816.F32.BF16")]
-    # The loop is unrolled by four and more. Beside them it counts, and fills in for the hardware.
-    assert len(multiply) >= 40 and len(multiply) % 8 == 0
-    unrolled = codes[multiply[0] : multiply[31] + 1]
-    assert not [code for code in unrolled if re.match(r"LD[LGSC]?\b|ST[LGS]?\b|BAR|MEMBAR", code)]
-    assert 0.5 * len(unrolled) <= 32
+    for instruction in ("HMMA.16816.F32.BF16", "HMMA.1688.F32.TF32"):
+        multiply = [place for place, code in enumerate(codes) if code.startswith(instruction)]
+        # The loop is unrolled by four and more. Beside them it counts, and fills in for the hardware.
+        assert len(multiply) >= 40 and len(multiply) % 8 == 0, instruction
+        unrolled = codes[multiply[0] : multiply[31] + 1]
+        assert not [code for code in unrolled if re.match(r"LD[LGSC]?\b|ST[LGS]?\b|BAR|MEMBAR", code)]
+        assert 0.5 * len(unrolled) <= 32
     assert not [code for code in codes if re.match(r"(LDL|STL)\b", code)], "spills"

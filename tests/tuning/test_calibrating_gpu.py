@@ -118,13 +118,14 @@ def test_figures_come_and_go() -> None:
     assert answers() == before
 
 
+@pytest.mark.parametrize(("tf32", "k"), [(False, 16), (True, 8)])
 @pytest.mark.parametrize("steps", [1, 3, 1000])
-def test_the_loop_of_matrix_instructions_counts_what_it_computes(steps: int) -> None:
+def test_the_loop_of_matrix_instructions_counts_what_it_computes(steps: int, tf32: bool, k: int) -> None:
     sums = torch.full((1,), -1.0, device="cuda")
-    flops = ops._multiply_bare_out(steps, sums)
+    flops = ops._multiply_bare_out(steps, sums, tf32)
     torch.cuda.synchronize()
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    assert flops == 2 * 16 * 8 * 16 * 8 * 8 * 2 * multiprocessors * steps
+    assert flops == 2 * 16 * 8 * k * 8 * 8 * 2 * multiprocessors * steps
     assert sums.item() == -1.0, "no sum is infinite"
 
 
