@@ -187,6 +187,15 @@ def test_not_where_autograd_records(kernel: Kernel) -> None:
     assert not kernel.calls
 
 
+def test_two_calls_where_a_compiler_traces_the_graph(kernel: Kernel) -> None:
+    model = Layers((True, True), swiglu).to(torch.bfloat16).eval().requires_grad_(False)
+    report = FusionReport()
+    options: Any = {"backend": "aot_eager", "report": report.add}
+    made: Any = torch.compile(model, backend="epigemm", fullgraph=True, options=options)
+    check(made, model, torch.randn(M, K).to(torch.bfloat16))
+    assert not kernel.calls and not any(ONE in note for site in report.sites for note in site.notes)
+
+
 def test_not_at_few_rows(kernel: Kernel) -> None:
     """The planner expects two calls to be faster there."""
     made, model, _ = fused(swiglu)

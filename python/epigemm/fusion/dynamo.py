@@ -66,7 +66,7 @@ def epigemm_backend(
     launches = Launches.CUDA_GRAPH if next_backend == "cudagraphs" else Launches.EAGER
     if is_inductor:
         launches = Launches.INDUCTOR_GRAPH if settings.get("triton.cudagraphs") else Launches.INDUCTOR
-    report = fuse_module(graph_module, strict=strict, keep_packs=keep_packs, launches=launches)
+    report = fuse_module(graph_module, strict=strict, keep_packs=keep_packs, launches=launches, traced=True)
     _log.info("%s", report)
     if tell is not None:
         tell(report)

@@ -6,7 +6,7 @@ import copy
 import re
 import warnings
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -73,6 +73,7 @@ def fuse_graph(
     launches: host.Launches = host.Launches.EAGER,
     guards_sizes: bool = False,
     measures: bool = False,
+    traced: bool = False,
 ) -> FusionReport:
     """Replace products of `graph` with their chains by one call each, in place, where that is expected to be faster.
 
@@ -82,15 +83,17 @@ def fuse_graph(
         launches: who launches the kernels.
         guards_sizes: add guards so that Dynamo compiles again for sizes that are far from those of this call.
         measures: whether it is measured later, if it is not sure that fused calls are faster: `host.verdict`.
+        traced: whether a compiler traces the graph. It sees two calls of operators where one kernel could run.
 
     Returns:
         The report. If it has no sites, the graph has not been changed.
     """
     copies = layouts.put_in_rows(graph)
-    two = _pairs_that_pay(graph, keep_packs, launches)
+    settings = _Settings(keep_packs, launches, traced)
+    two = _pairs_that_pay(graph, settings)
 
     def look() -> tuple[FusionReport, dict[Chain, profit.Judged], host.Verdict]:
-        report, judged = _judged(graph, keep_packs, launches)
+        report, judged = _judged(graph, settings)
         before = pairs.before(two, judged, one_by_one=launches.is_one_by_one)
         return report, judged, host.verdict(graph, judged, launches, measures=measures, before=before)
 
@@ -100,7 +103,7 @@ def fuse_graph(
         pairs.undo(two)
         while copies:
             copies.pop().undo()
-        two = _pairs_that_pay(graph, keep_packs, launches)
+        two = _pairs_that_pay(graph, settings)
         report, judged, (waits, is_unsure) = look()
     if two and waits:
         pairs.undo(two)
@@ -128,26 +131,34 @@ def fuse_graph(
     return report
 
 
-def _pairs_that_pay(graph: fx.Graph, keep_packs: bool, launches: host.Launches) -> list[pairs.Pair]:
+class _Settings(NamedTuple):
+    """Arguments of `fuse_graph`."""
+
+    keep_packs: bool
+    launches: host.Launches
+    traced: bool
+
+    def judged(self, chain: Chain) -> profit.Judged:
+        """The estimate for a chain by itself."""
+        return profit.judged(
+            chain, keeps_pack=_keeps(chain, self.keep_packs), is_eager=self.launches.is_one_by_one
+        )
+
+
+def _pairs_that_pay(graph: fx.Graph, settings: _Settings) -> list[pairs.Pair]:
     """Replace products that are read by halves by two, where that is expected to be faster."""
-
-    def judge(chain: Chain) -> profit.Judged:
-        return profit.judged(chain, keeps_pack=_keeps(chain, keep_packs), is_eager=launches.is_one_by_one)
-
-    two = pairs.take_apart(graph, judge)
+    two = pairs.take_apart(graph, settings.judged)
     if not two:
         return two
-    _, judged = _judged(graph, keep_packs, launches)
-    lost = pairs.lost(two, judged, one_by_one=launches.is_one_by_one)
+    _, judged = _judged(graph, settings)
+    lost = pairs.lost(two, judged, one_by_one=settings.launches.is_one_by_one)
     if lost:
         pairs.undo(two)
-        two = pairs.take_apart(graph, judge, leave=lost)
+        two = pairs.take_apart(graph, settings.judged, leave=lost)
     return two
 
 
-def _judged(
-    graph: fx.Graph, keep_packs: bool, launches: host.Launches
-) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
+def _judged(graph: fx.Graph, settings: _Settings) -> tuple[FusionReport, dict[Chain, profit.Judged]]:
     """The chains of a graph, the last one first, with their estimates; and a report of products without one."""
     report, finder, judged = FusionReport(), ChainFinder(graph), {}
     # The last one first, so that of two products that are multiplied each gets the operators that follow it alone.
@@ -159,11 +170,8 @@ def _judged(
             report.skipped.insert(0, Skipped(name_of(node), understood))
         elif understood is not None:
             chain = finder.chain(understood)
-            keeps, is_eager = _keeps(chain, keep_packs), launches.is_one_by_one
-            judged[chain] = profit.judged(chain, keeps_pack=keeps, is_eager=is_eager)
-    if launches.is_one_by_one:  # other compilers trace both calls
-        judged = joined.judged(graph, judged)
-    return report, judged
+            judged[chain] = settings.judged(chain)
+    return report, judged if settings.traced else joined.judged(graph, judged)
 
 
 def _keeps(chain: Chain, keep_packs: bool) -> bool:
