@@ -29,9 +29,6 @@ struct EpilogueHelper {
     if (layout.hands_over) Handover::of_operands(group).arrive();
     if (lane == 0) {
       for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
-      if (is_matrix_by_tma()) {
-        for (int pass = layout.slots; pass < C::kPasses; ++pass) prefetch(tile, pass);
-      }
     }
   }
 
@@ -94,20 +91,10 @@ struct EpilogueHelper {
     }
   }
 
-  CUTLASS_DEVICE bool is_matrix_by_tma() const {
-    return epigemm_operand(open::kMatrix0 + C::kMatrixByTma) != open::kUnread && params.is_matrix_by_tma;
-  }
-
-  // Brings the matrix of a pass to L2. There is no slot for it yet.
-  CUTLASS_DEVICE void prefetch(Place tile, int pass) const {
-    for_each_slab(tile, pass, /*slot=*/0,
-                  [&](char*, int x, int y) { cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.matrix, x, y); });
-  }
-
   CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
-    if (!is_matrix_by_tma()) {
+    if (epigemm_operand(open::kMatrix0 + C::kMatrixByTma) == open::kUnread || !params.is_matrix_by_tma) {
       ready.arrive();
       return;
     }
