@@ -111,9 +111,12 @@ constexpr bool are_alike() {
 }
 static_assert(are_alike(), "every tile of a pair needs one like it");
 
-// Of an epilogue in 16 bits. With a slot for each of them the mainloop hides the loads of a matrix.
-inline int passes_of(const Tile& tile) {
-  return 2 * tile.group_rows() * (tile.transposed ? tile.m : tile.n) / tile.slot_bytes;
+// Whether the mainloop hides the loads of the epilogue's matrices, of `read` bytes: of one that TMA loads, which has
+// the type of the results, if there is a slot for each pass.
+inline bool are_loads_hidden(const Problem& p, const Tile& tile, double read) {
+  const int bytes = element_bytes(p.out.element);
+  const int passes = bytes * tile.group_rows() * (tile.transposed ? tile.m : tile.n) / tile.slot_bytes;
+  return tile.slots >= passes && read <= bytes * cost::as_double(p.m) * cost::as_double(p.n);
 }
 
 inline const Tile& tile_of(const Problem& p, int index) { return p.is_pair ? kPairTiles[index] : kTiles[index]; }
@@ -205,7 +208,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
       c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
           (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
       c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
-      (read > 0 && tile.slots < passes_of(tile) ? c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
+      (read > 0 && !are_loads_hidden(p, tile, read) ? c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
       cost::longer_functor_cycles(p, kernel, tile.m * tile.n, is_transcendental);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {
