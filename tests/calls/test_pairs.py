@@ -13,7 +13,7 @@ from epigemm import glu
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, pairs
 from epigemm.linking import loading
-from epigemm.planning import plans
+from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200
 
@@ -82,6 +82,35 @@ def test_two_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.Monk
 def test_no_reason_is_met_twice(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, int(reason), int(reason))
     assert pairs.linear(*call()) is None and len(answers.asked) == 2
+
+
+def test_autocast_with_nothing_to_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = torch.empty(M, N)
+    answers = Answers(monkeypatch, int(Reason.NOT_PLAIN), int(Reason.NOT_LINKED), result)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pairs.linear(*call()) is result
+    assert [each[-3] for each in answers.asked] == [0, dry_runs.ROUTED, dry_runs.ROUTED]
+
+
+def test_two_calls_where_autocast_would_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, int(Reason.NOT_PLAIN))
+    with torch.autocast("cpu", torch.float16):
+        assert pairs.linear(*call()) is None and len(answers.asked) == 1
+
+
+def test_two_calls_where_autograd_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, int(Reason.NOT_PLAIN))
+    made, weight2 = call()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pairs.linear(made, weight2.requires_grad_()) is None and len(answers.asked) == 1
+
+
+def test_a_profiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = torch.empty(M, N)
+    Answers(monkeypatch, int(Reason.NOT_PLAIN), result)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert pairs.linear(*call()) is result
+    assert "epigemm::bias_gated_silu_bias2.000" in {event.key for event in profile.key_averages()}
 
 
 def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ class Layers(nn.Module):
         super().__init__()
         self.w1, self.w3 = nn.Linear(K, N, bias[0]), nn.Linear(K, N, bias[1])
         self.residual = nn.Buffer(torch.randn(M, N))
+        self.row, self.wide = nn.Buffer(torch.randn(1, N)), nn.Buffer(torch.randn(N, 2 * K) / 8)
         self._function = forward
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,8 +89,26 @@ def another_matrix_first(self: Any, x: Tensor) -> Tensor:
     return result
 
 
+def a_row_of_two_axes(self: Any, x: Tensor) -> Tensor:
+    """The kernel reads rows of one axis."""
+    result: Tensor = F.silu(self.w1(x)) * (self.w3(x) + self.row)
+    return result
+
+
+def weights_of_other_strides(self: Any, x: Tensor) -> Tensor:
+    result: Tensor = F.silu(self.w1(x)) * F.linear(x, self.wide[:, :K])
+    return result
+
+
 JOINED = [swiglu, second_is_activated, with_a_residual, read_twice, both_activated]
-APART = [of_another_x, read_outside, written_between, another_matrix_first]
+APART = [
+    of_another_x,
+    read_outside,
+    written_between,
+    another_matrix_first,
+    a_row_of_two_axes,
+    weights_of_other_strides,
+]
 BIASES = [(False, False), (True, True), (False, True), (True, False)]
 biases = pytest.mark.parametrize("bias", BIASES, ids=str)
 by_name: dict[str, Any] = {"ids": lambda each: each.__name__}
@@ -185,6 +204,27 @@ def test_not_where_autograd_records(kernel: Kernel) -> None:
     made: Any = epigemm.fuse(model)
     made(torch.randn(M, K).to(torch.bfloat16)).sum().backward()
     assert not kernel.calls
+
+
+def test_not_where_an_operand_needs_a_gradient(kernel: Kernel) -> None:
+    made, model, _ = fused(with_a_residual)
+    for each in (made, model):
+        each.residual.requires_grad_()
+    made(torch.randn(M, K).to(torch.bfloat16)).sum().backward()
+    assert not kernel.calls and made.residual.grad is not None
+    assert not any(ONE in note for site in made.fusion_report.sites for note in site.notes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast_where_nothing_is_cast(dtype: torch.dtype, kernel: Kernel) -> None:
+    model = Layers((True, True), swiglu).to(dtype).eval().requires_grad_(False)
+    made: Any = epigemm.fuse(model)
+    x = torch.randn(M, K).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(made(x), model(x), rtol=3e-2, atol=3e-2)
+    assert kernel.calls == (dtype is torch.bfloat16)
+    noted = any(ONE in note for site in made.fusion_report.sites for note in site.notes)
+    assert noted == (dtype is torch.bfloat16)
 
 
 def test_two_calls_where_a_compiler_traces_the_graph(kernel: Kernel) -> None:

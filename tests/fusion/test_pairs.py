@@ -204,6 +204,20 @@ def test_a_chain_that_is_not_fused_counts_by_its_kernels() -> None:
     assert pairs.lost([pair], nothing, one_by_one=True) == [0]
 
 
+def test_one_kernel_for_both_counts_in_full() -> None:
+    """Its time is that of both products. The operators of the chain that has it are those of one."""
+    graph = graph_of(swiglu, *SIZES)
+    pair, whole_us = taken_apart(graph, 1000.0), 1000.0 + 2 * 3.0 + 5 * MOVED_US
+
+    def judge(chain: Chain, both_us: float) -> Judged:
+        us = both_us if chain.function == "linear_mul" else 0.0
+        return Judged("", Way.TENSORS, 500.0, us, both="of both")
+
+    for both_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
+        found = judged(graph, lambda chain, us=both_us: judge(chain, us))  # type: ignore[misc]
+        assert pairs.lost([pair], found, one_by_one=True) == ([] if pays else [0])
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "pays"),
     [

@@ -64,6 +64,24 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
     assert one[()] - none[()] == pytest.approx(us, abs=1e-5 * one[()])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic", "tile", "first_is_hidden"),
+    [("bfloat16", "ieee", 17, True), ("bfloat16", "ieee", 4, False), ("float32", "tf32", 7, False)],
+)
+def test_a_slot_for_each_pass_hides_one_matrix(
+    dtype: str, arithmetic: str, tile: int, first_is_hidden: bool
+) -> None:
+    """TMA loads no other one. In TF32 the same slots have half of the passes."""
+    query = Query(m=1024, n=1024, k=256, dtype=dtype, arithmetic=arithmetic)
+
+    def us(matrices: int) -> float:
+        found = times(replace(query, epilogue=made(matrices=matrices)))
+        return min(float(time) for plan, time in found.items() if plan[:2] == (0, tile))
+
+    first, second = us(1) - us(0), us(2) - us(1)
+    assert (second > 1.2 * first) if first_is_hidden else (second < first)
+
+
 @pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_a_longer_functor_takes_longer(size: tuple[int, int, int], dtype: str, arithmetic: str) -> None:

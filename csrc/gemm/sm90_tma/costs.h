@@ -111,11 +111,11 @@ constexpr bool are_alike() {
 }
 static_assert(are_alike(), "every tile of a pair needs one like it");
 
-// The share of an epilogue's wait for a matrix that is left if each pass of a tile in 16 bits has a slot of its own.
-inline double matrix_share(const Tile& tile) {
-  constexpr int kElementBytes = 2;
-  const int columns = tile.transposed ? tile.m : tile.n, bytes = kElementBytes * tile.group_rows() * columns;
-  return tile.slots * tile.slot_bytes < bytes ? 1 : 0.5;
+// The share of an epilogue's wait for a matrix that is left: for the tile with a slot for each pass, if the matrix, of
+// `read` bytes, is one that TMA loads, which has the type of the results.
+inline double matrix_share(const Problem& p, int tile, double read) {
+  const double results = element_bytes(p.out.element) * cost::as_double(p.m) * cost::as_double(p.n);
+  return !p.is_pair && tile == kTileOfMatrices && read <= results ? 0.5 : 1;
 }
 
 inline const Tile& tile_of(const Problem& p, int index) { return p.is_pair ? kPairTiles[index] : kTiles[index]; }
@@ -202,12 +202,13 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   }
 
   const bool are_writes_misaligned = cost::alignment_class(p.n * element_bytes(p.out.element)) == 3;
-  const double epilogue = c.epilogue_cycles[like] / weights +
-                          c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
-                              (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
-                          c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
-                          (read > 0 ? matrix_share(tile) * c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
-                          cost::longer_functor_cycles(p, kernel, tile.m * tile.n, is_transcendental);
+  const double epilogue =
+      c.epilogue_cycles[like] / weights +
+      c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
+          (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
+      c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
+      (read > 0 ? matrix_share(p, plan.tile, read) * c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
+      cost::longer_functor_cycles(p, kernel, tile.m * tile.n, is_transcendental);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {
     // One warpgroup's epilogue runs during the other's mainloop; they have alternate tiles.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+import torch
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
@@ -19,6 +20,8 @@ from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 
 _OF_16_BITS = ORDERS[0].number
+_any_autocast = torch._C._is_any_autocast_enabled
+_is_profiling = torch._C._autograd._profiler_enabled
 
 
 class _Noted(threading.local):
@@ -33,24 +36,48 @@ noted = _Noted()
 def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
     """The result of one kernel; None if the caller has to make two calls.
 
-    That is so if the call is not plain, if two calls are expected to be faster, or if the kernel cannot read or write
-    the tensors as they lie. `call` has the epilogue's operands in order, without the second product.
+    That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
+    read or write the tensors as they lie. `call` has the epilogue's operands in order, without the second product.
     """
     if noted.calls is not None:
         noted.calls.append((call, weight2))
+    found = _run(call, weight2, 0)
+    if isinstance(found, Tensor):
+        return found
+    if found != Reason.NOT_PLAIN or not _is_routed(call, weight2):
+        return None
+    if not _is_profiling():
+        found = _run(call, weight2, dry_runs.ROUTED)
+    else:
+        with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+            found = _run(call, weight2, dry_runs.ROUTED)
+    return found if isinstance(found, Tensor) else None
+
+
+def _run(call: LinearCall, weight2: Tensor, circumstances: int) -> Tensor | int:
+    """The result, or the reason why there is none, after what can be done about it."""
     epilogue = call.epilogue
     place = next(i for i, operand in enumerate(epilogue.operands[1:]) if operand.kind == MATRIX)
     given = (*call.operands[:place], None, *call.operands[place:])
     tensors = (epilogue.number, call.x, call.weight, given, None, call.out)
-    options = (_OF_16_BITS, None, 0, False, call.invariant, 0, None)
+    options = (_OF_16_BITS, None, 0, False, call.invariant, circumstances, None)
     met: set[int] = set()
     while True:
         found = entry.ask(*tensors, *options, weight2)
-        if isinstance(found, Tensor):
+        if isinstance(found, Tensor) or found in met or not _is_mended(found, call, weight2):
             return found
-        if found in met or not _is_mended(found, call, weight2):
-            return None
         met.add(found)
+
+
+def _is_routed(call: LinearCall, weight2: Tensor) -> bool:
+    """Whether only autocast or a profiler has kept a call from being plain, and autocast has nothing to cast."""
+    if not (_any_autocast() or _is_profiling()):
+        return False
+    if entry.sees(call.x, call.weight, weight2, *call.operands, call.out) is not None:
+        return False
+    device = call.x.device.type
+    is_cast = not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) is call.x.dtype
+    return is_cast and plans.has_gpu_kernels(call.x)
 
 
 def _is_mended(reason: int, call: LinearCall, weight2: Tensor) -> bool:

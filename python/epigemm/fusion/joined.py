@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from epigemm.arguments import invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import pairs
-from epigemm.epilogues.kinds import MATRIX, SCALAR, too_many
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain
@@ -26,7 +26,7 @@ from epigemm.fusion.formula import ChainFormula, Slot, epilogue_of
 from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.site import Site
-from epigemm.fusion.values import same_sizes
+from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.user_epilogue import UserEpilogue
@@ -122,18 +122,30 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
 
 
 def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
-    first, second = both.first.product, both.second.product
-    value = first.value
+    chains = (both.first, both.second)
+    first, second = (chain.product for chain in chains)
+    value, weight, weight2 = first.value, value_at(first.weight), value_at(second.weight)
     return (
         first.x is second.x
         and value.element_size() == 2
-        and second.value.dtype == value.dtype
+        # Autocast, which is on where these types differ, casts x for each product.
+        and all(each.dtype == value.dtype for each in (value_at(first.x), weight, weight2, second.value))
         and same_sizes(second.value.shape, value.shape)
-        and not any(each.is_kn or each.is_batch or each.value.requires_grad for each in (first, second))
-        and all(
-            found[each].why_not in ("", profit.SLOWER) and found[each].both is None
-            for each in (both.first, both.second)
-        )
+        and same_sizes(weight2.stride(), weight.stride())
+        and not any(each.is_kn or each.is_batch for each in (first, second))
+        and not any(value_at(chain.nodes[-1]).requires_grad for chain in chains)
+        and all(_are_of_its_sizes(chain) for chain in chains)
+        and all(found[chain].why_not in ("", profit.SLOWER) for chain in chains)
+    )
+
+
+def _are_of_its_sizes(chain: Chain) -> bool:
+    """Whether the operands have the shapes of the product's, as kernels read them. Else a `Site` reshapes them."""
+    *lead, columns = chain.product.value.shape
+    operands = (each for each in chain.operands if isinstance(each, ChainOperand))
+    return all(
+        same_sizes(value_at(each.sources[0]).shape, KINDS[each.kind].shape(lead, columns))
+        for each in operands
     )
 
 

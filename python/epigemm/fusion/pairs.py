@@ -212,7 +212,9 @@ def _pays(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
     for chain in chains:
         found = judged[chain]
         plain_us = profit.plain_us(found, costs.kernels_behind(chain))
-        us += plain_us if found.why_not else min(plain_us, found.fused_us)
+        # The first of two joined chains has the time of both, which its own operators do not stand for.
+        fused_us = found.fused_us if found.both else min(plain_us, found.fused_us)
+        us += plain_us if found.why_not else fused_us
     return us < _WORTH * _us_of_one(pair, chains, one_by_one)
 
 
