@@ -68,7 +68,7 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
     ("dtype", "arithmetic", "tile", "first_is_hidden"),
     [("bfloat16", "ieee", 17, True), ("bfloat16", "ieee", 4, False), ("float32", "tf32", 7, False)],
 )
-def test_a_slot_for_each_pass_hides_one_matrix(
+def test_a_slot_for_each_pass_hides_half_of_one_matrix(
     dtype: str, arithmetic: str, tile: int, first_is_hidden: bool
 ) -> None:
     """TMA loads no other one. In TF32 the same slots have half of the passes."""
@@ -79,7 +79,7 @@ def test_a_slot_for_each_pass_hides_one_matrix(
         return min(float(time) for plan, time in found.items() if plan[:2] == (0, tile))
 
     first, second = us(1) - us(0), us(2) - us(1)
-    assert (second > 1.2 * first) if first_is_hidden else (second < first)
+    assert (second > 0.95 * first) == first_is_hidden
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
