@@ -114,6 +114,7 @@ static_assert(are_alike(), "every tile of a pair needs one like it");
 // The share of an epilogue's wait for a matrix that is left: for the tile with a slot for each pass, if the matrix, of
 // `read` bytes, is one that TMA loads, which has the type of the results.
 inline double matrix_share(const Problem& p, int tile, double read) {
+  constexpr int kTileOfMatrices = 17;
   const double results = element_bytes(p.out.element) * cost::as_double(p.m) * cost::as_double(p.n);
   return !p.is_pair && tile == kTileOfMatrices && read <= results ? 0.5 : 1;
 }

@@ -48,7 +48,6 @@ constexpr Tile kTiles[] = {
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
 constexpr int kTF32TileCount = kTileCount - 5;
-constexpr int kTileOfMatrices = 17;
 
 // The tiles of pairs of products (Problem::is_pair), in 16 bits. n columns of the result have sums in 2n columns, so
 // registers and shared memory are those of a tile above with 2n columns.
