@@ -77,7 +77,9 @@ def _sanitizer(tool: str, linked: bool, trees: str) -> Job:
         for index in range(1, count + 1)
     )
     name = f"{'linked-' if linked else ''}{tool}"
-    return Job(name, 30 if linked else 390 if tool == "racecheck" else 240, commands, f"compute-sanitizer-{name}.txt")
+    return Job(
+        name, 30 if linked else 390 if tool == "racecheck" else 240, commands, f"compute-sanitizer-{name}.txt"
+    )
 
 
 def jobs(output: Path, trees: str) -> list[Job]:

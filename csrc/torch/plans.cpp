@@ -85,7 +85,8 @@ std::string plan_json(const Problem& problem, const std::string& more_why_not) {
   std::ostringstream json;
   json << std::boolalpha << "{\"fused\": " << is_fused << ", \"why_not\": \"" << why_not
        << "\", \"why_not_covered\": \"" << not_covered << "\", \"source\": \"" << (found ? "cache" : "model")
-       << "\", \"fallback_us\": " << alternative_microseconds(problem) << ", \"is_fallback_one_kernel\": " << is_one_kernel
+       << "\", \"fallback_us\": " << alternative_microseconds(problem)
+       << ", \"is_fallback_one_kernel\": " << is_one_kernel
        << ", \"is_speed_assumed\": " << problem.device.is_speed_assumed;
   if (found) json << ", \"fallback_measured_us\": " << found->fallback_microseconds;
   if (is_fused) {
