@@ -71,7 +71,7 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
 def test_a_slot_for_each_pass_hides_half_of_one_matrix(
     dtype: str, arithmetic: str, tile: int, first_is_hidden: bool
 ) -> None:
-    """TMA loads no other one. In TF32 the same slots have half of the passes."""
+    """TMA loads no other one. In TF32 a slot has half as many numbers, and no tile has one for each pass."""
     query = Query(m=1024, n=1024, k=256, dtype=dtype, arithmetic=arithmetic)
 
     def us(matrices: int) -> float:
