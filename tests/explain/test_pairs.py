@@ -36,3 +36,18 @@ def test_a_layers_products_are_one_in_an_explanation_of_a_module() -> None:
         found = epigemm.explain(model, torch.zeros(2, 2048, K, dtype=torch.bfloat16))
     assert len(found.products) == 2
     assert all(each.explanation.path == "fused" for each in found.products if each.explanation)
+
+
+def test_products_inside_a_transform_have_no_memory_to_share() -> None:
+    class Within(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.glu = epigemm.nn.LinearGLU(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            derivative: torch.Tensor = torch.func.grad(lambda given: self.glu(given).sum())(x)
+            return derivative
+
+    with torch.no_grad():
+        found = epigemm.explain(Within(), torch.randn(4, 16))
+    assert len(found.products) == 2
