@@ -218,7 +218,9 @@ def current() -> Listener | None:
 def _share_memory(operand: Tensor, result: Any) -> bool:
     """Whether an operand is the result of a call, or a view of it in another shape."""
     try:
-        return isinstance(result, Tensor) and operand.untyped_storage()._cdata == result.untyped_storage()._cdata
+        return (
+            isinstance(result, Tensor) and operand.untyped_storage()._cdata == result.untyped_storage()._cdata
+        )
     except NotImplementedError:  # it is inside a transform of torch.func, whose tensors have no memory
         return False
 
