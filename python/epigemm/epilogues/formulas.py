@@ -5,8 +5,8 @@
     layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
 
 z is the accumulator; with `bias_` before the name it is acc + bias[n]. The gate may be a second product of x, whose
-bias is bias2. Everything else is as for a user's function. The
-build links those of `PRELINKED` (build_backend/prelink.py), so this module does not import torch.
+bias is bias2. Everything else is as for a user's function. The build links those of `PRELINKED`
+(build_backend/prelink.py), so this module does not import torch.
 """
 
 from __future__ import annotations

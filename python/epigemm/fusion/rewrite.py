@@ -211,7 +211,7 @@ def _replace(
     notes: tuple[str, ...] = (),
     both: joined.Joined | None = None,
 ) -> FusedSite:
-    """`both`: the chain and the product that it reads, which go, too."""
+    """Replace a chain by one call. `both`: the pair of which it is the first chain; the second one is replaced, too."""
     one = Site(chain, keeps_pack)
     site: Site | joined.TwoSites = one
     if both is not None:
