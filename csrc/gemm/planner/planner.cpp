@@ -279,7 +279,7 @@ double alternative_microseconds(const Problem& problem) {
   Problem second = first;
   second.epilogue = EpilogueId::bias;
   second.has_bias = false;
-  return least(first) + least(second) - kSharedStartUs;
+  return std::max(0.0, least(first) + least(second) - kSharedStartUs);
 }
 
 std::vector<Candidate> rank_candidates(const Problem& problem) {
