@@ -288,7 +288,8 @@ def _forced(launch: Launch, data: Data, out: Tensor) -> tuple[str, str]:
     try:
         forced_into(out, name, data.x, data.weight, arithmetic, **more)
     except RuntimeError as error:
-        if not str(error).startswith("plan: "):
+        # A plan that is refused, or kernels on slices that cannot read or write a tensor as it lies.
+        if not str(error).startswith("plan: ") and not str(error).endswith(("NOT_READABLE", "NOT_STORABLE")):
             raise
         return "", str(error)
     return f"{launch.arithmetic} family {plan[0]} tile {plan[1]}", ""

@@ -63,6 +63,8 @@ SMALLEST_STEP = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat
 _U = 2.0**-24
 _TF32_STEP = 2.0**-10
 _HOEFFDING = 7.0
+_SHORT_GELU = {torch.float16: 2.0**-15, torch.bfloat16: 2.0**-11.3}
+"""The relative error of the functions of 16-bit results (docs/epilogues.md), which tests/csrc holds."""
 # Elements of one float64 chunk, and float64 operations beyond which a random part of the columns is checked.
 _CHUNK = {"cuda": 1 << 26, "cpu": 1 << 22}
 _MAX_FLOPS = {"cuda": 2e13, "cpu": 4e10}
@@ -201,7 +203,7 @@ class Reference:
         # The last rounding is relative to the computed result, which may be larger than the exact one.
         before_rounding = spread + (16 * _U + intermediate * u_out) * size
         if self._case.problem.cancels:
-            before_rounding += 16 * _U * z.abs()
+            before_rounding += 16 * _U * z.abs() + _SHORT_GELU.get(self._case.setting.dtype, 0) * size
         return expected, before_rounding * (1 + u_out) + u_out * size + SMALLEST_STEP[
             self._case.setting.dtype
         ]

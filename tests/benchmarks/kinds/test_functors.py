@@ -62,7 +62,8 @@ def test_the_plans_are_there() -> None:
 
 def test_the_table_is_what_is_written() -> None:
     text = functor_table.PATH.read_text()
-    source = next(line for line in text.splitlines() if "easured" in line).removeprefix("// ")
+    head = text[text.index("//\n") : text.index("// Written by")]
+    source = " ".join(head.replace("//", " ").split())
     assert functor_table.text(functor_table.read(), source) == text
 
 
@@ -72,15 +73,22 @@ def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     before = functor_table.read()
     monkeypatch.setattr(functor_table, "PATH", path)
     record: dict[str, Any] = {"kind": "functors", "gpu": "NVIDIA H200", "csrc": "0123456789abcdef"}
-    record |= {"primitives": {"sin": dict.fromkeys(COLUMNS, 0.5), "cos": {"slices": 2.0}}}
+    record |= {
+        "primitives": {
+            "sin": dict.fromkeys(COLUMNS, 0.5),
+            "cos": {"slices": 2.0},
+            "tan": {"cooperative_16": 9.0},
+        }
+    }
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps(record))
     assert main(["--functors", "--table", str(summary), "--device", "cpu"]) == 0
     after = functor_table.read(path)
-    assert after["sin"] == dict.fromkeys(COLUMNS, 0.5)
-    assert after["cos"] == before["cos"] | {"slices": 2.0}
-    assert after["tan"] == before["tan"]
-    assert "Measured on NVIDIA H200, kernels of csrc 0123456789ab." in path.read_text()
+    assert after["sin"] == {column: max(0.5, before["sin"][column]) for column in COLUMNS}
+    assert after["cos"] == before["cos"] | {"slices": max(2.0, before["cos"]["slices"])}
+    like = {"cooperative_16": 9.0, "pingpong_16": 18.0, "swap_ab_16": 9.0}
+    assert after["tan"] == before["tan"] | like
+    assert "measured on NVIDIA H200, csrc 0123456789ab." in path.read_text()
     summary.write_text("{}")
     assert main(["--functors", "--table", str(summary), "--device", "cpu"]) == 2
 
