@@ -146,7 +146,7 @@ def _plain(case: Case, data: Data, out: Tensor) -> Alternative:
 
 
 def ours_custom(case: Case, data: Data, out: Tensor) -> Alternative:
-    """The decorated function, an fp32 weight packed. Where no kernel of ours runs, the product is rounded once."""
+    """The decorated function, an fp32 weight packed."""
     assert data.weight is not None
     function, operands = decorated(case.problem.epilogue), case.problem.given(data.parameters)
     x, weight = data.x, epigemm.pack(data.weight) if case.is_fp32_product else data.weight
@@ -155,7 +155,9 @@ def ours_custom(case: Case, data: Data, out: Tensor) -> Alternative:
         result: Tensor = function(x, weight, **operands, out=out)
         return result
 
-    return Alternative(run, 1)
+    # As of `_ours`.
+    is_fused = epigemm.explain(function, x, weight, **operands).path in _FUSED
+    return Alternative(run, 1 if is_fused else _EAGER_ROUNDINGS)
 
 
 # --- PyTorch -----------------------------------------------------------------------------------------------------
