@@ -155,9 +155,9 @@ def ours_custom(case: Case, data: Data, out: Tensor) -> Alternative:
         result: Tensor = function(x, weight, **operands, out=out)
         return result
 
-    # As of `_ours`.
-    is_fused = epigemm.explain(function, x, weight, **operands).path in _FUSED
-    return Alternative(run, 1 if is_fused else _EAGER_ROUNDINGS)
+    # As of `_ours`. A CPU's product is rounded once.
+    is_left_to_cublas = x.is_cuda and epigemm.explain(function, x, weight, **operands).path not in _FUSED
+    return Alternative(run, _EAGER_ROUNDINGS if is_left_to_cublas else 1)
 
 
 # --- PyTorch -----------------------------------------------------------------------------------------------------
