@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.cases import short
 from benchmarks.harness import environment
 
 PROCESSES = len(os.sched_getaffinity(0))
@@ -96,6 +97,11 @@ def jobs(output: Path, trees: str) -> list[Job]:
     def command(module: str, where: Path, *options: str) -> tuple[tuple[str, ...]]:
         return (_python(module, *options, "--output", str(where), "--trees", trees),)
 
+    # The epilogues of the comparison with torch.mm, in 16 bits: all others take more than half an hour.
+    layers = (
+        *("--custom", "--layers", "--time-budget", LEFT, "--dtypes", "bf16", "--peers", "mm", "eager"),
+        *("--cases", *short.EPILOGUES),
+    )
     launches = command(
         "tools.random_launches", output / "launches.json", "--count", "5000", "--time-budget", LEFT
     )
@@ -106,10 +112,10 @@ def jobs(output: Path, trees: str) -> list[Job]:
         models("fuse", "inference"),
         models("fuse", "training"),
         benchmark("host", 40, "--host"),
-        benchmark("layers", 120, "--custom", "--layers", "--no-max-autotune"),
+        benchmark("layers", 120, *layers),
         benchmark("glu", 90, "--glu", "--no-max-autotune"),
         benchmark("mma", 240, "--mma", "--time-budget", LEFT),
-        benchmark("short", 120, "--random", "61", "--short", "--time-budget", LEFT),
+        benchmark("short", 120, "--random", "62", "--short", "--time-budget", LEFT),
         benchmark("bench", 240, "--no-max-autotune"),
         benchmark("random", 300, "--random", "61", "--between", "--time-budget", LEFT),
         models("graphs", "inference"),
