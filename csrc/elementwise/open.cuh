@@ -102,9 +102,10 @@ __device__ __forceinline__ void apply_part(const OpenElementwiseArguments<Elemen
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r >= count) break;
-    typename Epilogue::Compute results[kWidth];
+    typename Epilogue::Compute values[kWidth], results[kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) results[i] = epilogue.apply(x[r].at(i), of_rows[r], i);
+    for (int i = 0; i < kWidth; ++i) values[i] = x[r].at(i);
+    epilogue.apply(values, of_rows[r], results);
     store<Element, kWidth>(p.out, (row + r) * p.out_row_stride + column, results);
   }
 }

@@ -14,6 +14,9 @@ __device__ __forceinline__ float apply(float acc, const float (&v)[kSlots]) {
 __device__ __forceinline__ double apply(double acc, const double (&v)[kSlots]) {
   return epigemm_apply_double(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]);
 }
+__device__ __forceinline__ float apply_near(float acc, const float (&v)[kSlots], bool& is_far) {
+  return epigemm_apply_near(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], is_far);
+}
 __device__ __forceinline__ float slope(float acc, const float (&v)[kSlots], int slot) {
   return epigemm_slope(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], slot);
 }
@@ -139,10 +142,29 @@ class Epilogue {
     }
   }
 
+  // The functor of one element.
   __device__ __forceinline__ Compute apply(Compute acc, const Row& row, int i) const {
     Compute values[kSlots];
     gather(row, i, values);
     return open::apply(acc, values);
+  }
+
+  // The functor of all columns; of 16-bit results first in its near form (contract.h).
+  __device__ __forceinline__ void apply(const Compute (&accs)[kWidth], const Row& row,
+                                        Compute (&results)[kWidth]) const {
+    if constexpr (sizeof(Element) == 2) {
+      bool is_far = false;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        Compute values[kSlots];
+        gather(row, i, values);
+        results[i] = open::apply_near(accs[i], values, is_far);
+      }
+      if (epigemm_has_far() && any_of_warp(is_far)) apply_again(accs, row, results);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) results[i] = apply(accs[i], row, i);
+    }
   }
 
   __device__ __forceinline__ Compute slope(Compute acc, const Row& row, int i, int slot) const {
@@ -152,6 +174,24 @@ class Epilogue {
   }
 
  private:
+  // The functor of all columns. This runs seldom, so its code is short: it computes one element at a time.
+  __device__ __forceinline__ void apply_again(const Compute (&accs)[kWidth], const Row& row,
+                                              Compute (&results)[kWidth]) const {
+#pragma unroll 1
+    for (int which = 0; which < kWidth; ++which) {
+      Compute acc = 0, values[kSlots] = {};
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        if (i != which) continue;
+        acc = accs[i];
+        gather(row, i, values);
+      }
+      const Compute result = open::apply(acc, values);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) results[i] = i == which ? result : results[i];
+    }
+  }
+
   __device__ __forceinline__ int64_t place(int matrix, int64_t row) const {
     return row * operands_.matrix_strides[matrix] + column_;
   }

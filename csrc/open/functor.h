@@ -2,7 +2,8 @@
 //
 //   EPIGEMM_LINKED_FUNCTOR(BiasReLU, float)
 //
-// In place of float, Rounded is for fp16 results and RoundedToBFloat16 for bf16 results.
+// In place of float, Rounded is for fp16 results and RoundedToBFloat16 for bf16 results. Built-in functors call no
+// function that has a near form.
 //
 // Compiled by nvcc with the package, and by NVRTC at first use, which has no C++ library.
 #pragma once
@@ -77,6 +78,10 @@ __device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
     const epigemm::open::Values<Number, float> make{values};                                                 \
     return static_cast<float>(epigemm::open::apply_functor<Functor>(make, Number(acc)));                     \
   }                                                                                                          \
+  extern "C" __device__ float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool&) {                   \
+    return epigemm_apply(acc, EPIGEMM_VALUES);                                                               \
+  }                                                                                                          \
+  extern "C" __device__ bool epigemm_has_far() { return false; }                                             \
   extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double)) {                     \
     const double values[] = {EPIGEMM_VALUES};                                                                \
     const epigemm::open::Values<double, double> make{values};                                                \

@@ -179,7 +179,8 @@ def program() -> str:
     lines += ["  if (count < 3) return 0;"]
     lines += ["  exp2_factor = std::atof(given[1]), reciprocal_factor = std::atof(given[2]);"]
     for name, (exact, _, _) in FORMS.items():
-        call = f"  sweep(epigemm::math::short_form::{name}, [](double x) {{ return {exact}; }}, "
+        form = f"[](float x) {{ return epigemm::math::short_form::{name}(x); }}"  # some have two forms
+        call = f"  sweep({form}, [](double x) {{ return {exact}; }}, "
         lines += [
             f"{call}{start}f, {end}f, {str(is_relative).lower()});"
             for _, start, end, is_relative in ends(name)
@@ -232,3 +233,36 @@ def test_special_values(binary: Path) -> None:
             same = math.isnan(value) if math.isnan(wanted) else near and signs
             assert same, (name, point, value, wanted)
     assert list(values) == [0.0] * len(PAIRS)
+
+
+NEAR_PROGRAM = """
+int main() {
+  using namespace epigemm::math;
+  const auto count = [](auto form) {
+    long wrong = 0;
+    const auto look = [&](float x) {
+      bool is_far = false, stays = true;
+      const float near = form(x, is_far), full = form(x);
+      form(x, stays);
+      const bool is_same = bits_of(near) == bits_of(full) || (near != near && full != full);
+      wrong += is_far != (std::fabs(x) > 1e5f) || !(is_far || is_same) || !stays;
+    };
+    for (std::uint32_t bits = 0; bits < 0x7f800000u; bits += STRIDE) look(of_bits(bits)), look(-of_bits(bits));
+    for (float x : {1e5f, -1e5f, of_bits(0x47c35001u), INFINITY, -INFINITY, NAN, 0.0f, -0.0f, 3e38f}) look(x);
+    std::printf("%ld\\n", wrong);
+  };
+"""
+
+
+def test_near_forms(tmp_path: Path) -> None:
+    """Up to 1e5, and of NaN, they have the bits of the forms for all angles; beyond they say so, and nothing else."""
+    assert COMPILER is not None
+    lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
+    lines += [prelude(), NEAR_PROGRAM.replace("STRIDE", str(STRIDE))]
+    for name in ("sin", "cos", "tan"):
+        lines.append(f"  count([](float x, auto&... is_far) {{ return short_form::{name}(x, is_far...); }});")
+    source = tmp_path / "near.cpp"
+    source.write_text("\n".join([*lines, "}"]))
+    options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "near")], check=True)
+    assert printed(tmp_path / "near") == [0.0, 0.0, 0.0]

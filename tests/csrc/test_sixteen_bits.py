@@ -120,8 +120,10 @@ OF_BFLOAT16 = {
 
 
 def traced_of(name: str) -> Traced:
-    written = EVERY[name]
+    return traced_function(EVERY[name])
 
+
+def traced_function(written: Function) -> Traced:
     def function(acc: Tensor) -> Tensor:
         return written(acc)
 
@@ -281,3 +283,68 @@ def test_units_in_the_last_place(built_in: ctypes.CDLL, name: str, dtype: torch.
         off = ((out.to(dtype).double() - exact).abs() / unit)[seen].max()
         worst = max(worst, float(off))
     assert worst <= (of_bfloat16 if dtype == torch.bfloat16 else of_float16)
+
+
+NEAR: dict[str, Function] = {
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "sinc")},
+    "sine_of_thirty": lambda x: torch.sin(30 * x),
+    "snake": lambda x: x + torch.sin(x) ** 2,
+    "above": lambda x: torch.where(x > 0.5, torch.cos(x), torch.sin(3 * x)),
+    "sine_of_sine": lambda x: torch.sin(1e6 * torch.sin(x)),
+    "gelu": F.gelu,
+}
+CHUNK = 16
+
+CHUNKS = """
+extern "C" long NAME_chunks(const float* x, float* y, long n) {
+  using namespace of_NAME;
+  long again = 0;
+  for (long first = 0; first < n; first += CHUNK) {
+    bool is_far = false;
+    for (long i = first; i < first + CHUNK; ++i) y[i] = epigemm_apply_near(GIVEN, is_far);
+    if (!epigemm_has_far() || !is_far) continue;
+    ++again;
+    for (long i = first; i < first + CHUNK; ++i) y[i] = epigemm_apply(GIVEN);
+  }
+  return again;
+}
+extern "C" void NAME_single(const float* x, float* y, long n) {
+  for (long i = 0; i < n; ++i) y[i] = of_NAME::epigemm_apply(GIVEN);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Of each of `NEAR`, results by chunks, as kernels compute them, and one by one."""
+    lines = [f"#include <{name}>" for name in ("cmath", "cstddef", "cstdint", "cstring", "initializer_list")]
+    lines += ["#define __device__", prelude(), 'extern "C" void disturb(float, float) {}']
+    given = ", ".join(["x[i]", *["0.0f"] * len(SLOTS)])
+    for (name, function), dtype in itertools.product(NEAR.items(), ROUNDED_TO):
+        one = traced_function(function)
+        text = kernel_functions(one.program, (), (), (f"apply_{dtype}",)).replace('extern "C"', "static")
+        lines += [f"namespace of_{name}_{dtype} {{", one.source, text, "}"]
+        chunks = CHUNKS.replace("NAME", f"{name}_{dtype}").replace("CHUNK", str(CHUNK))
+        lines.append(chunks.replace("GIVEN", given))
+    source = tmp_path_factory.mktemp("chunks") / "chunks.cpp"
+    source.write_text("\n".join(lines))
+    return compiled(source)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NEAR)
+def test_results_by_chunks(chunked: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+    """Chunks of near numbers, of far ones, and of both, with zeros, infinities and NaN: the bits are the same."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    lone = torch.linspace(-3, 3, 64 * CHUNK)
+    lone[5 :: 2 * CHUNK] = torch.logspace(3, 38, 32) if dtype == torch.bfloat16 else 65504.0
+    shuffled = every[torch.randperm(every.numel(), generator=torch.Generator().manual_seed(0))]
+    x = torch.cat([every, lone, shuffled]).contiguous()
+    by_chunks, single = torch.empty_like(x), torch.empty_like(x)
+    function = f"{name}_{str(dtype).removeprefix('torch.')}"
+    pointers = [[ctypes.c_void_p(each.data_ptr()) for each in (x, out)] for out in (by_chunks, single)]
+    again = getattr(chunked, f"{function}_chunks")(*pointers[0], ctypes.c_long(x.numel()))
+    getattr(chunked, f"{function}_single")(*pointers[1], ctypes.c_long(x.numel()))
+    same = (by_chunks.view(torch.int32) == single.view(torch.int32)) | (by_chunks.isnan() & single.isnan())
+    assert same.all(), x[~same][:8]
+    assert 0 < again < x.numel() // CHUNK if name != "gelu" else again == 0

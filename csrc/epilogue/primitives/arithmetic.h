@@ -141,11 +141,11 @@ EPIGEMM_HOST_DEVICE T logaddexp2(T a, T b) {
   return a == b && isinf(a) ? a : sum;
 }
 
-// sinc(x) = sin(pi x) / (pi x), 1 at 0
-template <class T>
-EPIGEMM_HOST_DEVICE T sinc(T x) {
+// sinc(x) = sin(pi x) / (pi x), 1 at 0. `Far`: nothing, or bool of the near form (short_angles.h).
+template <class T, class... Far>
+EPIGEMM_HOST_DEVICE T sinc(T x, Far&... is_far) {
   const T angle = x * T(3.14159265358979323846);
-  const T quotient = div(sin(angle), angle);
+  const T quotient = div(sin(angle, is_far...), angle);
   return x == T(0) ? T(1) : quotient;
 }
 

@@ -65,6 +65,16 @@ EPIGEMM_ROUNDED_SHORT(sin)
 EPIGEMM_ROUNDED_SHORT(cos)
 EPIGEMM_ROUNDED_SHORT(tan)
 
+// The near forms: see short_angles.h.
+#define EPIGEMM_ROUNDED_NEAR(name)                                                \
+  template <int Digits>                                                           \
+  EPIGEMM_HOST_DEVICE RoundedTo<Digits> name(RoundedTo<Digits> x, bool& is_far) { \
+    return RoundedTo<Digits>(short_form::name(x.value, is_far));                  \
+  }
+EPIGEMM_ROUNDED_NEAR(sin)
+EPIGEMM_ROUNDED_NEAR(cos)
+EPIGEMM_ROUNDED_NEAR(tan)
+
 #define EPIGEMM_ROUNDED_SHORT_2(name) EPIGEMM_ROUNDED_2_AS(name, short_form::name)
 EPIGEMM_ROUNDED_SHORT_2(div)
 EPIGEMM_ROUNDED_SHORT_2(pow)

@@ -1,5 +1,8 @@
-// Angles of float in few instructions, for `Rounded`: without the slow path of CUDA's functions, whose branches keep
-// the elements of a thread from being computed side by side. Errors are given as in short.h.
+// Angles of float in few instructions, for `Rounded`. Errors are given as in short.h. Angles of more than 1e5 take a
+// longer reduction, and a branch to it would keep the elements of a thread from being computed side by side. So each
+// function has two forms. The near form has a second argument, which it sets to true if the angle is finite and beyond
+// 1e5: its result then has no meaning. The other form branches, and is right for all angles. A kernel computes several
+// elements in the near form, and all of them again in the other one if an angle was beyond (csrc/open/contract.h).
 //
 // Reduction (Cody and Waite 1980): a multiple n c of pi or pi/2 is subtracted in three steps, c = c1 + c2 + c3 with 24
 // bits each. The first is exact up to |x| = 1e5 and the second rounds to a unit of what is left, so that a rest that is
@@ -8,21 +11,12 @@
 #pragma once
 
 #include "epilogue/primitives/short.h"
+#include "epilogue/warp.h"
 
 namespace epigemm::math::short_form {
 
 // Beyond this the subtraction is not exact; see rest_of_far.
 constexpr float kFarthestAngle = 1e5f;
-
-// Whether `is_so` holds in any active thread of the warp: a branch on it does not split the warp. On a host: the
-// argument.
-EPIGEMM_HOST_DEVICE bool any_of_warp(bool is_so) {
-#if defined(__CUDA_ARCH__)
-  return __any_sync(__activemask(), is_so);
-#else
-  return is_so;
-#endif
-}
 
 // Added to a float, it leaves the nearest integer in the sum's lowest bits, for the sum's last bit counts ones.
 constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23
@@ -56,9 +50,12 @@ EPIGEMM_HOST_DEVICE Rest rest_of_far(float x, bool is_doubled, unsigned long lon
   return {angle + (x - x), static_cast<unsigned>((quotient + (1ull << 62)) >> 32) & 0x80000000u};
 }
 
+// Whether the subtraction is not exact. Infinity is beyond, and NaN is not: both have the rest NaN in either form.
+EPIGEMM_HOST_DEVICE bool is_beyond(float x) { return abs(x) > kFarthestAngle; }
+
 // `rest`, or that of rest_of_far beyond 1e5. Seldom is any thread of a warp there, and then none computes it.
 EPIGEMM_HOST_DEVICE Rest also_far(Rest rest, float x, bool is_doubled, unsigned long long turn) {
-  const bool is_far = !(abs(x) <= kFarthestAngle);  // or NaN
+  const bool is_far = is_beyond(x);
   if (any_of_warp(is_far)) {
     const Rest far = rest_of_far(x, is_doubled, turn);
     rest = {is_far ? far.angle : rest.angle, is_far ? far.odd : rest.odd};
@@ -81,26 +78,41 @@ EPIGEMM_HOST_DEVICE float sine_of(Rest rest) {
   return of_bits(bits_of(rest.angle * p) ^ rest.odd);
 }
 
-// sin(x). 2^-19 up to |x| = 1e5; beyond, 2^-19 absolutely.
-EPIGEMM_HOST_DEVICE float sin(float x) {
+// The rest of x for the sine.
+EPIGEMM_HOST_DEVICE Rest rest_for_sin(float x) {
   const float shifted = ::fmaf(x, 0.318309886f, kToInteger);
-  const Rest rest = {less_pi(x, shifted - kToInteger), bits_of(shifted) << 31};
-  return sine_of(also_far(rest, x, false, 0));
+  return {less_pi(x, shifted - kToInteger), bits_of(shifted) << 31};
 }
 
-// cos(x) = sin(x + pi/2), of which n pi is subtracted as (n - 1/2) pi of x. As accurate.
-EPIGEMM_HOST_DEVICE float cos(float x) {
+// sin(x). 2^-19 up to |x| = 1e5; beyond, 2^-19 absolutely.
+EPIGEMM_HOST_DEVICE float sin(float x) { return sine_of(also_far(rest_for_sin(x), x, false, 0)); }
+EPIGEMM_HOST_DEVICE float sin(float x, bool& is_far) {
+  is_far |= is_beyond(x);
+  return sine_of(rest_for_sin(x));
+}
+
+// The rest of x + pi/2: n pi is subtracted from it as (n - 1/2) pi from x.
+EPIGEMM_HOST_DEVICE Rest rest_for_cos(float x) {
   const float shifted = ::fmaf(x, 0.318309886f, 0.5f) + kToInteger;
-  const Rest rest = {less_pi(x, shifted - kToInteger - 0.5f), bits_of(shifted) << 31};
-  return sine_of(also_far(rest, x, false, 1ull << 62));
+  return {less_pi(x, shifted - kToInteger - 0.5f), bits_of(shifted) << 31};
 }
 
-// tan(x): on [-pi/4, pi/4] minimax, and -1 / tan of it where n is odd. 2^-19 up to |x| = 1e5; beyond, as of an angle
-// that is off by 2^-32 of itself and 2^-37.
-EPIGEMM_HOST_DEVICE float tan(float x) {
+// cos(x) = sin(x + pi/2). As accurate.
+EPIGEMM_HOST_DEVICE float cos(float x) { return sine_of(also_far(rest_for_cos(x), x, false, 1ull << 62)); }
+EPIGEMM_HOST_DEVICE float cos(float x, bool& is_far) {
+  is_far |= is_beyond(x);
+  return sine_of(rest_for_cos(x));
+}
+
+// The rest of x for the tangent, by pi/2.
+EPIGEMM_HOST_DEVICE Rest rest_for_tan(float x) {
   const float shifted = ::fmaf(x, 0.636619772f, kToInteger), n = shifted - kToInteger;
   const float angle = ::fmaf(n, -5.39030253e-15f, ::fmaf(n, -7.54978942e-08f, ::fmaf(n, -1.57079625f, x)));
-  const Rest rest = also_far({angle, bits_of(shifted) << 31}, x, true, 0);
+  return {angle, bits_of(shifted) << 31};
+}
+
+// tan on [-pi/4, pi/4], minimax; -1 / tan of it where n is odd.
+EPIGEMM_HOST_DEVICE float tangent_of(Rest rest) {
   const float square = rest.angle * rest.angle;
   float p = 0.020403333f;
   p = ::fmaf(p, square, 0.012509821f);
@@ -110,6 +122,13 @@ EPIGEMM_HOST_DEVICE float tan(float x) {
   p = ::fmaf(p, square, 0.999999762f);
   const float tangent = rest.angle * p, cotangent = -reciprocal_normal(tangent);
   return rest.odd != 0u ? cotangent : tangent;
+}
+
+// tan(x). 2^-19 up to |x| = 1e5; beyond, as of an angle that is off by 2^-32 of itself and 2^-37.
+EPIGEMM_HOST_DEVICE float tan(float x) { return tangent_of(also_far(rest_for_tan(x), x, true, 0)); }
+EPIGEMM_HOST_DEVICE float tan(float x, bool& is_far) {
+  is_far |= is_beyond(x);
+  return tangent_of(rest_for_tan(x));
 }
 
 // atan2(y, x), the angle of (x, y): atan of the lesser size over the greater, minimax, then by octants. 2^-18.

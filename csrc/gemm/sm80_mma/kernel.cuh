@@ -281,8 +281,7 @@ __device__ __forceinline__ void finish_pass(Arguments const& p, Epilogue const& 
       const float4 four = reinterpret_cast<const float4*>(from)[j];
       of_row[4 * j] = four.x, of_row[4 * j + 1] = four.y, of_row[4 * j + 2] = four.z, of_row[4 * j + 3] = four.w;
     }
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kVector; ++j) results[j] = epilogue.apply(of_row[j], of_rows[i], j);
+    epilogue.apply(of_row, of_rows[i], results);
     store<Config>(static_cast<Stored*>(p.out) + (row0 + row) * p.out_row_stride + column, results, p.n - column);
   }
 }

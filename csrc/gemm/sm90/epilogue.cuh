@@ -16,6 +16,7 @@
 #include "cutlass/array.h"
 #include "cutlass/numeric_conversion.h"
 #include "gemm/sm90/epilogue_helper.cuh"
+#include "open/epilogue.cuh"
 
 namespace epigemm::sm90 {
 
@@ -182,66 +183,112 @@ struct EpilogueConsumer {
     for (int i = 0; i < open::kScalars; ++i) scalars[i] = shared.scalars[group][i];
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kEights; first += kChunk) {
-      Matrix matrices[open::kMatrices];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = C::kGates; i < open::kMatrices; ++i) {
-        take_matrix(matrices[i], i, {place.row, place.column + first * 8}, slot, first);
-      }
-      uint32_t words[kChunk * 2];
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kChunk; ++j) {
-        float2 of_column[C::kByColumn];
+      // take(j, r, c, element): for each element, one after another.
+      const auto for_each = [&](auto const& take) {
+        Matrix matrices[open::kMatrices];
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < C::kByColumn; ++i) {
-          const int at = n * C::kPassColumns + (first + j) * 8 + lane % 4 * 2;
-          of_column[i] = *reinterpret_cast<float2 const*>(layout.vector(shared, group, layout.by_column, i) + at);
+        for (int i = C::kGates; i < open::kMatrices; ++i) {
+          take_matrix(matrices[i], i, {place.row, place.column + first * 8}, slot, first);
         }
         CUTLASS_PRAGMA_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          float results[2];
+        for (int j = 0; j < kChunk; ++j) {
+          float2 of_column[C::kByColumn];
           CUTLASS_PRAGMA_UNROLL
-          for (int c = 0; c < 2; ++c) {
-            const int eight = n * kEights + first + j;
-            const float sum = sums(cute::make_coord(c, r, eight), m, 0);
-            float matrix[open::kMatrices];
+          for (int i = 0; i < C::kByColumn; ++i) {
+            const int at = n * C::kPassColumns + (first + j) * 8 + lane % 4 * 2;
+            of_column[i] = *reinterpret_cast<float2 const*>(layout.vector(shared, group, layout.by_column, i) + at);
+          }
+          CUTLASS_PRAGMA_UNROLL
+          for (int r = 0; r < 2; ++r) {
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < open::kMatrices; ++i) {
-              matrix[i] = i < C::kGates ? sums(cute::make_coord(c, r, eight + (i + 1) * C::kTileN / 8), m, 0)
-                                        : matrices[i].at(j, r, c);
+            for (int c = 0; c < 2; ++c) {
+              const int eight = n * kEights + first + j;
+              float matrix[open::kMatrices];
+              CUTLASS_PRAGMA_UNROLL
+              for (int i = 0; i < open::kMatrices; ++i) {
+                matrix[i] = i < C::kGates ? sums(cute::make_coord(c, r, eight + (i + 1) * C::kTileN / 8), m, 0)
+                                          : matrices[i].at(j, r, c);
+              }
+              take(j, r, c,
+                   element(
+                       sums(cute::make_coord(c, r, eight), m, 0), [&](int i) { return of_row[i][r]; },
+                       [&](int i) { return c ? of_column[i].y : of_column[i].x; }, scalars, matrix));
             }
-            results[c] = apply(
-                sum, [&](int i) { return of_row[i][r]; }, [&](int i) { return c ? of_column[i].y : of_column[i].x; },
-                scalars, matrix);
-          }
-          if constexpr (kIsNarrow) {
-            words[j * 2 + r] = rounded(results[0], results[1]);
-          } else {
-            put(slot, first + j, r, results);
           }
         }
-      }
+      };
       if constexpr (kIsNarrow) {
-        using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < kChunk; j += 2) {
-          uint32_t const* const four = &words[j * 2];
-          Store::copy(four[0], four[1], four[2], four[3], matrix_row(slot, first + j));
-        }
+        put_chunk(for_each, slot, first);
+      } else {
+        float results[2];
+        for_each([&](int j, int r, int c, Element const& element) {
+          results[c] = element.apply();
+          if (c == 1) put(slot, first + j, r, results);
+        });
       }
     }
   }
 
+  // What the functor is given for one element.
+  struct Element {
+    float sum, slots[open::kSlots];
+
+    CUTLASS_DEVICE float apply() const { return open::apply(sum, slots); }
+    CUTLASS_DEVICE float apply_near(bool& is_far) const { return open::apply_near(sum, slots, is_far); }
+  };
+
   // `row(i)` and `column(i)`: the kernel's.
   template <class Row, class Column>
-  CUTLASS_DEVICE float apply(float sum, Row const& row, Column const& column, const float (&s)[open::kScalars],
-                             const float (&matrix)[open::kMatrices]) const {
+  CUTLASS_DEVICE Element element(float sum, Row const& row, Column const& column, const float (&s)[open::kScalars],
+                                 const float (&matrix)[open::kMatrices]) const {
     if constexpr (C::kRoots > 0) sum = C::Sums::apply(row(C::kByRow - 1), column(C::kByColumn - 1), sum);
     if constexpr (C::kTransposed) {
-      return epigemm_apply(sum, row(0), row(1), row(2), row(3), s[0], s[1], s[2], s[3], column(0), column(1), matrix[0],
-                           matrix[1]);
+      return {sum,
+              {row(0), row(1), row(2), row(3), s[0], s[1], s[2], s[3], column(0), column(1), matrix[0], matrix[1]}};
     } else {
-      return epigemm_apply(sum, column(0), column(1), column(2), column(3), s[0], s[1], s[2], s[3], row(0), row(1),
-                           matrix[0], matrix[1]);
+      return {
+          sum,
+          {column(0), column(1), column(2), column(3), s[0], s[1], s[2], s[3], row(0), row(1), matrix[0], matrix[1]}};
+    }
+  }
+
+  // 16 bits: the results of a chunk, by the functor's near form (open/contract.h).
+  template <class ForEach>
+  CUTLASS_DEVICE void put_chunk(ForEach const& for_each, char* slot, int first) const {
+    uint32_t words[kChunk * 2];  // [j][r]
+    bool is_far = false;
+    float results[2];
+    for_each([&](int j, int r, int c, Element const& element) {
+      results[c] = element.apply_near(is_far);
+      if (c == 1) words[j * 2 + r] = rounded(results[0], results[1]);
+    });
+    if (epigemm_has_far() && any_of_warp(is_far)) compute_again(for_each, words);
+    using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunk; j += 2) {
+      uint32_t const* const four = &words[j * 2];
+      Store::copy(four[0], four[1], four[2], four[3], matrix_row(slot, first + j));
+    }
+  }
+
+  // All results of a chunk, by the functor's other form. This runs seldom, so its code is short: it computes one
+  // element at a time.
+  template <class ForEach>
+  CUTLASS_DEVICE static void compute_again(ForEach const& for_each, uint32_t (&words)[kChunk * 2]) {
+    asm volatile("" ::: "memory");  // operands are read again, and need no registers until then
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int which = 0; which < kChunk * 4; ++which) {
+      Element chosen{};
+      for_each([&](int j, int r, int c, Element const& element) {
+        if (which == j * 4 + r * 2 + c) chosen = element;
+      });
+      const float result = chosen.apply();
+      const uint32_t twice = rounded(result, result), halves = which % 2 ? 0x7610 : 0x3254;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kChunk * 2; ++i) {
+        const uint32_t word = __byte_perm(words[i], twice, halves);
+        words[i] = i == which / 2 ? word : words[i];  // an array in registers has no variable index
+      }
     }
   }
 

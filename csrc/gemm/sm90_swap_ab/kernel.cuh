@@ -220,8 +220,7 @@ __device__ __forceinline__ void store(Stored* out, float4 z, const Epilogue& epi
                                       const typename Epilogue::Row& row) {
   const float sums[kVector] = {z.x, z.y, z.z, z.w};
   float results[kVector];
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) results[i] = epilogue.apply(sums[i], row, i);
+  epilogue.apply(sums, row, results);
   struct alignas(sizeof(Stored) * kVector) {
     Stored elements[kVector];
   } vector;

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from epigemm.epilogues.declaring import trace
@@ -61,6 +62,29 @@ def test_kernel_source_has_what_is_asked_for() -> None:
         assert text.count(f'extern "C" __device__ {name}') == 1
     assert "epigemm::Rounded(c0)" in text and text.count("double epigemm_slope_double(double acc") == 1
     assert "epigemm_slope" not in traced.kernel_source((1, 1, 2, 2))
+
+
+def test_functions_with_a_near_form() -> None:
+    """The near form passes on whether an argument was far. Only results of 16 bits have one, if they are short."""
+
+    def wave(acc: Tensor, bias: PerColumn) -> Tensor:
+        return torch.sin(acc) + torch.sinc(bias)
+
+    def inexact(acc: Tensor, bias: PerColumn) -> Tensor:
+        return torch.floor(torch.sin(acc + bias))
+
+    for function, has_far in ((wave, "true"), (inexact, "false"), (swish_clamp, "false")):
+        traced = trace(function)
+        text = traced.kernel_source([1] * len(traced.operands), ("operand", "apply_bfloat16"))
+        functions = text[text.rindex("epigemm_operand") :]
+        assert functions.count(f"bool epigemm_has_far() {{\n  return {has_far};") == 1
+        assert functions.count("float epigemm_apply_near(float acc,") == 1
+        assert (", is_far).value" in functions) == (has_far == "true")
+        for part in ("apply", "apply_double", "slope"):
+            other = traced.kernel_source([1] * len(traced.operands), ("operand", part))
+            assert "is_far" not in other[other.rindex("epigemm_operand") :]
+    assert "sin(acc, is_far...)" in trace(wave).source and "sinc(c0, is_far...)" in trace(wave).source
+    assert "is_far" not in trace(swish_clamp).source
 
 
 def test_compile_errors_name_the_users_line() -> None:

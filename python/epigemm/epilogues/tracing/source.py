@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.epilogues.kinds import SLOTS, slots_of
-from epigemm.epilogues.tracing.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value
+from epigemm.epilogues.tracing.program import (
+    BFLOAT16,
+    BOOL,
+    FLOAT,
+    HALF,
+    Program,
+    Ref,
+    Step,
+    Value,
+    words,
+)
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 
 OPERATORS = {
@@ -30,6 +40,8 @@ OPERATORS = {
     "logical_xor": "!=",
 }
 NAMES = {"reciprocal": "inverse"}
+NEAR = frozenset(words("sin cos tan sinc"))
+"""The functions that have a near form (csrc/epilogue/primitives/short_angles.h)."""
 
 
 def number_text(value: float) -> str:
@@ -59,7 +71,8 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
     elif step.op == "pow" and isinstance(step.inputs[1], float) and step.inputs[1] in POWERS:
         written = POWERS[step.inputs[1]].replace("x", inputs[0])
     else:
-        written = f"epigemm::math::{NAMES.get(step.op, step.op)}({', '.join(inputs)})"
+        given = [*inputs, "is_far..."] if step.op in NEAR else inputs
+        written = f"epigemm::math::{NAMES.get(step.op, step.op)}({', '.join(given)})"
     return f"epigemm::math::to_{step.kind}({written})" if step.kind in (HALF, BFLOAT16, FLOAT) else written
 
 
@@ -73,8 +86,16 @@ POWERS = {
 }
 
 
+def has_near_form(program: Program) -> bool:
+    """Whether a step is in `NEAR`."""
+    return any(step.op in NEAR for step in program.steps)
+
+
 def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") -> str:
-    """The functor: `Functor::apply(acc, operands...)`, operands in the function's order."""
+    """The functor: `Functor::apply(acc, operands...)`, operands in the function's order.
+
+    A functor that calls a function with a near form has one, too, with a `bool&` as the last argument.
+    """
     arguments = ["acc", *(SLOTS[slot] for slot in slots_of(kinds))]
     names = [*arguments, *(f"v{number}" for number in range(len(program.steps)))]
     lines = []
@@ -84,10 +105,11 @@ def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") 
     result = program.result
     returned = names[result.number] if isinstance(result, Ref) else number_text(float(result))
     given = ", ".join(f"[[maybe_unused]] T {argument}" for argument in arguments)
+    given += ", Far&... is_far" if has_near_form(program) else ""
     return "\n".join(
         [
             f"struct {name} {{",
-            "  template <class T>",
+            f"  template <class T{', class... Far' if has_near_form(program) else ''}>",
             f"  EPIGEMM_HOST_DEVICE static T apply({given}) {{",
             *lines,
             f"    return {returned};",
@@ -173,8 +195,26 @@ def kernel_functions(
     for part in parts:
         if part != "operand":
             form = ROUNDED_TO.get(part.removeprefix("apply_"))
-            text.append(_function(part, slots, short_number(program, form) if form else None))
+            short = short_number(program, form) if form else None
+            text.append(_function(part, slots, short))
+            if form:
+                text.append(_near_functions(slots, short if has_near_form(program) else None))
     return "\n".join(text)
+
+
+def _near_functions(slots: Sequence[int], short: str | None) -> str:
+    """`epigemm_apply_near` and `epigemm_has_far`. `short`: the type of the near form, None if there is none."""
+    parameters = ", ".join(f"float {value}" for value in ("acc", *SLOTS))
+    if short:
+        used = ["acc", *(SLOTS[slot] for slot in slots)]
+        call = f"Functor::apply({', '.join(f'epigemm::{short}({value})' for value in used)}, is_far).value"
+    else:
+        call = f"epigemm_apply({', '.join(('acc', *SLOTS))})"
+    near = f'extern "C" __device__ float epigemm_apply_near({parameters}, bool& is_far)'
+    has_far = f"return {'true' if short else 'false'};"
+    return (
+        f'{near} {{\n  return {call};\n}}\nextern "C" __device__ bool epigemm_has_far() {{\n  {has_far}\n}}\n'
+    )
 
 
 def _function(part: str, slots: Sequence[int], short: str | None) -> str:
