@@ -48,7 +48,7 @@ struct EpilogueConsumer {
       asm volatile("" ::: "memory");  // writes are not moved behind the fence
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      if (lane == 0 || params.moments) shared.written[group][ring.slot].arrive();
+      if (lane == 0 || C::has_moments(params)) shared.written[group][ring.slot].arrive();
     }
     if (layout.hands_over) Handover::of_room(group).arrive();
   }

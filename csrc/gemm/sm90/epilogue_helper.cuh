@@ -33,13 +33,13 @@ struct EpilogueHelper {
   // Stores the results of a tile.
   CUTLASS_DEVICE void finish(SlotRing& ring, Place tile) const {
     for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
-      if (lane == 0 || params.moments) wait_for(shared.written[group][ring.slot], ring.phase);
+      if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
       if (lane == 0) {
         for_each_slab(tile, pass, ring.slot,
                       [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
         cute::tma_store_arrive();
       }
-      if (params.moments) reduce(tile, pass, ring.slot);
+      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
       if (lane == 0) cute::tma_store_wait<0>();
       if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
     }
@@ -121,7 +121,7 @@ struct EpilogueHelper {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
     if (lane != 0) {
-      if (params.moments) ready.arrive();
+      if (C::has_moments(params)) ready.arrive();
       return;
     }
     if (epigemm_operand(open::kMatrix0 + C::kMatrixByTma) == open::kUnread || !params.is_matrix_by_tma) {

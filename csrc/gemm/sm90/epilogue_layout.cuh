@@ -88,9 +88,9 @@ struct Place {
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
 // place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
-// accumulator (pair_mainloop.cuh). The others are read from memory.
+// accumulator (pair_mainloop.cuh). The others are read from memory. Reduces: whether there are column statistics.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
-          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates>
+          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates, bool Reduces>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
@@ -114,6 +114,13 @@ struct EpilogueConfig {
 
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
   static_assert(Gates == 0 || (!Transposed && kRoots == 0), "no such epilogue");
+
+  // Whether the call wants column statistics, and the kernel can write them: one of a single product whose sums are
+  // those of its operands.
+  static constexpr bool kReduces = Reduces;
+  static_assert(!Reduces || (Gates == 0 && kRoots == 0));
+  CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.moments; }
+
   static constexpr int kMatrixByTma = Gates;
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
@@ -129,10 +136,10 @@ struct EpilogueConfig {
 
   // Without moments only TMA reads the results in a slot: one lane of each warp arrives, behind the proxy's fence. With
   // them all lanes of the helper read the slot, and every lane arrives for itself.
-  CUTLASS_DEVICE static void prepare(Shared& shared, bool has_moments) {
+  CUTLASS_DEVICE static void prepare(Shared& shared, EpilogueParams const& params) {
     for (int i = 0; i < Groups * Slots_; ++i) {
-      shared.ready[0][i].init(has_moments ? 32 : 1);
-      shared.written[0][i].init(has_moments ? 128 : 4);
+      shared.ready[0][i].init(has_moments(params) ? 32 : 1);
+      shared.written[0][i].init(has_moments(params) ? 128 : 4);
     }
   }
 };

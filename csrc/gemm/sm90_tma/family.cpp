@@ -55,7 +55,7 @@ class Tma final : public Family {
   }
 
   int moment_rows(const Problem& problem, const Plan& plan) const override {
-    return tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
+    return problem.is_pair ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
   }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
