@@ -75,11 +75,13 @@ def forced_into(
     plan: Sequence[int] = ANY_TILE,
     pack: Tensor | None = None,
     weight2: Tensor | None = None,
+    moments: Tensor | None = None,
 ) -> Tensor:
     """The kernels of an arithmetic under a plan, whether or not dispatch would choose them.
 
     An empty plan is the fastest. What is behind the rows of `out`, to whole 16 bytes, may be written. `weight2`: of a
-    pair of products, the second of which is the epilogue's first matrix: `operands` are without it.
+    pair of products, the second of which is the epilogue's first matrix: `operands` are without it. `moments`: receives
+    the column statistics of `out` (csrc/call/linear.h).
     """
     spec = named(epilogue)
     assert spec is not None
@@ -98,9 +100,8 @@ def forced_into(
     given = (
         spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
     )
-    answer = entry.ask(
-        spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2
-    )
+    asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
+    answer = entry.ask(*asked) if moments is None else entry.ask_with_moments(*asked, moments)
     if not isinstance(answer, Tensor):
         raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")
     return answer

@@ -4,12 +4,14 @@
 
 #include "call/decide.h"
 #include "call/kernels.h"
+#include "call/moments.h"
 #include "call/on_copies.h"
 #include "call/operands.h"
 #include "call/prepare.h"
 #include "call/record.h"
 #include "elementwise/kernels.h"
 #include "epilogue/builtin.h"
+#include "gemm/grid.h"
 #include "gemm/launch.h"
 #include "gemm/planner/copies.h"
 #include "gemm/planner/family.h"
@@ -21,11 +23,14 @@ namespace {
 // What the launches of a call need.
 struct Resources {
   open::Kernels kernels;
-  bool is_linked = false;     // whether the call runs linked kernels
+  bool is_linked = false;  // whether the call runs linked kernels
+  void* block_moments = nullptr;
   char* workspace = nullptr;  // for the copies, then the family, then the fold; or for `zero_bias_bytes`
   int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
 };
+
+constexpr int64_t kSection = 256;  // bytes: where the next part of the workspace begins
 
 // Whether the call ends with this reason. A dry run notes the reason and continues.
 bool ends(Answer reason, Torch& torch) {
@@ -80,7 +85,8 @@ Answer run_compiled_behind(const LinearCall& call, const Matrix& product, Gemm g
   return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
-Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch) {
+// `d`: receives where the result lies.
+Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch, Matrix* d) {
   Problem& problem = prepared.problem;
   void* const memory = resources.workspace;
   problem.stream = resources.stream;
@@ -88,9 +94,9 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   const int bias = call.operands.fold ? 0 : epilogue_info(call.epilogue).bias - 1;
   Tensor result;
   if (!torch.gemm(gemm, bias, &result)) return Answer::Raised;
+  as_matrix(result, problem.m, problem.n, d);
   if (does_everything(call, problem, gemm)) return Answer::Done;
-  Matrix product;
-  as_matrix(result, problem.m, problem.n, &product);
+  const Matrix& product = *d;
   if (resources.is_linked) {
     if (gemm == Gemm::WithBias && !replace_bias(memory, torch, &problem)) return Answer::Raised;
     const void* const kernel = resources.kernels.handles[0];
@@ -103,13 +109,15 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   return run_compiled_behind(call, product, gemm, problem, resources.stream, torch);
 }
 
-Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, const Resources& resources,
-                 Torch& torch) {
+Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, const Resources& resources, Torch& torch,
+                 Matrix* d) {
   Problem& problem = prepared.problem;
   Tensor result;
   if (!torch.result(&result)) return Answer::Raised;
   problem.stream = resources.stream;
   problem.out.data = result.data;
+  *d = problem.out;
+  if (are_moments_in_kernel(problem, plan)) problem.block_moments = resources.block_moments;
   problem.workspace = resources.workspace + resources.copies_bytes;
   void* const folded = resources.workspace + resources.copies_bytes + resources.family_bytes;
   if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
@@ -160,6 +168,9 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
   if (!decision.plan.is_fused() && !does_everything(call, prepared.problem, record->gemm)) {
     record->launches.push_back(Launch::Elementwise);
   }
+  if (!call.moments) return;
+  if (!are_moments_in_kernel(prepared.problem, decision.plan)) record->launches.push_back(Launch::Blocks);
+  record->launches.push_back(Launch::Merge);
 }
 
 }  // namespace
@@ -203,16 +214,23 @@ Answer linear(const LinearCall& call, Torch& torch) {
   }
   if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem);
   resources.copies_bytes = copies_bytes(problem);
-  const int64_t bytes = resources.copies_bytes + resources.family_bytes +
+  const int64_t of_moments = round_up(moments_bytes(problem, decision.plan), kSection);
+  const int64_t bytes = of_moments + resources.copies_bytes + resources.family_bytes +
                         (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
                         (is_fused ? 0 : zero_bias_bytes(call, prepared, resources.is_linked));
   if (call.x->is_cuda() && !torch.stream(&resources.stream)) return Answer::NotReady;
   if (bytes > 0) {
     resources.workspace = static_cast<char*>(torch.workspace(bytes));
     if (!resources.workspace) return Answer::NoMemory;
+    resources.block_moments = resources.workspace;
+    resources.workspace += of_moments;
   }
-  if (is_fused) return run_fused(call, decision.plan, prepared, resources, torch);
-  return run_fallback(call, prepared, resources, torch);
+  Matrix d;
+  const Answer answer = is_fused ? run_fused(call, decision.plan, prepared, resources, torch, &d)
+                                 : run_fallback(call, prepared, resources, torch, &d);
+  if (answer != Answer::Done) return answer;
+  const bool is_done = run_moments(call, decision.plan, problem, d, resources.block_moments, torch);
+  return is_done ? Answer::Done : Answer::Raised;
 }
 
 }  // namespace epigemm::call

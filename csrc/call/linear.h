@@ -56,6 +56,9 @@ struct LinearCall {
   const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
+  // Contiguous [2, N] in fp32 (fp64 of fp64), on a GPU: receives the mean and the biased variance of each column of D,
+  // of the numbers as they are stored.
+  const Tensor* moments = nullptr;
   int fp32_order = 0;
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
   WeightSlices split, scaled;

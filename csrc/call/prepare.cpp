@@ -38,6 +38,15 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
+bool moments_fit(const LinearCall& call, int64_t n) {
+  if (!call.moments) return true;
+  const Tensor& moments = *call.moments;
+  const bool is_double = call.x->element == ElementType::Float64;
+  return moments.dim == 2 && moments.sizes[0] == 2 && moments.sizes[1] == n && moments.is_contiguous() &&
+         moments.element == (is_double ? ElementType::Float64 : ElementType::Float32) && call.x->is_cuda() &&
+         moments.is_beside(*call.x);
+}
+
 // The second weight of a pair. False if its layout differs from the first one's: no kernel reads that.
 bool read_weight2(const Tensor& weight2, Problem* problem) {
   Matrix matrix;
@@ -72,6 +81,8 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
+  if (!moments_fit(call, problem.n)) return Answer::DoesNotFit;
+  problem.has_moments = call.moments != nullptr;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
   prepared->is_out_matrix = set_output(call.out, &problem);

@@ -10,8 +10,9 @@
 namespace epigemm::call {
 
 // The launches of a linear call, in order. Copy: of x and the weight, or of the result. Fused: with everything that a
-// plan on fp16 slices launches around its GEMM.
-enum class Launch { Fold, Copy, Fused, TorchGemm, Elementwise };
+// plan on fp16 slices launches around its GEMM. Blocks, Merge: column statistics, of blocks of rows where the plan's
+// kernel does not reduce them, and of all.
+enum class Launch { Fold, Copy, Fused, TorchGemm, Elementwise, Blocks, Merge };
 
 struct Record {
   bool wants_tried = false;     // set by the caller: whether to try every arithmetic

@@ -1,4 +1,4 @@
-// Programmatic dependent launch, from the side of the kernel ahead.
+// Programmatic dependent launch, from the sides of the kernel ahead and of the one behind it.
 #pragma once
 
 namespace epigemm::cuda {
@@ -7,6 +7,13 @@ namespace epigemm::cuda {
 __device__ __forceinline__ void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Until the results of the kernel ahead are there. Without a dependent launch it does nothing.
+__device__ __forceinline__ void wait_for_kernel_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

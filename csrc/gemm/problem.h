@@ -63,6 +63,8 @@ struct Problem : Sizes {
   bool is_any_family_offered = false;  // also those that have not run on a GPU: Family::is_offered
   void* workspace = nullptr;           // fp16 slices of x, and of a weight that is not packed
   void* packed_weight = nullptr;       // the weight's pack, if there is one
+  bool has_moments = false;            // the call also returns D's column statistics (csrc/reduce)
+  void* block_moments = nullptr;       // where a kernel that reduces blocks of D writes them (Family::moment_rows)
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };

@@ -150,6 +150,18 @@ struct LinearArguments {
   }
 };
 
+// linear_with_moments(..., moments) -> Tensor | int: `linear`, which also writes column statistics
+//   moments: see call/linear.h
+struct MomentsArguments : LinearArguments {
+  enum { Moments = LinearArguments::Count, Count };
+  call::Tensor moments;
+
+  bool read(Reader& reader, PyObject* const* given) {
+    linear.moments = &moments;
+    return LinearArguments::read(reader, given) && reader.read(given[Moments], &moments);
+  }
+};
+
 // A transposed view of a matrix.
 struct Transposed {
   call::Tensor tensor;
@@ -321,6 +333,7 @@ PyMODINIT_FUNC PyInit__entry() {
   static PyMethodDef methods[] = {method("init", &init),
                                   method("sees", &sees),
                                   method("linear", &answer<LinearArguments>),
+                                  method("linear_with_moments", &answer<MomentsArguments>),
                                   method("products", &answer<ProductsArguments>),
                                   method("elementwise", &answer<ElementwiseArguments>),
                                   method("derivative", &answer<DerivativeArguments>),

@@ -32,7 +32,8 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, storage[kMaxOperands];
+  call::Tensor x, weight, weight2, out, moments, storage[kMaxOperands];
+  int64_t moments_sizes[2] = {2, 0}, moments_strides[2] = {0, 1};
   call::ForcedPlan forced;
   Device described;
   bool is_described = false;
@@ -42,6 +43,20 @@ struct DryCall {
     const bool is_on_gpu = is_described || tensor.is_cuda();
     read->device_kind = is_on_gpu ? call::DeviceKind::CUDA : call::DeviceKind::CPU;
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
+  }
+
+  // As if there were a tensor for column statistics, beside x.
+  void add_moments() {
+    const bool is_double = x.element == ElementType::Float64;
+    moments_sizes[1] = moments_strides[0] = weight.dim == 2 ? weight.sizes[0] : 0;
+    moments = {nullptr,
+               is_double ? ElementType::Float64 : ElementType::Float32,
+               x.device_kind,
+               x.device,
+               2,
+               moments_sizes,
+               moments_strides};
+    linear.moments = &moments;
   }
 
   // Assigns the operator's arguments to the epilogue's operands, except the first matrix of a pair of products. False
@@ -123,7 +138,7 @@ void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried
 }
 
 std::string as_json(call::Answer answer, const DryTorch& torch) {
-  constexpr const char* launches[] = {"fold", "copy", "fused", "torch_gemm", "elementwise"};
+  constexpr const char* launches[] = {"fold", "copy", "fused", "torch_gemm", "elementwise", "blocks", "merge"};
   const call::Record& record = torch.noted;
   const call::Decision& decision = record.decision;
   const Plan& plan = decision.plan;
@@ -149,7 +164,7 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
                        const List<double>& scalars, const std::optional<TensorView>& out, int64_t fp32,
                        int64_t circumstances, int64_t slices, bool is_strict, bool is_batch_invariant,
                        const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
-                       const std::optional<TensorView>& weight2) {
+                       const std::optional<TensorView>& weight2, bool has_moments) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
   check((slices & 3) < 3 && (slices >> 4 & 3) < 3, "slices: there is no cost 3");
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
@@ -180,6 +195,7 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
     dry.read(*out, "out", &dry.out);
     linear.out = &dry.out;
   }
+  if (has_moments) dry.add_moments();
   DryTorch torch;
   torch.noted.wants_tried = wants_tried;
   if (!plan.values.empty()) {

@@ -52,11 +52,17 @@ ROOMS = (
     Room(
         "open", ("epilogue", "device"), (), "the contract of a kernel with the functor that is linked into it"
     ),
+    Room(
+        "reduce",
+        ("epilogue", "device"),
+        ("CUDA",),
+        "column statistics: of blocks of rows, and merged",
+    ),
     Room("gemm", PLAIN, (), "`problem.h` (plain structs), `families.def`, `launch`"),
     Room("gemm/planner", (*PLAIN, "gemm"), (), "the choice, the fallback, measured times, the plan cache"),
     Room(
         "gemm/sm90",
-        (*PLAIN, "gemm", "gemm/planner"),
+        (*PLAIN, "reduce", "gemm", "gemm/planner"),
         ("CUDA", "CUTLASS"),
         "Hopper: its limits, its cuBLAS, what its families share",
     ),
@@ -83,13 +89,13 @@ ROOMS = (
     Room("cpu", ("epilogue", "elementwise"), (), "the same functors, in loops"),
     Room(
         "call",
-        (*PLAIN, "gemm", "gemm/planner", "link", "elementwise"),
+        (*PLAIN, "reduce", "gemm", "gemm/planner", "link", "elementwise"),
         (),
         "a call from tensors to launches; PyTorch as function pointers",
     ),
     Room(
         "torch",
-        (*PLAIN, "gemm", "gemm/planner", FAMILY, "link", "elementwise", "cpu", "call"),
+        (*PLAIN, "reduce", "gemm", "gemm/planner", FAMILY, "link", "elementwise", "cpu", "call"),
         ("torch's stable ABI",),
         "schemas, argument checks, compiled graphs' operators",
     ),

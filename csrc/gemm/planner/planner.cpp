@@ -80,7 +80,21 @@ std::string for_each_covering_family(const Problem& problem, Visit visit) {
   return reasons;
 }
 
-// Candidates, whose times include the copies on which they run.
+// A kernel that reduces blocks of rows of D behind a plan whose kernel does not (csrc/reduce): it reads D once. What
+// merges the blocks is left out, because every plan needs it.
+double moments_microseconds(const Problem& p) {
+  constexpr double kKernelUs = 3.2;  // about what a kernel adds (copies.cpp)
+  const double bytes = element_bytes(p.out.element) * cost::as_double(p.m) * cost::as_double(p.n);
+  return kKernelUs + bytes / p.device.memory_bytes_per_us;
+}
+
+double moments_microseconds(const Problem& problem, const Plan& plan) {
+  if (!problem.has_moments || problem.is_empty()) return 0;
+  if (plan.is_fused() && family_of(plan.family).moment_rows(problem, plan) > 0) return 0;
+  return moments_microseconds(problem);
+}
+
+// Candidates, whose times include the copies on which they run, and column statistics.
 template <class Visit>
 void for_each_accurate_candidate(const Problem& problem, Visit visit) {
   const Problem on = on_copies(problem);
@@ -88,7 +102,7 @@ void for_each_accurate_candidate(const Problem& problem, Visit visit) {
   for_each_covering_family(on, [&](const Family& family) {
     family.for_each_candidate(on, [&](const Candidate& candidate) {
       if (!family.why_not_accurate(on, candidate.plan).empty()) return;
-      visit({candidate.plan, candidate.microseconds + copies_us});
+      visit({candidate.plan, candidate.microseconds + copies_us + moments_microseconds(problem, candidate.plan)});
     });
   });
 }
@@ -273,7 +287,7 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
 }
 
 double alternative_microseconds(const Problem& problem) {
-  if (!problem.is_pair) return fallback_microseconds(problem);
+  if (!problem.is_pair) return fallback_microseconds(problem) + moments_microseconds(problem, Plan{});
   const auto least = [](const Problem& p) {
     return std::min(best_candidate(p).microseconds, fallback_microseconds(p));
   };
@@ -301,7 +315,8 @@ std::vector<Candidate> rank_candidates(const Problem& problem) {
 }
 
 double expected_microseconds(const Problem& problem, const Plan& plan) {
-  return family_of(plan.family).microseconds(on_copies(problem), plan) + copies_microseconds(problem);
+  return family_of(plan.family).microseconds(on_copies(problem), plan) + copies_microseconds(problem) +
+         moments_microseconds(problem, plan);
 }
 
 bool is_tunable(const Problem& problem) {

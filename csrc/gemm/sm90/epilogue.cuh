@@ -49,7 +49,7 @@ struct EpilogueConsumer {
       asm volatile("" ::: "memory");  // writes are not moved behind the fence
       cutlass::arch::fence_view_async_shared();
       __syncwarp();
-      if (lane == 0) shared.written[group][ring.slot].arrive();
+      if (lane == 0 || C::has_moments(params)) shared.written[group][ring.slot].arrive();
     }
     if (layout.hands_over) Handover::of_room(group).arrive();
   }
@@ -59,8 +59,7 @@ struct EpilogueConsumer {
 
   // The address of 16 bytes of a row of D, swizzled as by TMA.
   CUTLASS_DEVICE static char* place_in(char* slab, int row, int chunk) {
-    const int swizzled = C::kRowBytes == 128 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return slab + row * C::kRowBytes + swizzled * 16;
+    return slab + row * C::kRowBytes + swizzled<C::kRowBytes>(row, chunk) * 16;
   }
 
   // 16 bits: the address of this lane's row of four 8 x 8 matrices, from column 8 j on.
@@ -88,10 +87,7 @@ struct EpilogueConsumer {
 
     CUTLASS_DEVICE float at(int j, int r, int c) const {
       if constexpr (sizeof(Operand) == 2) {
-        if (!is_float) {
-          const uint32_t word = words[j * 2 + r];
-          return static_cast<float>(Operand::bitcast(static_cast<uint16_t>(c ? word >> 16 : word)));
-        }
+        if (!is_float) return WordNumbers<Operand>::at(words[j * 2 + r], c);
       }
       return __uint_as_float(words[(j * 2 + r) * 2 + c]);
     }

@@ -27,20 +27,20 @@ struct EpilogueHelper {
     }
     __syncwarp();
     if (layout.hands_over) Handover::of_operands(group).arrive();
-    if (lane == 0) {
-      for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
-    }
+    for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
   }
 
   // Stores the results of a tile.
   CUTLASS_DEVICE void finish(SlotRing& ring, Place tile) const {
     for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
-      if (lane != 0) continue;
-      wait_for(shared.written[group][ring.slot], ring.phase);
-      for_each_slab(tile, pass, ring.slot,
-                    [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
-      cute::tma_store_arrive();
-      cute::tma_store_wait<0>();
+      if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
+      if (lane == 0) {
+        for_each_slab(tile, pass, ring.slot,
+                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
+        cute::tma_store_arrive();
+      }
+      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
+      if (lane == 0) cute::tma_store_wait<0>();
       if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
     }
     __syncwarp();
@@ -91,9 +91,39 @@ struct EpilogueHelper {
     }
   }
 
+  // Writes the moments of each column of a pass, while TMA reads the slot, too.
+  CUTLASS_DEVICE void reduce(Place tile, int pass, int slot) const {
+    using Numbers = WordNumbers<typename C::Output>;
+    using Lane = SlabMoments<Numbers, C::kRowBytes, SharedWord>;
+    __syncwarp();
+    for_each_slab(tile, pass, slot, [&](char* slab, int x, int y) {
+      const int rows = min(C::kDRows, (C::kTransposed ? params.columns : params.rows) - y);
+      const int columns = C::kTransposed ? params.rows : params.columns, column = x + Lane::column_of(lane);
+      if (rows <= 0) return;
+      Lane of_lane(cute::cast_smem_ptr_to_uint(slab), lane, rows);
+      BlockMoments<float>* const to = params.moments + static_cast<int64_t>(y / C::kDRows) * columns + column;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Numbers::kCount; ++i) {
+        PivotSums<float>& sums = of_lane.columns[i];
+        if constexpr (Lane::kRowsOfLine == 2) {
+          sums.sum += __shfl_xor_sync(~0u, sums.sum, 16);
+          sums.squares += __shfl_xor_sync(~0u, sums.squares, 16);
+        }
+        if (lane < Lane::kLanes && column + i < columns) to[i] = sums.moments(rows);
+      }
+    });
+    cutlass::arch::fence_view_async_shared();  // the slot may be TMA's to write next
+    __syncwarp();
+  }
+
+  // By all lanes, but without moments only the first one counts.
   CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
+    if (lane != 0) {
+      if (C::has_moments(params)) ready.arrive();
+      return;
+    }
     if (epigemm_operand(open::kMatrix0 + C::kMatrixByTma) == open::kUnread || !params.is_matrix_by_tma) {
       ready.arrive();
       return;

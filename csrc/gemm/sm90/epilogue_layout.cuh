@@ -5,21 +5,45 @@
 
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
+#include "gemm/sm90/slab.h"
+#include "gemm/sm90/tile.h"
 #include "open/contract.h"
 
 namespace epigemm::sm90 {
 
 using Barrier = cutlass::arch::ClusterTransactionBarrier;
 
-constexpr int kPassRows = 64;
-
 // What the epilogue reads and writes, except the sums.
 struct EpilogueParams {
   CUtensorMap out, matrix;  // of D in memory
   open::Operands<float> operands;
   const float *row_roots, *column_roots;  // read if the sums have roots
+  BlockMoments<float>* moments;           // of D, a block for each pass's rows; null: none are written
   int rows, columns;
   bool is_matrix_by_tma;
+};
+
+// The numbers in a word of 4 bytes of D.
+template <class Output>
+struct WordNumbers {
+  static constexpr int kCount = 4 / static_cast<int>(sizeof(Output));
+
+  CUTLASS_DEVICE static float at(uint32_t word, int i) {
+    if constexpr (kCount == 2) {
+      return static_cast<float>(Output::bitcast(static_cast<uint16_t>(i ? word >> 16 : word)));
+    } else {
+      return __uint_as_float(word);
+    }
+  }
+};
+
+// A word at an address in shared memory.
+struct SharedWord {
+  CUTLASS_DEVICE static uint32_t word(uint32_t address) {
+    uint32_t word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
+    return word;
+  }
 };
 
 // Makes the functor's accumulator from a sum of the mainloop. Here it is the sum itself.
@@ -30,7 +54,8 @@ struct PlainSums {
 };
 
 // Named barriers of a warpgroup and its helper, beside those for turns (kernel.cuh). With mbarriers, on which one lane
-// arrives for what the other lanes of its warp wrote, racecheck reports hazards.
+// arrives for what the other lanes of its warp wrote, racecheck reports hazards. (Where the helper itself reads the
+// slots, all lanes arrive on theirs: EpilogueConfig::prepare.)
 class Handover {
  public:
   CUTLASS_DEVICE static Handover of_operands(int group) { return Handover(2 + group); }  // are loaded
@@ -63,9 +88,9 @@ struct Place {
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
 // place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
-// accumulator (pair_mainloop.cuh). The others are read from memory.
+// accumulator (pair_mainloop.cuh). The others are read from memory. Reduces: whether there are column statistics.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
-          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates>
+          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates, bool Reduces>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
@@ -85,9 +110,17 @@ struct EpilogueConfig {
   static constexpr int kSlabs = kDColumns * static_cast<int>(sizeof(Output)) / kRowBytes,
                        kSlabBytes = SlotBytes / kSlabs;
   static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
+  static constexpr int kDRows = Transposed ? kPassColumns : kPassRows;  // of D, in a pass
 
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
   static_assert(Gates == 0 || (!Transposed && kRoots == 0), "no such epilogue");
+
+  // Whether the call wants column statistics, and the kernel can write them: one of a single product whose sums are
+  // those of its operands.
+  static constexpr bool kReduces = Reduces;
+  static_assert(!Reduces || (Gates == 0 && kRoots == 0));
+  CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.moments; }
+
   static constexpr int kMatrixByTma = Gates;
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
@@ -101,10 +134,12 @@ struct EpilogueConfig {
     Barrier ready[Groups][Slots_], written[Groups][Slots_];
   };
 
-  CUTLASS_DEVICE static void prepare(Shared& shared) {
+  // Without moments only TMA reads the results in a slot: one lane of each warp arrives, behind the proxy's fence. With
+  // them all lanes of the helper read the slot, and every lane arrives for itself.
+  CUTLASS_DEVICE static void prepare(Shared& shared, EpilogueParams const& params) {
     for (int i = 0; i < Groups * Slots_; ++i) {
-      shared.ready[0][i].init(1);
-      shared.written[0][i].init(4);  // warps
+      shared.ready[0][i].init(has_moments(params) ? 32 : 1);
+      shared.written[0][i].init(has_moments(params) ? 128 : 4);
     }
   }
 };

@@ -72,6 +72,7 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
     return kNoDescriptor;
   }
   epilogue.operands = operands_of(problem);
+  epilogue.moments = static_cast<BlockMoments<float>*>(problem.block_moments);
   epilogue.row_roots = a.roots, epilogue.column_roots = b.roots;
   epilogue.rows = rows, epilogue.columns = columns, epilogue.is_matrix_by_tma = matrix.data != nullptr;
   params.k = static_cast<int>(k);

@@ -8,6 +8,7 @@
 namespace epigemm::sm90 {
 
 constexpr int kStageRowBytes = 128;  // of K: the widest swizzle that TMA has
+constexpr int kPassRows = 64;        // of a warpgroup's part of a tile, in a pass of the epilogue
 
 struct Tile {
   int m, n;  // output elements of one CTA
@@ -32,6 +33,11 @@ struct Tile {
 
   // The rows of the tile (of D or of its transpose) whose epilogue a warpgroup computes.
   constexpr int group_rows() const { return (transposed ? n : m) / sharers(); }
+
+  // The rows of D in a pass, for results of so many bytes. Column statistics have blocks of as many rows.
+  constexpr int moment_rows(int result_bytes) const {
+    return transposed ? slot_bytes / kPassRows / result_bytes : kPassRows;
+  }
 };
 
 }  // namespace epigemm::sm90

@@ -54,6 +54,10 @@ class Tma final : public Family {
     return problem.is_pair ? Plan{} : plan_of(kInvariantTile);
   }
 
+  int moment_rows(const Problem& problem, const Plan& plan) const override {
+    return problem.is_pair ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
+  }
+
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair");
     open::KernelNames names;

@@ -174,6 +174,12 @@ def ask(*arguments: Any) -> Tensor | int:
     return found
 
 
+def ask_with_moments(*arguments: Any) -> Tensor | int:
+    """The same, with the tensor for the column statistics behind the arguments (csrc/call/linear.h)."""
+    found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
+    return found
+
+
 def _may_torch_record(x: Tensor, precision: str | None) -> bool:
     """Whether PyTorch's own nodes may record a call.
 

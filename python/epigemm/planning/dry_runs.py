@@ -83,6 +83,7 @@ def dry_run(
     plan: tuple[int, ...] = (),
     tried: bool = False,
     weight2: Tensor | None = None,
+    moments: bool = False,
     gpu: tuple[int, ...] = (),
 ) -> DryRun:
     """A dry run of a call on a CPU or a CUDA device.
@@ -90,7 +91,8 @@ def dry_run(
     `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
     csrc/call/forced.h. `weight2`: the second weight of a pair of products. The second product takes the place of the
-    epilogue's first matrix, which the call does not have then. `gpu`: a GPU that this machine need not have, as
+    epilogue's first matrix, which the call does not have then. `moments`: the call also returns column statistics; the
+    launches "blocks" and "merge" are theirs. `gpu`: a GPU that this machine need not have, as
     `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
 
     Raises:
@@ -122,6 +124,7 @@ def dry_run(
         plan or None,
         tried,
         weight2,
+        moments,
     )
     found: dict[str, Any] = json.loads(answer)
     found["reasons"] = [Reason(number) for number in found["reasons"]]

@@ -1,0 +1,39 @@
+// Column statistics of a matrix: the mean and the biased variance of each column over its M rows. Blocks of rows are
+// reduced first, each column of a block to its mean and the sum of its squared deviations from that mean. Then the
+// blocks are merged (column_moments.h). All sums are of deviations from a number of the block, the pivot: sums of the
+// numbers' squares would lose the variance of a column whose mean is large.
+//
+// T. F. Chan, G. H. Golub, R. J. LeVeque: Algorithms for computing the sample variance, The American Statistician 37
+// (1983).
+#pragma once
+
+#include "epilogue/operands.h"
+
+namespace epigemm {
+
+// Of one column in one block of rows. The blocks of a matrix are stored as [blocks][columns].
+template <class Real>
+struct alignas(2 * sizeof(Real)) BlockMoments {
+  Real mean, squares;  // squares: the sum of the squared deviations from the mean
+};
+
+// Sums over one column of a block. The pivot is one of the summed numbers, so that its distance from the mean costs the
+// sums no more accuracy than its own deviation is worth.
+template <class Real>
+struct PivotSums {
+  Real pivot, sum = 0, squares = 0;
+
+  EPIGEMM_HOST_DEVICE void add(Real number) {
+    const Real deviation = number - pivot;
+    sum += deviation;
+    squares += deviation * deviation;
+  }
+
+  // `count`: of the numbers that were added.
+  EPIGEMM_HOST_DEVICE BlockMoments<Real> moments(int count) const {
+    const Real shift = sum / static_cast<Real>(count), left = squares - sum * shift;
+    return {pivot + shift, left < 0 ? Real(0) : left};  // NaN stays
+  }
+};
+
+}  // namespace epigemm

@@ -1,0 +1,134 @@
+"""Linear calls that also return the column statistics of their result: the mean and the biased variance over its rows.
+
+On CUDA the large tiles' kernels reduce blocks of rows while they store them. Behind other kernels another one reads the
+result. A further kernel merges the blocks (csrc/reduce). Elsewhere `torch.var_mean` follows the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm._native import operator
+from epigemm.arguments import checks
+from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.arguments.precision import DEFAULT, ORDERS
+from epigemm.calls import deeds, entry
+from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
+from epigemm.linking import loading
+from epigemm.packs import keep_mode
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.reasons import Reason
+
+_BLOCK_ROWS = 64  # kMomentRows of csrc/reduce
+_any_autocast = torch._C._is_any_autocast_enabled
+_column_moments_out = operator("_column_moments_out")
+
+
+def linear_folded_with_moments(
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor | None, Tensor | None],
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """z = (x @ weight.T + bias) * scale, and the mean and the biased variance of each of its columns.
+
+    For callers below autograd that have made autocast's casts. The statistics are those of z as it is stored, and the
+    same bits at every call of these tensors.
+
+    Args:
+        x: `[M, K]`.
+        weight: `[N, K]`.
+        vectors: bias and scale, `[N]` each, or None.
+        precision: of the product in fp32, as of the public functions.
+        strict: refuse PyTorch's GEMM.
+        pack_use: what the call may do with the weight's pack; None: `epigemm.keep_packs` decides.
+
+    Returns:
+        z `[M, N]` in x's dtype; mean and variance `[N]` in fp32, in fp64 of fp64.
+
+    Raises:
+        RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run.
+    """
+    bias, scale = vectors
+    fold: tuple[Any, ...] | None = None if scale is None else (bias, scale, None, None, None, None, 0.0)
+    call = LinearCall(
+        BIAS if fold is None else SCALE_BATCH_NORM,
+        x,
+        weight,
+        bias if fold is None else None,
+        precision=DEFAULT if precision is None else checks.precision(precision),
+        pack_use=keep_mode.pack_use(weight) if pack_use is None else pack_use,
+        strict=strict,
+    )
+    if x.element_size() == 2 and plans.has_gpu_kernels(x):
+        moments = torch.empty((2, weight.shape[0]), dtype=compute_dtype(x.dtype), device=x.device)
+        found = _run(call, fold, moments)
+        if isinstance(found, Tensor):
+            return found, moments[0], moments[1]
+    z = _without_moments(call, fold, None if precision is None else call.precision)
+    return z, *column_moments(z)
+
+
+def column_moments(z: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the biased variance of each column of a matrix `[M, N]`: `[N]` in fp32, in fp64 of fp64.
+
+    For callers below autograd. Two calls give the same bits.
+    """
+    wide = compute_dtype(z.dtype)
+    rows, columns = z.shape
+    if z.numel() == 0 or not plans.has_gpu_kernels(z):
+        variance, mean = torch.var_mean(z.to(wide), 0, correction=0)
+        return mean, variance
+    z = z if z.stride(1) == 1 or columns == 1 else z.contiguous()
+    blocks = torch.empty((-(-rows // _BLOCK_ROWS), columns, 2), dtype=wide, device=z.device)
+    moments = torch.empty((2, columns), dtype=wide, device=z.device)
+    _column_moments_out(z, blocks, moments)
+    return moments[0], moments[1]
+
+
+def _run(call: LinearCall, fold: tuple[Any, ...] | None, moments: Tensor) -> Tensor | int:
+    """A call in 16 bits, or the reason why there is no result, after what can be done about it."""
+    out, circumstances = None, dry_runs.ROUTED
+    if _any_autocast():
+        out = call.new_out()  # torch's GEMM with out= keeps the dtype
+        circumstances |= dry_runs.OUT_APART
+    given = () if fold is not None else (call.bias,)
+    tensors = (call.epilogue.number, call.x, call.weight, given, fold, out)
+    options = (ORDERS[0].number, None, 0, call.strict, False, circumstances, None, None)
+    met: set[int] = set()
+    while True:
+        found = entry.ask_with_moments(*tensors, *options, moments)
+        if isinstance(found, Tensor) or found in met or not _is_mended(found, call, fold):
+            return found
+        met.add(found)
+
+
+def _is_mended(reason: int, call: LinearCall, fold: tuple[Any, ...] | None) -> bool:
+    """Whether the call can be made again, after what the reason says is lacking was made."""
+    if reason != Reason.NOT_LINKED:
+        return False
+    if fold is not None:
+        call = call._replace(
+            operands=call.x.new_empty((2, call.weight.shape[0]), dtype=torch.float32).unbind(0)
+        )
+    found = dry_runs.dry_run(call, moments=True)
+    return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)
+
+
+def _without_moments(call: LinearCall, fold: tuple[Any, ...] | None, precision: str | None) -> Tensor:
+    given = () if fold is not None else (call.bias,)
+    tensors = (call.epilogue, call.x, call.weight, given, fold)
+    found = entry.linear(*tensors, precision, None, call.pack_use, call.strict, False)
+    if isinstance(found, Tensor):
+        return found
+    return deeds.linear(call, fold=None if fold is None else _checked(call, fold))
+
+
+def _checked(call: LinearCall, fold: tuple[Any, ...]) -> FoldCall:
+    checks.linear(call._replace(epilogue=BIAS, bias=fold[0]))
+    return checks.fold_batch_norm(call.x, fold[:-1], fold[-1], call.weight.shape[0])

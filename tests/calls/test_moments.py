@@ -1,0 +1,204 @@
+"""Column statistics beside a product: what is launched, what is done about each reason, and the values elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm._native import build_info
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import deeds, entry, moments
+from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
+from epigemm.linking import loading
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.reasons import Reason
+from tests.gemm.query import H200
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+
+
+def launches(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, **options: Any) -> list[str]:
+    """Of a bias and a scale, or of a bias alone."""
+    epilogue = options.pop("epilogue", SCALE_BATCH_NORM)
+    x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), n))
+    folded = torch.empty(2, n, dtype=compute_dtype(dtype)).unbind(0)
+    has_bias = epilogue is BIAS
+    call = LinearCall(epilogue, x, weight, bias if has_bias else None, () if has_bias else folded)
+    return dry_runs.dry_run(call, **{"moments": True, **options}).launches
+
+
+@pytest.mark.usefixtures("described")
+def test_large_tiles_reduce_what_they_store() -> None:
+    assert launches(16384, 8192, 8192) == ["fused", "merge"]
+    assert launches(1024, 8192, 8192, torch.float16) == ["fused", "merge"]
+    families = build_info()["families"]
+    tma = list(families).index("sm90_tma")
+    for tile in range(families["sm90_tma"]["16_bits"]):
+        assert launches(1000, 1024, 512, plan=(0, tma, tile, 0, 8, 1)) == ["fused", "merge"]
+
+
+@pytest.mark.usefixtures("described")
+def test_other_kernels_are_followed_by_one_that_reads_their_result() -> None:
+    swap_ab = list(build_info()["families"]).index("sm90_swap_ab")
+    assert launches(16, 4096, 1024, plan=(0, swap_ab, 0, 0, 1, 1)) == ["fused", "blocks", "merge"]
+    assert launches(4096, 1024, 512, plan=dry_runs.FALLBACK, epilogue=BIAS) == [
+        "torch_gemm",
+        "blocks",
+        "merge",
+    ]
+    assert launches(512, 512, 512, torch.float64, epilogue=BIAS) == ["torch_gemm", "blocks", "merge"]
+
+
+@pytest.mark.usefixtures("described")
+def test_without_them_nothing_is_launched() -> None:
+    x, weight = torch.empty(4096, 1024, dtype=torch.float16), torch.empty(1024, 1024, dtype=torch.float16)
+    assert not {"blocks", "merge"} & set(dry_runs.dry_run(LinearCall(BIAS, x, weight)).launches)
+
+
+@pytest.mark.usefixtures("described")
+def test_a_pass_over_the_result_counts_against_a_kernel_that_needs_it() -> None:
+    """PyTorch's GEMM adds a bias itself; statistics take it another kernel."""
+    shapes = [(m, n, k) for m in (4096, 8192) for n in (1024, 4096) for k in (512, 1024)]
+    assert ["torch_gemm"] in [launches(*shape, moments=False, epilogue=BIAS) for shape in shapes]
+    assert [launches(*shape, epilogue=BIAS) for shape in shapes] == [["fused", "merge"]] * len(shapes)
+
+
+# --- the values, where no kernel of epigemm's runs ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("has_scale", [True, False])
+def test_values(dtype: torch.dtype, has_bias: bool, has_scale: bool, rng: torch.Generator) -> None:
+    x, weight, bias, scale = (
+        torch.randn(size, generator=rng).to(dtype) for size in ((65, 32), (40, 32), 40, 40)
+    )
+    vectors = bias if has_bias else None, scale if has_scale else None
+    z, mean, variance = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
+    expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
+    expected = expected * scale.double() if has_scale else expected
+    rounding = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(z.double(), expected, rtol=rounding, atol=8 * rounding)
+    assert z.dtype is dtype and mean.dtype is variance.dtype is compute_dtype(dtype)
+    of_stored = torch.var_mean(z.double(), 0, correction=0)
+    fine = 16 * torch.finfo(mean.dtype).eps
+    torch.testing.assert_close(variance.double(), of_stored[0], rtol=fine, atol=fine)
+    torch.testing.assert_close(mean.double(), of_stored[1], rtol=fine, atol=16 * fine)
+
+
+def test_of_a_stored_matrix() -> None:
+    z = torch.tensor([[1.0, 1e4], [3.0, 1e4 + 2]], dtype=torch.float32)
+    mean, variance = moments.column_moments(z)
+    assert mean.tolist() == [2.0, 1e4 + 1] and variance.tolist() == [1.0, 1.0]
+    mean, variance = moments.column_moments(z.t())
+    assert mean.tolist() == [5000.5, 5002.5]
+    torch.testing.assert_close(variance, torch.full((2,), 4999.5**2))
+
+
+def test_one_row() -> None:
+    mean, variance = moments.column_moments(torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16))
+    assert mean.tolist() == [1.5, -2.0] and variance.tolist() == [0.0, 0.0]
+
+
+def test_arguments_that_do_not_fit() -> None:
+    x, weight = torch.empty(8, 16), torch.empty(4, 16)
+    with pytest.raises(RuntimeError, match="weight"):
+        moments.linear_folded_with_moments(x, torch.empty(4, 8), (None, None), None, False, None)
+    with pytest.raises(RuntimeError, match="scale"):
+        moments.linear_folded_with_moments(x, weight, (None, torch.empty(5)), None, False, None)
+    with pytest.raises(ValueError, match="precision"):
+        moments.linear_folded_with_moments(x, weight, (None, None), "fast", False, None)
+    with pytest.raises(RuntimeError, match="strict"):
+        moments.linear_folded_with_moments(x, weight, (None, None), None, True, None)
+
+
+@pytest.mark.skipif(entry._module is None, reason="the entry is not at hand")
+def test_the_module_wants_a_gpu() -> None:
+    x = torch.empty(8, 16)
+    given = (BIAS.number, x, x, (None,), None, None, 0, None, 0, False, False, 0, None, None)
+    assert entry.ask_with_moments(*given, torch.empty(2, 8)) == Reason.DOES_NOT_FIT
+    with pytest.raises(TypeError, match="got 14 arguments; accepted are 15"):
+        entry.ask_with_moments(*given)
+
+
+# --- in 16 bits on a GPU: what is done about reasons ---------------------------------------------------------------
+
+
+class Answers:
+    """In place of the entry: answers, one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.linked: list[str] = []
+        self._answers: Iterator[Any] = iter(answers)
+        monkeypatch.setattr(entry, "ask_with_moments", self.ask)
+        monkeypatch.setattr(loading, "link", self.link)
+        monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+
+    def ask(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        return next(self._answers)
+
+    def link(self, epilogue: Any, missing: str, device: torch.device) -> str:
+        self.linked.append(missing)
+        return ""
+
+
+def half_precision() -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    x, weight, vector = (
+        torch.empty(size, dtype=torch.bfloat16) for size in ((4096, 1024), (2048, 1024), (2048,))
+    )
+    return x, weight, (vector, vector)
+
+
+def test_the_fold_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, vectors = half_precision()
+    result = torch.empty(4096, 2048)
+    answers = Answers(monkeypatch, result)
+    z, mean, variance = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
+    assert z is result and mean.shape == variance.shape == (2048,) and mean.dtype is torch.float32
+    (asked,) = answers.asked
+    assert asked[0] == SCALE_BATCH_NORM.number and asked[3] == ()
+    assert asked[4] == (*vectors, None, None, None, None, 0.0)
+    assert asked[-1].data_ptr() == mean.data_ptr()
+
+
+@pytest.mark.usefixtures("described")
+def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, vectors = half_precision()
+    result = torch.empty(4096, 2048)
+    answers = Answers(monkeypatch, int(Reason.NOT_LINKED), result)
+    assert moments.linear_folded_with_moments(x, weight, vectors, None, False, None)[0] is result
+    (linked,) = answers.linked
+    assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_READABLE, Reason.NO_MEMORY, Reason.IS_EMPTY], ids=str)
+def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, vectors = half_precision()
+    z, statistics = torch.empty(64, 8), (torch.empty(8), torch.empty(8))
+    Answers(monkeypatch, int(reason))
+    monkeypatch.setattr(entry, "linear", lambda *arguments: reason)
+    monkeypatch.setattr(deeds, "linear", lambda call, fold: z)
+    monkeypatch.setattr(moments, "column_moments", lambda of: statistics)
+    found = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
+    assert found[0] is z and found[1] is statistics[0] and found[2] is statistics[1]
+
+
+def test_under_autocast_the_result_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, vectors = half_precision()
+    answers = Answers(monkeypatch, torch.empty(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
+    (asked,) = answers.asked
+    assert asked[5].shape == (4096, 2048) and asked[-4] == dry_runs.ROUTED | dry_runs.OUT_APART

@@ -1,0 +1,57 @@
+"""Products with column statistics on a GPU, as BatchNorm calls them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from epigemm.calls import moments
+from tests.support.cases import fused_unavailable
+from tests.support.moments import assert_close, poison_free_memory
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_scale", [True, False])
+@pytest.mark.parametrize("precision", [None, "highest", "high"])
+def test_linear_folded(dtype: torch.dtype, has_scale: bool, precision: str | None) -> None:
+    """Within a few roundings of the plain call's result, and the statistics are those of the result itself."""
+    for m, n, k in ((1, 16, 32), (1000, 200, 64), (4096, 1024, 512), (1024, 2048, 2048), (130, 65, 33)):
+        x, weight, bias, scale = (
+            torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k), (n,), (n,))
+        )
+        vectors = bias, scale if has_scale else None
+        found = []
+        for _ in range(2):
+            poison_free_memory(DEVICE)
+            found.append(moments.linear_folded_with_moments(x, weight, vectors, precision, False, None))
+        z, mean, variance = found[0]
+        assert_close(z, mean, variance)
+        for first, second in zip(*found, strict=True):
+            assert torch.equal(first, second)
+        product = x.double() @ weight.double().t() + bias.double()
+        expected = product * scale.double() if has_scale else product
+        narrow = dtype is not torch.float64 and (dtype is not torch.float32 or precision == "high")
+        rounding = (2**-7 if dtype is torch.bfloat16 else 2**-9) if narrow else 2**-18
+        torch.testing.assert_close(z.double(), expected, rtol=4 * rounding, atol=4 * rounding * k**0.5)
+
+
+def test_under_autocast() -> None:
+    x, weight, bias = (torch.randn(size, device=DEVICE).bfloat16() for size in ((500, 64), (40, 64), (40,)))
+    with torch.autocast("cuda", torch.bfloat16):
+        found = moments.linear_folded_with_moments(x, weight, (bias, bias), None, False, None)
+    assert found[0].dtype is torch.bfloat16
+    assert_close(*found)
+
+
+def test_strict_runs_fused() -> None:
+    x, weight, bias = (
+        torch.randn(size, device=DEVICE).bfloat16() for size in ((4096, 512), (1024, 512), (1024,))
+    )
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+    assert_close(*moments.linear_folded_with_moments(x, weight, (bias, bias), None, True, None))

@@ -1,0 +1,170 @@
+"""Column statistics of a slab in shared memory, by the lanes of a helper warp one after the other, under plain g++."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.functors import COMPILER, CSRC
+
+pytestmark = [
+    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+]
+
+PROGRAM = r"""
+#include "gemm/sm90/slab.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+using namespace epigemm;
+
+alignas(1024) char memory[16384];
+
+struct Load {
+  static uint32_t word(uint32_t address) {
+    uint32_t word;
+    std::memcpy(&word, memory + address, 4);
+    return word;
+  }
+};
+
+struct BFloat16 {
+  static constexpr int kCount = 2;
+  static float at(uint32_t word, int i) {
+    const uint32_t bits = (i ? word >> 16 : word) << 16;
+    float number;
+    std::memcpy(&number, &bits, 4);
+    return number;
+  }
+  static void put(char* to, float number) {
+    uint32_t bits;
+    std::memcpy(&bits, &number, 4);
+    std::memcpy(to, reinterpret_cast<char*>(&bits) + 2, 2);
+  }
+};
+
+struct Float32 {
+  static constexpr int kCount = 1;
+  static float at(uint32_t word, int) {
+    float number;
+    std::memcpy(&number, &word, 4);
+    return number;
+  }
+  static void put(char* to, float number) { std::memcpy(to, &number, 4); }
+};
+
+// As TMA swizzles: of the address within 1024 bytes, the bits of the 16 bytes' place change by those of the line of 128
+// bytes; of 64-byte rows only two of these bits.
+int swizzle(int address, int row_bytes) {
+  const int line = address / 128 % 8;
+  return address ^ ((row_bytes == 128 ? line : line & 3) << 4);
+}
+
+float number_of(int row, int column, float mean) {
+  const uint32_t mixed = (row * 2654435761u ^ column * 40503u) * 2246822519u;
+  return mean + (static_cast<int>(mixed >> 16 & 255) - 128);
+}
+
+// The word, or the half of one, in which a number is stored.
+template <class Numbers>
+uint32_t stored(int row, int column, float mean) {
+  char bytes[4] = {};
+  Numbers::put(bytes, number_of(row, column, mean));
+  uint32_t word;
+  std::memcpy(&word, bytes, 4);
+  return word;
+}
+
+// The largest error of a slab's statistics, relative to the deviations.
+template <class Numbers, int kRowBytes>
+double error(int rows, float mean) {
+  constexpr int kBytes = 4 / Numbers::kCount, kColumns = kRowBytes / kBytes;
+  using Lane = sm90::SlabMoments<Numbers, kRowBytes, Load>;
+  const uint32_t slab = 2048;
+  std::memset(memory, 0xff, sizeof memory);  // NaN
+  std::vector<double> means(kColumns), squares(kColumns);
+  for (int column = 0; column < kColumns; ++column) {
+    for (int row = 0; row < rows; ++row) {
+      const uint32_t word = stored<Numbers>(row, column, mean);
+      std::memcpy(memory + slab + swizzle(row * kRowBytes + column * kBytes, kRowBytes), &word, kBytes);
+      means[column] += Numbers::at(word, 0) / double(rows);
+    }
+    for (int row = 0; row < rows; ++row) {
+      squares[column] += std::pow(Numbers::at(stored<Numbers>(row, column, mean), 0) - means[column], 2);
+    }
+  }
+  double worst = 0;
+  std::vector<int> seen(kColumns);
+  for (int lane = 0; lane < Lane::kLanes; ++lane) {
+    Lane found(slab, lane, rows);
+    const Lane other(slab, lane + Lane::kLanes % 32, rows);
+    for (int i = 0; i < Numbers::kCount; ++i) {
+      PivotSums<float>& column = found.columns[i];
+      if (Lane::kRowsOfLine == 2) {
+        column.sum += other.columns[i].sum;
+        column.squares += other.columns[i].squares;
+      }
+      const int at = Lane::column_of(lane) + i;
+      ++seen[at];
+      const BlockMoments<float> moments = column.moments(rows);
+      const double of_mean = std::fabs(moments.mean - means[at]) / (100 + std::fabs(mean));
+      const double of_squares = std::fabs(moments.squares - squares[at]) / (1 + squares[at]);
+      const double both = of_mean + of_squares;
+      worst = both <= worst ? worst : both;
+      if (std::isnan(both)) worst = std::numeric_limits<double>::infinity();
+    }
+  }
+  for (const int count : seen) {
+    if (count != 1) worst = std::numeric_limits<double>::infinity();
+  }
+  return worst;
+}
+
+template <class Numbers, int kRowBytes>
+double worst_of(int slab_rows) {
+  double worst = 0;
+  for (int rows = 1; rows <= slab_rows; ++rows) {
+    for (const float mean : {0.0f, 10000.0f}) {
+      const double found = error<Numbers, kRowBytes>(rows, mean);
+      worst = found <= worst ? worst : found;
+    }
+  }
+  return worst;
+}
+
+int main() {
+  std::printf("%g %g %g %g %g %g\n", worst_of<BFloat16, 128>(64), worst_of<BFloat16, 64>(64),
+              worst_of<BFloat16, 128>(48), worst_of<BFloat16, 128>(80), worst_of<Float32, 128>(64),
+              worst_of<Float32, 64>(64));
+  // A block of equal numbers has no deviation; NaN stays.
+  PivotSums<float> equal{3.1f};
+  for (int i = 0; i < 64; ++i) equal.add(3.1f);
+  PivotSums<float> broken{1.0f};
+  broken.add(1.0f);
+  broken.add(std::numeric_limits<float>::quiet_NaN());
+  const BlockMoments<float> of_equal = equal.moments(64), of_broken = broken.moments(2);
+  std::printf("%d %d\n", of_equal.mean == 3.1f && of_equal.squares == 0,
+              std::isnan(of_broken.mean) && std::isnan(of_broken.squares));
+}
+"""
+
+
+def test_lanes_read_each_number_once(tmp_path: Path) -> None:
+    """Slabs of every width and height that tiles have, with any number of rows, and with a mean of 10,000."""
+    source = tmp_path / "slab_moments.cpp"
+    source.write_text(PROGRAM)
+    program = tmp_path / "slab_moments"
+    command = [str(COMPILER), "-std=c++17", "-O2", "-Wno-unknown-pragmas", f"-I{CSRC}", str(source)]
+    subprocess.run([*command, "-o", str(program)], check=True)
+    done = subprocess.run([program], check=True, capture_output=True, text=True)
+    errors, flags = done.stdout.splitlines()
+    assert len(errors.split()) == 6
+    assert all(0 < float(error) < 2e-6 for error in errors.split()), errors
+    assert flags.split() == ["1", "1"]
