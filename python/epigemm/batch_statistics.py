@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import route as _route
-from epigemm.arguments import checks
+from epigemm.arguments import checks, invariance
 from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import batch_norm as _nodes
 from epigemm.autograd.batch_norm import BatchNormCall
@@ -59,7 +59,7 @@ def linear_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall
 ) -> Tensor | None:
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
-    if not isinstance(x, Tensor) or not is_served(x):
+    if not isinstance(x, Tensor) or not is_served(x) or (invariance.active and invariance.enabled()):
         return None
     x, weight, (bias,) = _route.autocast(x, weight, bias)
     inputs = (x, weight, bias, *vectors)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from epigemm._native import ops
+from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import batch_norm, moments
@@ -52,8 +53,9 @@ def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor
     x, weight, bias, *vectors = inputs
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(weight)
+    precision = None if call.precision == DEFAULT else call.precision
     u, mean, var = moments.linear_folded_with_moments(
-        x, weight, (bias, None), call.precision, call.strict, call.pack_use
+        x, weight, (bias, None), precision, call.strict, call.pack_use
     )
     batch_norm.update_tracked(call.running)
     norm = Norm.of(vectors, call.eps, call.relu)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from epigemm._native import operator
 from epigemm.calls.elementwise_kernels import has_native
-from epigemm.calls.entry import mark_written
 from epigemm.epilogues.registry import compute_dtype
 
 _batch_norm_out = operator("_batch_norm_out")
@@ -59,7 +58,11 @@ def update_tracked(running: Running) -> None:
 
 
 def normalise(u: Tensor, mean: Tensor, var: Tensor, norm: Norm, running: Running) -> Tensor:
-    """y, of u's dtype; the running statistics follow. `mean`, `var` (biased): u's moments in fp32 (fp64 of fp64)."""
+    """y, of u's dtype; the running statistics follow. `mean`, `var` (biased): u's moments in fp32 (fp64 of fp64).
+
+    The version counters of the running statistics do not change, as with PyTorch's BatchNorm: a backward pass of an
+    earlier call may have saved them.
+    """
     if not _has_kernels(u):
         return _normalise_by_torch(u, mean, var, norm, running)
     u = u.contiguous()
@@ -67,9 +70,6 @@ def normalise(u: Tensor, mean: Tensor, var: Tensor, norm: Norm, running: Running
     is_cumulative = running.momentum is None
     tracked, momentum = (running.tracked, 0.0) if is_cumulative else (None, running.momentum)
     _batch_norm_out(u, mean, var, *norm, running.mean, running.var, tracked, momentum, out)
-    for written in (running.mean, running.var):
-        if written is not None:
-            mark_written(written)
     return out
 
 
@@ -157,7 +157,7 @@ def _normalise_by_torch(u: Tensor, mean: Tensor, var: Tensor, norm: Norm, runnin
         rows, scale = u.shape[0], _wide(norm, mean.dtype)[0]
         shifted = (mean, var) if scale is None else (mean * scale, var * scale * scale)
         for kept, value in ((running.mean, shifted[0]), (running.var, shifted[1] * (rows / (rows - 1)))):
-            kept.copy_(kept.to(value.dtype) * (1 - factor) + value * factor)
+            kept.data.copy_(kept.to(value.dtype) * (1 - factor) + value * factor)
     return _finish(u.to(mean.dtype) - mean, var, norm, u.dtype)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.arguments import checks
+from epigemm.arguments.calls import FIND, FoldCall, LinearCall
+from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import deeds
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
 
@@ -14,16 +16,18 @@ def linear_folded_with_moments(
     x: Tensor,
     weight: Tensor,
     vectors: tuple[Tensor | None, Tensor | None],
-    precision: str,
+    precision: str | None,
     strict: bool,
-    use: str,
+    use: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z = (x @ weight.T + bias) * scale, and the mean and biased variance of z's columns, below autograd.
 
-    x: `[M, K]`; `vectors`: bias and scale, `[N]` or None; `precision`, `strict`, `use`: as of `LinearCall`.
+    `x`: `[M, K]`. `vectors`: bias and scale, `[N]` or None. `precision`, `strict`: as of the public functions. `use`:
+    what the call may do with the weight's pack.
     """
     bias, scale = vectors
-    options = (precision, use, strict)
+    asked = DEFAULT if precision is None else checks.precision(precision)
+    options = (asked, FIND if use is None else use, strict)
     if scale is None:
         z = deeds.run_linear(LinearCall(BIAS, x, weight, bias, (), (), *options))
     else:
