@@ -173,9 +173,10 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- backward --------------------------------------------------------------------------------------------------------
 
-// S1 and S2 of a chunk of rows, into two rows of the workspace.
+// S1 and S2 of a chunk of rows, into two rows of the workspace. At least 2 CTAs of an SM: without that bound sm_80's
+// kernels spill 8 bytes for a third one.
 template <class Element, int Size, bool Relu>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     sums_kernel(const __grid_constant__ BatchNormBackward p, int64_t rows_of_cta) {
   using Compute = ComputeOf<Element>;
   __shared__ alignas(16) Compute shared[3][kBand<Size>];
