@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import epigemm
-from benchmarks.cases import CUSTOM, MATRIX, Case, Data, train_batch_norm
+from benchmarks.cases import COUNTER, CUSTOM, EPS, MATRIX, MOMENTUM, Case, Data
 from benchmarks.cases.custom import decorated
 from benchmarks.harness.records import (
     ADDMM,
@@ -107,13 +107,13 @@ _NEEDS: dict[str, tuple[Callable[[Case, torch.device], object], str]] = {
 
 
 def our_call(case: Case, data: Data, *, packed: bool = True) -> tuple[Callable[..., Tensor], list[Any]]:
-    """Our built-in function and its arguments; an fp32 weight packed or as it is."""
+    """Our built-in function and its arguments; an fp32 weight packed or as it is. Of training: the product's."""
     p, problem = data.parameters, case.problem
     given: list[Any] = [data.x]
     if data.weight is not None:
         given.append(epigemm.pack(data.weight) if packed and case.is_fp32_product else data.weight)
     if problem.training:
-        return epigemm.linear_scale, [*given, p.vectors["bias"], p.vectors["scale"]]
+        return epigemm.linear, [*given, p.vectors["bias"]]
     assert problem.ours is not None
     return problem.ours, [*given, *problem.given(p).values()]
 
@@ -126,10 +126,6 @@ def planned(function: Callable[..., Tensor], given: Sequence[Any]) -> str:
 
 def _ours(case: Case, data: Data, out: Tensor, *, packed: bool = True) -> Alternative:
     function, given = our_call(case, data, packed=packed)
-    p = data.parameters
-
-    def train() -> Tensor:
-        return train_batch_norm(function(*given), p)
 
     def run() -> Tensor:
         return function(*given, out=out)
@@ -138,7 +134,30 @@ def _ours(case: Case, data: Data, out: Tensor, *, packed: bool = True) -> Altern
     # A fused kernel rounds once, at the end. cuBLAS may split K and round each part's sums to 16 bits: the fallback has
     # the bound of eager.
     roundings = _EAGER_ROUNDINGS if kernel == FALLBACK else 0
-    return Alternative(train if case.problem.training else run, roundings, kernel=kernel)
+    if not case.problem.training:
+        return Alternative(run, roundings, kernel=kernel)
+    module = training_module(data, packed=packed)
+    return Alternative(lambda: module(data.x), roundings + 1, kernel=kernel)  # its product is rounded, too
+
+
+def training_module(data: Data, *, packed: bool) -> epigemm.nn.LinearScaleBatchNorm1d:
+    """Our layer over the tensors of a case that trains; an fp32 weight packed or as it is."""
+    v, device = data.parameters.vectors, data.x.device
+    assert data.weight is not None
+    norm = nn.BatchNorm1d(data.weight.shape[0], EPS, MOMENTUM, device=device)
+    for name, own in (("weight", "weight"), ("bias", "bn_bias")):
+        setattr(norm, name, nn.Parameter(v[own], requires_grad=False))
+    for name in ("running_mean", "running_var", COUNTER):
+        setattr(norm, name, v[name])
+    linear = nn.Linear(1, 1, device=device)
+    linear.bias = nn.Parameter(v["bias"], requires_grad=False)
+    linear.weight = nn.Parameter(data.weight, requires_grad=False)
+    module = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, v["scale"], norm)
+    if not packed:  # a layer keeps the pack of a parameter
+        bare: Any = nn.Module()
+        bare.weight, bare.bias = data.weight, v["bias"]
+        module.linear = bare
+    return module
 
 
 def _plain(case: Case, data: Data, out: Tensor) -> Alternative:

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1] / "python" / "epigemm"
 ROOMS = (
     *("_native", "cuda_graphs", "docstrings", "progress"),
     *("epilogues", "arguments", "planning", "linking", "packs", "calls", "autograd", "operators"),
-    *("route", "decorated", "user_epilogue", "results_epilogue", "decorator"),
+    *("route", "batch_statistics", "decorated", "user_epilogue", "results_epilogue", "decorator"),
     *("functional", "formula_functions", "glu", "precompiling"),
     *("nn", "explain", "tuning", "fusion", "explaining", "__init__", "__main__", "bench"),
 )

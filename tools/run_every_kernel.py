@@ -22,10 +22,10 @@ from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import elementwise_deeds
+from epigemm.calls import batch_norm, elementwise_deeds
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.epilogues.registry import EPILOGUES, Epilogue, fold_batch_norm_reference
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, compute_dtype, fold_batch_norm_reference
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.tuning.candidates import SWAP_AB
 from tools import sharded
@@ -227,12 +227,35 @@ def run_fold() -> int:
     return 2
 
 
+def run_batch_norm(dtype: torch.dtype) -> int:
+    """BatchNorm in training and its derivative, by each access to memory, with and without a ReLU."""
+    shapes, relus = ((70, 264), (70, 263)), (False, True)
+    for (rows, columns), relu in product(shapes, relus):
+        u, grad = (torch.randn(rows, columns, device=DEVICE).to(dtype) for _ in range(2))
+        vectors = [torch.rand(columns, device=DEVICE).to(dtype) + 0.5 for _ in range(3)]
+        norm = batch_norm.Norm.of(vectors, 1e-3, relu)
+        variance, mean = torch.var_mean(u.to(compute_dtype(dtype)), 0, correction=0)
+        running = batch_norm.Running(torch.zeros_like(mean), torch.ones_like(mean), None, 0.1)
+        y = batch_norm.normalise(u, mean, variance, norm, running)
+        found = batch_norm.gradients(grad, u, mean, variance, norm, (dtype,) * 5)
+        leaves = [each.double().requires_grad_() for each in (u, *vectors)]
+        expected = batch_norm.reference(leaves[0], norm.of(leaves[1:], 1e-3, False))
+        name, masked = f"batch norm {dtype} {columns} {relu}", torch.where(y <= 0, 0.0, grad.double())
+        wide = torch.autograd.grad(expected, leaves, masked if relu else grad.double())
+        expect_close(name, y, torch.relu(expected) if relu else expected, TOLERANCE[dtype])
+        for each, like in zip((found.u, *found[2:]), wide, strict=True):
+            assert each is not None
+            expect_close(f"derivative of {name}", each, like, TOLERANCE[dtype])
+    return 4 * len(shapes) * len(relus)
+
+
 def jobs() -> sharded.Jobs:
     """Everything to run, by name, in an order in which neighbours take equally long."""
     found: dict[str, Callable[[], int]] = {"fold": run_fold}
     found |= {f"copies {dtype}": partial(run_copies, dtype) for dtype in (torch.float16, torch.bfloat16)}
     for name, dtype in product(("bias_gated_relu", "bias_gated_silu"), (torch.float16, torch.bfloat16)):
         found[f"pairs {name} {dtype}"] = partial(run_pairs, name, dtype)
+    found |= {f"norm {dtype}": partial(run_batch_norm, dtype) for dtype in TOLERANCE}
     for epilogue in EPILOGUES.values():
         for dtype in TOLERANCE:
             found[f"elementwise {epilogue.name} {dtype}"] = partial(run_elementwise, epilogue, dtype)

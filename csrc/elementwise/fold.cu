@@ -1,32 +1,18 @@
 #include "elementwise/fold.h"
 
 #include "device/launch.h"
-#include "device/types.cuh"
+#include "elementwise/typed_vector.cuh"
 
 namespace epigemm {
 namespace {
-
-__device__ double load(const FoldVector& vector, int64_t column, double absent) {
-  if (!vector.data) return absent;
-  const int64_t offset = column * vector.stride;
-  switch (vector.element) {
-    case ElementType::Float16:
-      return cuda::to_compute(static_cast<const __half*>(vector.data)[offset]);
-    case ElementType::BFloat16:
-      return cuda::to_compute(static_cast<const __nv_bfloat16*>(vector.data)[offset]);
-    case ElementType::Float64:
-      return static_cast<const double*>(vector.data)[offset];
-    default:
-      return static_cast<const float*>(vector.data)[offset];
-  }
-}
 
 template <class Element>
 __global__ void fold_kernel(FoldProblem problem) {
   const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (column >= problem.columns) return;
-  const FoldedColumn folded = fold_column(
-      problem, column, [](const FoldVector& vector, int64_t at, double absent) { return load(vector, at, absent); });
+  const FoldedColumn folded = fold_column(problem, column, [](const FoldVector& vector, int64_t at, double absent) {
+    return cuda::load(vector, at, absent);
+  });
   static_cast<Element*>(problem.multiplier)[column] = static_cast<Element>(folded.multiplier);
   static_cast<Element*>(problem.offset)[column] = static_cast<Element>(folded.offset);
 }

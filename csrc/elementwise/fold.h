@@ -18,6 +18,12 @@ struct FoldVector {
   ElementType element = ElementType::Float32;
 };
 
+struct WrittenVector {
+  void* data = nullptr;  // null = not wanted
+  int64_t stride = 0;
+  ElementType element = ElementType::Float32;
+};
+
 struct FoldProblem {
   FoldVector bias, scale, mean, variance, gamma, beta;
   double eps = 0;

@@ -97,6 +97,15 @@ ElementType element_of(const TensorView& tensor, const char* argument) {
   fail(argument, " has an unsupported dtype; accepted are float16, bfloat16, float32 and float64");
 }
 
+FoldVector vector_of(const std::optional<TensorView>& vector, int64_t columns, const TensorView& x,
+                     const char* argument) {
+  if (!vector) return {};
+  check(vector->dim() == 1 && vector->size(0) == columns, argument, " has shape ", Shape{*vector}, ", expected [",
+        columns, "]");
+  check(vector->is_beside(x), argument, " is on another device than the matrix");
+  return {vector->data(), vector->stride(0), element_of(*vector, argument)};
+}
+
 void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
                    const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
                    OperandValue* values) {

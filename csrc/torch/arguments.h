@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "call/tensor.h"
+#include "elementwise/fold.h"
 #include "elementwise/problem.h"
 #include "epilogue/registry.h"
 #include "torch/tensor_view.h"
@@ -53,6 +54,10 @@ call::Tensor view_of(const TensorView& tensor, ElementType element, void* data);
 void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
                    const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
                    OperandValue* values);
+
+// A vector of `columns` elements on x's device, or an absent one.
+FoldVector vector_of(const std::optional<TensorView>& vector, int64_t columns, const TensorView& x,
+                     const char* argument);
 
 // The CUDA stream that torch runs on at present.
 void* current_stream(int device);

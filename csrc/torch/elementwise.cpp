@@ -74,14 +74,6 @@ void derivative_out_cpu(const Name& epilogue, const TensorView& grad, const Tens
   if (problem.elements() > 0) cpu::run_derivative(problem, &parallel_for);
 }
 
-FoldVector fold_vector(const std::optional<TensorView>& vector, const TensorView& out, const char* argument) {
-  if (!vector) return {};
-  check(vector->dim() == 1 && vector->size(0) == out.size(1), argument, " has shape ", Shape{*vector}, ", expected [",
-        out.size(1), "]");
-  check(vector->is_beside(out), argument, " is on another device than out");
-  return {vector->data(), vector->stride(0), element_of(*vector, argument)};
-}
-
 FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
                       const std::optional<TensorView>& running_mean, const std::optional<TensorView>& running_var,
                       const std::optional<TensorView>& bn_weight, const std::optional<TensorView>& bn_bias, double eps,
@@ -92,12 +84,12 @@ FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional
   problem.element = element_of(out, "out");
   check(problem.element == ElementType::Float32 || problem.element == ElementType::Float64,
         "out must be float32 or float64");
-  problem.bias = fold_vector(bias, out, "bias");
-  problem.scale = fold_vector(scale, out, "scale");
-  problem.mean = fold_vector(running_mean, out, "running_mean");
-  problem.variance = fold_vector(running_var, out, "running_var");
-  problem.gamma = fold_vector(bn_weight, out, "bn_weight");
-  problem.beta = fold_vector(bn_bias, out, "bn_bias");
+  problem.bias = vector_of(bias, out.size(1), out, "bias");
+  problem.scale = vector_of(scale, out.size(1), out, "scale");
+  problem.mean = vector_of(running_mean, out.size(1), out, "running_mean");
+  problem.variance = vector_of(running_var, out.size(1), out, "running_var");
+  problem.gamma = vector_of(bn_weight, out.size(1), out, "bn_weight");
+  problem.beta = vector_of(bn_bias, out.size(1), out, "bn_bias");
   problem.eps = eps;
   problem.columns = out.size(1);
   problem.multiplier = out.mutable_data();

@@ -26,6 +26,14 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
   m.def(
+      "_batch_norm_out(Tensor u, Tensor mean, Tensor variance, Tensor? scale, Tensor? weight, Tensor? bias, float eps,"
+      " bool relu, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? tracked, float momentum, Tensor(c!) out)"
+      " -> ()");
+  m.def(
+      "_batch_norm_backward_out(Tensor grad, Tensor u, Tensor mean, Tensor variance, Tensor? scale, Tensor? weight,"
+      " Tensor? bias, float eps, bool relu, Tensor(a!)? grad_u, Tensor(b!)? grad_scale, Tensor(c!)? grad_weight,"
+      " Tensor(d!)? grad_bias, Tensor(e!)? grad_shift, Tensor(f!) workspace) -> ()");
+  m.def(
       "_plan(str epilogue, int m, int n, int k, int[]? strides, int alignment, str dtype, str arithmetic, bool packed,"
       " bool tf32_allowed, bool has_bias, bool invariant, bool any_family, int[]? gpu, int device) -> str");
   m.def(

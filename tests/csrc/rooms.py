@@ -84,7 +84,7 @@ ROOMS = (
         "elementwise",
         PLAIN,
         ("CUDA",),
-        "the elementwise kernel, its derivative, BatchNorm's fold, copies of rows",
+        "the elementwise kernel, its derivative, BatchNorm's fold, BatchNorm in training, copies of rows",
     ),
     Room("cpu", ("epilogue", "elementwise"), (), "the same functors, in loops"),
     Room(

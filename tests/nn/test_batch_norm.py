@@ -10,8 +10,16 @@ import torch
 from torch import nn
 
 import epigemm
+from epigemm import batch_statistics
 
 ROWS, IN, OUT = 9, 24, 16
+
+
+@pytest.fixture(params=["where it runs", "everywhere"], autouse=True)
+def _own_batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU PyTorch's BatchNorm is called; the formulas of the kernels are in PyTorch's operators there."""
+    if request.param == "everywhere":
+        monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
 
 
 def batch_norm_pair(**options: Any) -> tuple[nn.Linear, nn.Parameter, nn.BatchNorm1d, nn.Module]:
@@ -118,6 +126,25 @@ def test_batch_norm_of_one_row_in_training_is_torchs_error() -> None:
         ours(x)
     assert str(mine.value) == str(theirs.value)
     assert torch.equal(statistics(ours)[0], before[0]) and torch.equal(statistics(ours)[1], before[1])
+
+
+@options_cases
+def test_batch_norm_and_relu_in_training_equals_torch(options: dict[str, Any], device: torch.device) -> None:
+    linear, _, norm, _ = batch_norm_pair(**options)
+    ours = epigemm.nn.LinearBatchNormReLU.from_layers(copy.deepcopy(linear), copy.deepcopy(norm)).to(device)
+    plain = nn.Sequential(linear, norm, nn.ReLU()).to(device)
+    for rows in (9, 2, 30):
+        x, upstream = torch.randn(rows, IN, device=device) + 0.5, torch.randn(rows, OUT, device=device)
+        found, expected = ours(x), plain(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        for module, result in ((ours, found), (plain, expected)):
+            module.zero_grad()
+            result.backward(upstream)
+        for own, its in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, its.grad, rtol=1e-3, atol=1e-3)
+        for mine, other in zip(statistics(ours), statistics(plain), strict=True):
+            assert mine.dtype is other.dtype
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
 def test_batch_norm_in_evaluation_reads_live_statistics_and_parameters() -> None:

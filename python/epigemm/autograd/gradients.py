@@ -170,7 +170,7 @@ def fold_batch_norm_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> 
     def fold(*tracked: Tensor | None) -> Tensor:
         return fold_batch_norm_reference(like, tracked, ctx.eps)
 
-    return _gradients_of(fold, vectors, grad, needs)
+    return gradients_of(fold, vectors, grad, needs)
 
 
 def gradients_of_fold(
@@ -261,7 +261,7 @@ def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[boo
     def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
         return epilogue.reference(acc, bias, operands, scalars)
 
-    return _gradients_of(apply, call.inputs, grad, needs)
+    return gradients_of(apply, call.inputs, grad, needs)
 
 
 def _gradients_of_scale(
@@ -278,7 +278,7 @@ def _gradients_of_scale(
     ]
 
 
-def _gradients_of(
+def gradients_of(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Gradients of `function(*inputs)` with respect to the inputs that need one; None for the others."""

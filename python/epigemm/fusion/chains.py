@@ -106,7 +106,7 @@ class ChainFinder:
             return "it is inside of a transform of torch.func, or of forward-mode derivatives"
         if isinstance(product, str):
             return ""
-        if product.value.requires_grad and self._is_written_after(node, (product.bias,)):
+        if product.value.requires_grad and self.is_written_after(node, (product.bias,)):
             return "what it adds is written before its derivative would read it again"
         return "a tensor gets another shape in place" if self._changes_shapes else ""
 
@@ -203,7 +203,7 @@ class ChainFinder:
         except Refused as refusal:
             return str(refusal)
         if region.product.value.requires_grad and any(
-            self._is_written_after(node, each.sources) for each in operands
+            self.is_written_after(node, each.sources) for each in operands
         ):
             return f"{node} reads what is written before its derivative would read it again"
         if formula is not None:
@@ -247,7 +247,7 @@ class ChainFinder:
                     return False
         return storage_of(value_at(node)) == memory and "out" not in node.kwargs
 
-    def _is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
+    def is_written_after(self, node: fx.Node, sources: Iterable[fx.Node | None]) -> bool:
         """Whether the graph writes an operand later, which a fused call saves for the backward pass."""
         for memory in {storage_of(value_at(source)) for source in sources if source is not None}:
             for user in {user for other in self._sharing[memory] for user in other.users}:

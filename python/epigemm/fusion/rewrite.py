@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, joined, layouts, matmuls, pairs, profit
+from epigemm.fusion import formula, host, joined, layouts, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -114,13 +114,15 @@ def fuse_graph(
     report.notes += pairs.notes(two, name_of)
     if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
-    taken = [chain for chain, found in judged.items() if not (found.why_not or waits)]
+    found = {} if traced or waits or launches is not host.Launches.EAGER else norms.find(graph, judged)
+    taken = [chain for chain, each in judged.items() if not (each.why_not or waits or chain in found)]
     report.is_unsure = is_unsure and bool(taken)
     report.notes += [host.UNSURE] * report.is_unsure
     fused = _replace_all(graph, {chain: judged[chain] for chain in taken}, keep_packs)
+    fused |= {chain: _replace_norm(graph, chain, each, keep_packs) for chain, each in found.items()}
     for chain in judged:
         reason = judged[chain].why_not or waits
-        is_taken = chain.computes and not reason
+        is_taken = chain.computes and (chain in found or not reason)
         report.chains = (report.chains[0] + chain.is_followed, report.chains[1] + is_taken)
         if chain.is_followed and not is_taken:
             report.not_taken.insert(0, Skipped(name_of(chain.product.node), reason or chain.ended))
@@ -231,6 +233,20 @@ def _replace(
         graph.erase_node(node)
     fused.meta[SITE] = _site_of(chain, notes)
     return fused.meta[SITE]  # type: ignore[no-any-return]
+
+
+def _replace_norm(graph: fx.Graph, chain: Chain, found: norms.Found, keep_packs: bool) -> FusedSite:
+    """Replace a product and the BatchNorm behind it by one call."""
+    name, has_bias = name_of(chain.product.node), chain.product.bias is not None
+    matched = tuple(node.name for node in found.nodes)
+    text = norms.text_of(found, has_bias=has_bias)
+    fused = norms.replace(graph, found, keeps_pack=_keeps(chain, keep_packs))
+    function = "linear_batch_norm" if found.relu is None else "linear_batch_norm_relu"
+    fused.meta[SITE] = FusedSite(name, function, matched, text, (_OWN_STATISTICS,))
+    return fused.meta[SITE]  # type: ignore[no-any-return]
+
+
+_OWN_STATISTICS = "by the batch's own statistics: one pass for the product with them, one that normalises"
 
 
 def _site_of(chain: Chain, notes: tuple[str, ...]) -> FusedSite:

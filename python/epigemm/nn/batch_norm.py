@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from epigemm import docstrings, formula_functions
+from epigemm import batch_statistics, docstrings, formula_functions
 from epigemm import route as _route
 from epigemm.arguments import invariance
 from epigemm.nn.base import (
@@ -38,8 +38,10 @@ def linear_scale_batch_norm1d(
 
     With running statistics and `bn` in eval mode, one kernel computes all of it
     (`epigemm.linear_scale_batch_norm`). Where BatchNorm uses the batch's own statistics (training mode, or no
-    running ones), product, bias and scale are one kernel and `bn` itself
-    follows: statistics, `num_batches_tracked`, `momentum=None` and errors are torch's own.
+    running ones), a GPU makes three passes over the result: one writes the product with the mean and the variance of
+    its columns, one reads it and writes what is returned. On a CPU, and where something other than autograd intercepts
+    the call, product, bias and scale are one kernel and `bn` itself follows. Statistics, `num_batches_tracked`,
+    `momentum=None` and errors are as torch's.
 
     Args:
         x: `[M, K]`.
@@ -70,7 +72,10 @@ def _scale_batch_norm(
     bn: nn.BatchNorm1d,
     precision: str | None,
     strict: bool,
+    *,
+    relu: bool = False,
 ) -> Tensor:
+    """`relu` is for batch statistics alone."""
     _check_rows(x)
     weight, bias = linear.weight, linear.bias
     if _takes_batch_statistics(bn):
@@ -79,11 +84,15 @@ def _scale_batch_norm(
                 "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
                 "may depend on others; accepted there are running statistics and eval()"
             )
+        options: Any = {"precision": precision, "strict": strict, "pack_use": pack_use(weight)}
+        found = batch_statistics.of_module(x, weight, bias, scale, bn, relu=relu, **options)
+        if found is not None:
+            return found
         scaling = (bias, scale, None, None, None, None)
         result: Tensor = bn(
             _route.linear_folded(x, weight, scaling, 0.0, precision, None, strict, pack_use(weight))
         )
-        return result
+        return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
     return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
 
@@ -204,7 +213,7 @@ class LinearBatchNormReLU(_WithBatchNorm):
     """relu(bn(linear(x))): a linear layer, BatchNorm and a ReLU.
 
     With running statistics and in eval mode, one kernel (`epigemm.linear_batch_norm_relu`); where BatchNorm uses the
-    batch's own statistics, product and bias are one kernel, and PyTorch's BatchNorm and ReLU follow. State:
+    batch's own statistics, as `linear_scale_batch_norm1d`, and the ReLU is a part of the last pass. State:
     `linear.weight`, `linear.bias`, and all of `nn.BatchNorm1d`'s under `bn.`.
 
     Example:
@@ -225,7 +234,7 @@ class LinearBatchNormReLU(_WithBatchNorm):
         """Apply the layer."""
         linear, bn = self.linear, self.bn
         if _takes_batch_statistics(bn):
-            return torch.relu(_scale_batch_norm(x, linear, None, bn, self.precision, self.strict))
+            return _scale_batch_norm(x, linear, None, bn, self.precision, self.strict, relu=True)
         _check_rows(x)
         vectors = (linear.bias, None, bn.running_mean, bn.running_var, bn.weight, bn.bias)
         return formula_functions.batch_norm_relu(

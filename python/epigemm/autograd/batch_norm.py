@@ -1,0 +1,116 @@
+"""A linear layer with BatchNorm by the batch's own statistics behind it: one node of autograd.
+
+The product (with the bias) and its columns' moments are one call, and y is one pass over the product. Saved are the
+inputs, the product and its moments. The derivative reads product and gradient twice: for two sums, and for the
+product's gradient. Second derivatives, and first ones that are traced, run the reference under autograd, where the
+product is computed again: without the bias, on which no result depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from epigemm._native import ops
+from epigemm.arguments.precision import DEFAULT
+from epigemm.autograd import gradient_products, gradients
+from epigemm.autograd.gradients import Gradients
+from epigemm.calls import batch_norm, moments
+from epigemm.calls.batch_norm import Norm, Running
+from epigemm.epilogues.registry import BIAS
+from epigemm.packs import weight_packs
+
+_grad_enabled = torch.is_grad_enabled
+
+
+class BatchNormCall(NamedTuple):
+    """Everything but the tensors that may require a gradient."""
+
+    running: Running
+    eps: float
+    relu: bool
+    precision: str  # as of `LinearCall`, as what follows
+    pack_use: str
+    strict: bool
+
+
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""x, the linear layer's weight and bias, the scale, and BatchNorm's weight and bias."""
+
+
+def linear_batch_norm(call: BatchNormCall, inputs: Inputs) -> Tensor:
+    """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU, recorded."""
+    result: Tensor = _apply(call, *inputs)
+    return result
+
+
+def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same below autograd; also the product with its bias, and the mean and the biased variance of its columns."""
+    x, weight, bias, *vectors = inputs
+    if call.pack_use == weight_packs.NONE:
+        weight_packs.expire(weight)
+    precision = None if call.precision == DEFAULT else call.precision
+    u, mean, var = moments.linear_folded_with_moments(
+        x, weight, (bias, None), precision, call.strict, call.pack_use
+    )
+    batch_norm.update_tracked(call.running)
+    norm = Norm.of(vectors, call.eps, call.relu)
+    y = batch_norm.normalise(u, mean, var, norm, call.running)
+    return y, u, mean, var
+
+
+class _LinearBatchNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, call: BatchNormCall, *inputs: Any) -> Tensor:
+        y, u, mean, var = forward(call, inputs)
+        x, weight, _, scale, bn_weight, bn_bias = inputs
+        ctx.call = call._replace(running=batch_norm.NOTHING_RUNS)  # no tensor here: autograd would not see it
+        ctx.dtypes = [None if each is None else each.dtype for each in inputs]
+        # The bias of BatchNorm tells where its ReLU has cut.
+        ctx.save_for_backward(u, mean, var, x, weight, scale, bn_weight, bn_bias if call.relu else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        saved = ctx.saved_tensors  # once: a checkpoint makes them again each time
+        u, mean, var, x, weight, *vectors = saved
+        call, needs = ctx.call, ctx.needs_input_grad[1:]
+        if _grad_enabled() or not gradient_products.runs_directly(grad, *saved):
+            return None, *_by_reference(ctx, grad, (x, weight, *vectors), needs)
+        needs_x, needs_weight, *needs_vectors = needs
+        dtypes = [dtype if need else None for dtype, need in zip(ctx.dtypes[2:], needs_vectors, strict=True)]
+        of_product = u.dtype if needs_x or needs_weight else None
+        norm = Norm.of(vectors, call.eps, call.relu)
+        found = batch_norm.gradients(grad, u, mean, var, norm, (of_product, *dtypes))
+        if found.u is None:
+            return None, None, None, *found[1:]
+        of_inputs = gradient_products.product_gradients(
+            found.u, x, weight, needs_x, needs_weight, False, call.precision
+        )
+        return None, *of_inputs[:2], *found[1:]
+
+
+def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients in differentiable PyTorch."""
+    x, weight, scale, bn_weight, bn_bias = saved
+    call, (*_, shift_dtype, _, _, bias_dtype) = ctx.call, ctx.dtypes
+
+    def zeros(dtype: torch.dtype | None) -> Tensor | None:  # whose values change no gradient
+        return None if dtype is None else torch.zeros(weight.shape[0], dtype=dtype, device=weight.device)
+
+    def apply(x: Tensor, weight: Tensor, shift: Tensor | None, *vectors: Tensor | None) -> Tensor:
+        u = ops.linear(BIAS.name, x, weight, None, [], [], call.precision, weight_packs.NONE)
+        if shift is not None:
+            u = u + shift.to(u.dtype)
+        return batch_norm.reference(u, Norm.of(vectors, call.eps, call.relu))
+
+    inputs = (x, weight, zeros(shift_dtype), scale, bn_weight, bn_bias if call.relu else zeros(bias_dtype))
+    return gradients.gradients_of(apply, inputs, grad, needs)
+
+
+_node: Any = _LinearBatchNorm
+_apply = super(Function, _node).apply  # without its work for torch.func's transforms, as in `nodes`

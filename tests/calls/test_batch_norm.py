@@ -1,0 +1,319 @@
+"""BatchNorm by the batch's own statistics, and its derivative, against float64: on a GPU by the kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.calls import batch_norm, moments
+from epigemm.calls.batch_norm import NOTHING_RUNS, Norm, Running
+from epigemm.epilogues.registry import compute_dtype
+from tests.support.cases import poisoned
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHAPES = [(2, 1), (3, 5), (9, 32), (33, 257), (64, 512), (300, 264), (1025, 72), (5000, 8), (70, 2048)]
+PRESENT = {"all": (True, True, True), "none": (False, False, False), "scale": (True, False, False)}
+STEPS = 128
+"""Rounding errors of a value: no sum has more additions one after the other at these sizes."""
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+relus = pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+
+
+class Case(NamedTuple):
+    """A product, the gradient of what is made of it, and what follows; and float64's moments of the product."""
+
+    u: Tensor
+    grad: Tensor
+    norm: Norm
+    mean: Tensor
+    var: Tensor
+
+
+def draw(
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    rng: torch.Generator,
+    *,
+    present: str = "all",
+    relu: bool = False,
+    shift: float = 0.5,
+    vector_dtype: torch.dtype | None = None,
+    offset: int = 0,
+) -> Case:
+    """`offset`: elements between an aligned address and the matrices."""
+    rows, columns = shape
+
+    def matrix() -> Tensor:
+        values = torch.randn(rows * columns + offset, generator=rng).to(device, dtype)
+        return values[offset:].view(shape)
+
+    vectors = [
+        torch.randn(columns, generator=rng).to(device, vector_dtype or dtype) if is_there else None
+        for is_there in PRESENT[present]
+    ]
+    if vectors[0] is not None:
+        vectors[0][0] = 0.0  # a scale of 0 hides the product, not its gradients
+    u, grad = matrix(), matrix()
+    u += shift
+    var, mean = torch.var_mean(u.double(), 0, correction=0)
+    return Case(u, grad, Norm.of(vectors, 1e-3, relu), mean, var)
+
+
+def wide(vector: Tensor | None, like: Tensor, absent: float) -> Tensor:
+    return torch.full_like(like, absent) if vector is None else vector.double()
+
+
+def assert_near(actual: Tensor | None, expected: Tensor, size: Tensor) -> None:
+    """Within one rounding to the result's type, and `STEPS` of the arithmetic's relative to a sum's terms."""
+    assert actual is not None
+    unit, step = torch.finfo(actual.dtype).eps / 2, torch.finfo(compute_dtype(actual.dtype)).eps / 2
+    floor = torch.finfo(actual.dtype).tiny
+    allowed = unit * expected.abs() + STEPS * step * size + floor
+    error = (actual.double() - expected).abs()
+    assert not (excess := ~(error <= allowed)).any(), (error / allowed)[excess].max()
+
+
+def run(case: Case, running: Running = NOTHING_RUNS) -> Tensor:
+    return batch_norm.normalise(case.u, *moments.column_moments(case.u), case.norm, running)
+
+
+def gradients(case: Case, dtypes: tuple[torch.dtype | None, ...] | None = None) -> batch_norm.Gradients:
+    vectors = [None if each is None else each.dtype for each in case.norm[:3]]
+    wanted = dtypes or (case.u.dtype, case.u.dtype, *vectors)
+    return batch_norm.gradients(case.grad, case.u, *moments.column_moments(case.u), case.norm, wanted)
+
+
+def check_result(case: Case, found: Tensor) -> None:
+    u, _, norm, mean, var = case
+    scale, weight, bias = (
+        wide(vector, mean, absent) for vector, absent in zip(norm[:3], (1.0, 1.0, 0.0), strict=True)
+    )
+    slope = weight * scale / (scale * scale * var + norm.eps).sqrt()
+    expected = (u.double() - mean) * slope + bias
+    size = (u.double().abs() + mean.abs()) * slope.abs() + bias.abs()
+    assert_near(found, torch.relu(expected) if norm.relu else expected, size)
+
+
+def check_gradients(case: Case, found: batch_norm.Gradients) -> None:
+    """Where a ReLU has cut is read off the forward pass, which may round a 0 to either side."""
+    u, grad, norm, mean, var = case
+    scale, weight, _ = (
+        wide(vector, mean, absent) for vector, absent in zip(norm[:3], (1.0, 1.0, 0.0), strict=True)
+    )
+    inverse = (scale * scale * var + norm.eps).rsqrt()
+    t = scale * inverse
+    g = torch.where(run(case) <= 0, 0.0, grad.double()) if norm.relu else grad.double()
+    centred, spread, rows = u.double() - mean, u.double().abs() + mean.abs(), u.shape[0]
+    total, total_size = g.sum(0), g.abs().sum(0)
+    second, second_size = (g * centred).sum(0), (g.abs() * spread).sum(0)
+    slope = weight * t
+    expected = slope * (g - total / rows - centred * (t * t * second / rows))
+    size = slope.abs() * (g.abs() + total_size / rows + spread * (t * t * second_size / rows))
+    assert_near(found.u, expected, size)
+    of_scale = weight * norm.eps * inverse**3
+    for actual, vector, factor, sums in (
+        (found.scale, norm.scale, of_scale, (second, second_size)),
+        (found.weight, norm.weight, t, (second, second_size)),
+        (found.bias, norm.bias, torch.ones_like(t), (total, total_size)),
+    ):
+        if vector is None:
+            assert actual is None
+        else:
+            assert_near(actual, factor * sums[0], factor.abs() * sums[1])
+    assert found.shift is not None and not found.shift.any()
+
+
+@dtypes
+@shapes
+@relus
+def test_values_and_gradients(
+    dtype: torch.dtype, shape: tuple[int, int], relu: bool, device: torch.device, rng: torch.Generator
+) -> None:
+    case = draw(shape, dtype, device, rng, relu=relu)
+    check_result(case, run(case))
+    check_gradients(case, gradients(case))
+
+
+@dtypes
+@pytest.mark.parametrize("present", ["none", "scale"])
+@relus
+def test_absent_vectors(
+    dtype: torch.dtype, present: str, relu: bool, device: torch.device, rng: torch.Generator
+) -> None:
+    for shape in [(33, 257), (40, 264)]:
+        case = draw(shape, dtype, device, rng, present=present, relu=relu)
+        check_result(case, run(case))
+        check_gradients(case, gradients(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_vectors_in_fp32_beside_a_product_in_16_bits(
+    dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    case = draw((65, 264), dtype, device, rng, vector_dtype=torch.float32, relu=True)
+    check_result(case, run(case))
+    found = gradients(case)
+    check_gradients(case, found)
+    assert found.u is not None and found.u.dtype is dtype
+    assert found.weight is not None and found.weight.dtype is torch.float32
+
+
+def test_a_mean_of_ten_thousand_deviations(device: torch.device, rng: torch.Generator) -> None:
+    """What u * slope + offset would lose, (u - mean) * slope + bias keeps: within the rounding of the mean."""
+    case = draw((300, 264), torch.float32, device, rng, shift=1e4)
+    expected = F.batch_norm(case.u.double(), None, None, training=True, eps=1e-3)
+    plain = case._replace(norm=Norm(None, None, None, 1e-3, False))
+    rounding = 1e4 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(run(plain).double(), expected, rtol=rounding, atol=rounding)
+
+
+@dtypes
+def test_the_same_as_autograd_of_the_reference(
+    dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    """The reference of second derivatives, which computes the moments itself."""
+    case = draw((33, 40), torch.float64, device, rng, relu=True)
+    u = case.u.requires_grad_()
+    vectors = [each.requires_grad_() for each in case.norm[:3] if each is not None]
+    y = batch_norm.reference(u, Norm.of(vectors, 1e-3, True))
+    expected = torch.autograd.grad(y, [u, *vectors], case.grad)
+    detached = case._replace(u=u.detach(), norm=Norm.of([each.detach() for each in vectors], 1e-3, True))
+    found = gradients(detached)
+    for mine, other in zip((found.u, *found[2:]), expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+    in_type = draw((33, 40), dtype, device, rng)
+    assert batch_norm.reference(in_type.u, in_type.norm).dtype is dtype
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0, None], ids=str)
+@pytest.mark.parametrize("of_vectors", DTYPES[1:], ids=str)
+def test_running_statistics(
+    momentum: float | None, of_vectors: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    dtype = torch.float64 if of_vectors is torch.float64 else torch.float32
+    for shape in [(33, 257), (40, 264)]:
+        case = draw(shape, dtype, device, rng)
+        before = [torch.rand(shape[1], generator=rng).to(device, of_vectors) for _ in range(2)]
+        mean, var = (each.clone() for each in before)
+        versions = [each._version for each in (mean, var)]
+        tracked = torch.tensor(4, device=device)
+        run(case, Running(mean, var, tracked, momentum))
+        assert tracked.item() == 4
+        assert versions == [each._version for each in (mean, var)]  # as with PyTorch's
+        scale = wide(case.norm.scale, case.mean, 1.0)
+        factor = 0.25 if momentum is None else momentum
+        new = (scale * case.mean, scale * scale * case.var * shape[0] / (shape[0] - 1))
+        for actual, was, value in zip((mean, var), before, new, strict=True):
+            expected = (1 - factor) * was.double() + factor * value
+            size = was.double().abs() + value.abs()
+            assert_near(actual, expected, size)
+
+
+def test_what_is_not_needed_is_not_computed(device: torch.device, rng: torch.Generator) -> None:
+    case = draw((33, 40), torch.float32, device, rng)
+    everything = gradients(case)
+    for place in range(5):
+        wanted: list[torch.dtype | None] = [None] * 5
+        wanted[place] = torch.float32
+        found = gradients(case, tuple(wanted))
+        for index, (mine, other) in enumerate(zip(found, everything, strict=True)):
+            assert (mine is None) == (index != place)
+            assert mine is None or (other is not None and torch.equal(mine, other))
+
+
+def test_gradients_that_are_not_finite_reach_the_shift(device: torch.device, rng: torch.Generator) -> None:
+    case = draw((33, 40), torch.float32, device, rng)
+    case.grad[3, 7] = float("nan")
+    found = gradients(case).shift
+    assert found is not None and found[7].isnan() and found.isnan().sum() == 1
+
+
+def test_nan_and_infinity(device: torch.device, rng: torch.Generator) -> None:
+    """A column with one is NaN, as with PyTorch, also behind a ReLU."""
+    case = draw((33, 40), torch.float32, device, rng, relu=True)
+    case.u[3, 7], case.u[4, 8] = float("nan"), float("inf")
+    found = run(case)
+    assert found[:, 7].isnan().all() and found[:, 8].isnan().all()
+    assert found.isnan().sum() == 2 * 33
+
+
+@pytest.mark.parametrize("rows", [2, 31, 32, 1024, 100_000])
+def test_the_number_of_chunks(rows: int) -> None:
+    """Enough of them for a GPU, each with rows enough."""
+    for columns, size in ((1, 4), (8192, 2), (100_000, 8)):
+        chunks = batch_norm.chunks_of(rows, columns, size)
+        assert 1 <= chunks <= max(1, rows // 32)
+        assert chunks * -(-columns * size // 512) < 2 * 1024 or chunks == 1
+
+
+# --- the kernels alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@dtypes
+@relus
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "at any address"])
+@pytest.mark.parametrize("chunks", [1, 7, 40])
+def test_poisoned_memory_and_two_runs(
+    dtype: torch.dtype, relu: bool, offset: int, chunks: int, rng: torch.Generator
+) -> None:
+    device = torch.device("cuda")
+    for shape in [(40, 263), (129, 264), (1000, 520)]:
+        case = draw(shape, dtype, device, rng, relu=relu, offset=offset)
+        mean, var = moments.column_moments(case.u)
+        results = []
+        for _ in range(2):
+            y, of_u = (
+                poisoned((case.u.numel() + offset,), dtype, device)[offset:].view(shape) for _ in range(2)
+            )
+            of_vectors = [poisoned((shape[1],), dtype, device) for _ in range(4)]
+            workspace = poisoned((2 * chunks + 3, shape[1]), mean.dtype, device)
+            ops._batch_norm_out(case.u, mean, var, *case.norm, None, None, None, 0.0, y)
+            ops._batch_norm_backward_out(
+                case.grad, case.u, mean, var, *case.norm, of_u, *of_vectors, workspace
+            )
+            results.append((y, of_u, *of_vectors))
+        check_result(case, results[0][0])
+        of_scale, of_weight, of_bias, of_shift = results[0][2:]
+        check_gradients(case, batch_norm.Gradients(results[0][1], of_shift, of_scale, of_weight, of_bias))
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(16384, 1024), (100_000, 24), (1024, 8192)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_many_rows(shape: tuple[int, int], dtype: torch.dtype, rng: torch.Generator) -> None:
+    case = draw(shape, dtype, torch.device("cuda"), rng, relu=True)
+    check_result(case, run(case))
+    check_gradients(case, gradients(case))
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_refused() -> None:
+    def like(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.ones(shape, device="cuda", dtype=dtype)
+
+    u, mean, none = like(4, 8), like(8), (None, None, None)
+    rest = (None, None, None, 0.1)
+    refused = [
+        (like(1, 8), mean, mean, "2 rows or more", like(1, 8)),
+        (u, like(7), mean, r"mean must be contiguous of shape \[8\]", like(4, 8)),
+        (u, mean, like(8, dtype=torch.float64), "variance must have the arithmetic's dtype", like(4, 8)),
+        (u, mean, mean, "out must have u's dtype", like(4, 8, dtype=torch.float16)),
+        (u.t(), like(4), like(4), "u must be contiguous", like(8, 4)),
+    ]
+    for matrix, first, second, message, out in refused:
+        with pytest.raises(RuntimeError, match=message):
+            ops._batch_norm_out(matrix, first, second, *none, 1e-5, False, *rest, out)
+    wanted = (None,) * 5
+    with pytest.raises(RuntimeError, match="workspace must be"):
+        ops._batch_norm_backward_out(u, u, mean, mean, *none, 1e-5, False, *wanted, like(4, 8))
