@@ -116,6 +116,19 @@ bool is_readable(const Prepared& prepared, Arithmetic arithmetic, const Copies& 
   return prepared.is_x_strided && prepared.is_out_matrix && prepared.problem.are_operands_contiguous;
 }
 
+// Takes a kernel that reads the operands as they lie, if it is faster than one that reads copies. What was measured for
+// a call is kept.
+void take_as_they_lie(Tried* tried) {
+  if (find_measured(tried->problem)) return;
+  Problem problem = tried->problem;
+  problem.copies = {};
+  const Candidate other = choose(problem);
+  if (!other.plan.is_fused()) return;
+  if (tried->chosen.plan.is_fused() && tried->chosen.microseconds <= other.microseconds) return;
+  tried->problem = problem;
+  tried->chosen = other;
+}
+
 Problem problem_of(const Prepared& prepared, const Decision& decision) {
   if (is_on_slices(decision.arithmetic)) return on_slices(prepared, decision.arithmetic, decision.is_packed);
   Problem problem = prepared.problem;
@@ -142,6 +155,7 @@ Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
     return tried;
   }
   tried.chosen = choose(tried.problem);
+  if (tried.problem.copies.any() && is_readable(prepared, arithmetic, {})) take_as_they_lie(&tried);
   tried.verdict = !tried.chosen.plan.is_fused() ? Verdict::NotPlanned
                   : prepared.has_kernels        ? Verdict::Runs
                                                 : Verdict::NoKernels;
@@ -226,10 +240,9 @@ Gemm choose_gemm(const Prepared& prepared) {
   if (!prepared.has_cublas) return is_rounded || epilogue == EpilogueId::bias ? Gemm::WithBias : Gemm::Product;
   const bool is_double = problem.x.element == ElementType::Float64;
   if (!problem.is_empty() && !is_double && problem.device.multiprocessors > 0) {
-    problem.epilogue = EpilogueId::bias;
     problem.arithmetic = Arithmetic::IEEE;
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
-    // Where cuBLAS would split K, its GEMM with a fused ReLU is slower than a GEMM and a separate ReLU.
+    // Where cuBLAS would split K, or K is short, its GEMM with a fused ReLU is slower than a GEMM and a separate ReLU.
     if (!is_fallback_expected_in_one_kernel(problem)) return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;

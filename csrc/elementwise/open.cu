@@ -17,12 +17,14 @@ namespace {
 // The matrix of a problem, and its properties that decide in which order threads pass over it.
 struct Walk {
   int64_t m, n;
+  int64_t period;  // see OpenFrame
   bool is_wide;
 };
 
 bool starts_wide(const void* data) { return reinterpret_cast<uintptr_t>(data) % kOpenBytes == 0; }
 
-// Rows that lie without gaps are one long row, unless something is read by its column or row.
+// Rows that lie without gaps are one long row, unless something is read by its row, or by its column where rows begin
+// at whole vectors anyway.
 class Walker {
  public:
   Walker(int64_t m, int64_t n, int width) : m_(m), n_(n), width_(width) {}
@@ -40,8 +42,10 @@ class Walker {
     }
   }
   Walk walk() const {
-    if (!has_gaps_ && !has_vectors_) return {1, m_ * n_, is_wide_in_one_row_};
-    return {m_, n_, is_wide_};
+    const bool is_one_row = !has_gaps_ && !has_row_vectors_;
+    if (is_one_row && !has_column_vectors_) return {1, m_ * n_, 0, is_wide_in_one_row_};
+    if (is_one_row && !is_wide_ && is_wide_in_one_row_ && n_ >= width_) return {1, m_ * n_, n_, true};
+    return {m_, n_, 0, is_wide_};
   }
 
  private:
@@ -49,13 +53,15 @@ class Walker {
     const void* const data = operands.data[first_slot + i];
     if (traits.by_row && traits.by_column) return add_matrix(data, operands.matrix_strides[i]);
     if (!traits.by_row && !traits.by_column) return;
-    has_vectors_ = has_vectors_ || data;
+    bool& has_vectors = traits.by_row ? has_row_vectors_ : has_column_vectors_;
+    has_vectors = has_vectors || data;
     if (traits.by_column) is_wide_ = is_wide_ && starts_wide(data);
   }
 
   int64_t m_, n_;
   int width_;
-  bool has_gaps_ = false, has_vectors_ = false, is_wide_ = true, is_wide_in_one_row_ = true;
+  bool has_gaps_ = false, has_row_vectors_ = false, has_column_vectors_ = false, is_wide_ = true,
+       is_wide_in_one_row_ = true;
 };
 
 template <class Compute>
@@ -73,7 +79,7 @@ const char* enqueue(const void* kernel, const Walk& walk, int width, int rows_of
                     void* stream) {
   const OpenTiling tiling = open_tiling(walk.m, walk.n, walk.is_wide ? width : 1, rows_of_thread);
   if (tiling.blocks > std::numeric_limits<int32_t>::max()) return "the matrix has too many elements for one kernel";
-  arguments.frame = {walk.m, walk.n, static_cast<uint32_t>(tiling.blocks_across), walk.is_wide};
+  arguments.frame = {walk.m, walk.n, walk.period, static_cast<uint32_t>(tiling.blocks_across), walk.is_wide};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tiling.blocks));
   config.blockDim = dim3(static_cast<unsigned>(tiling.across), static_cast<unsigned>(tiling.down()));

@@ -27,6 +27,7 @@ constexpr int kOpenRows = sizeof(Element) == 2 ? 2 : 1;
 // The matrix, as every open kernel receives it.
 struct OpenFrame {
   int64_t m, n;
+  int64_t period;  // the columns of the matrix, if its rows are taken as one row; else 0
   uint32_t blocks_across;
   bool is_wide;  // every row of every matrix, and every vector of columns, begins at a multiple of kOpenBytes
 };
@@ -94,7 +95,7 @@ __device__ __forceinline__ void apply_part(const OpenElementwiseArguments<Elemen
   for (int r = 0; r < kRows; ++r) {
     if (r < count) open::load<open::Access::Wide>(x[r], p.x, (row + r) * p.x_row_stride + column, kWidth);
   }
-  const Epilogue epilogue(p.operands, column, p.frame.n);
+  const Epilogue epilogue(p.operands, column, p.frame.n, p.frame.period);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r < count) of_rows[r] = epilogue.row(row + r);
@@ -135,7 +136,7 @@ __device__ __forceinline__ void differentiate_part(const OpenDerivativeArguments
   open::Neighbours<Element, kWidth> acc;
   const int kind = p.is_acc_of_compute ? open::kOfCompute : open::kOfElement;
   acc.template load<open::Access::Wide>(kind, p.acc, row * p.acc_row_stride + column, kWidth);
-  const Epilogue epilogue(p.operands, column, p.frame.n);
+  const Epilogue epilogue(p.operands, column, p.frame.n, p.frame.period);
   const typename Epilogue::Row of_row = epilogue.row(row);
 #pragma unroll
   for (int slot = -1; slot < open::kSlots; ++slot) {

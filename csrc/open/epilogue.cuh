@@ -71,6 +71,16 @@ class Neighbours {
     if (kind == kOfCompute) open::load<access>(of_compute_, data, index, count);
   }
 
+  // From a vector that begins again behind its `period` elements, of which there are at least kWidth.
+  __device__ __forceinline__ void load_periodic(int kind, const void* data, int64_t index, int64_t period) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const int64_t at = index + i < period ? index + i : index + i - period;
+      if (kind == kOfElement) of_element_.values[i] = static_cast<const Element*>(data)[at];
+      if (kind == kOfCompute) of_compute_.values[i] = static_cast<const Compute*>(data)[at];
+    }
+  }
+
   __device__ __forceinline__ void clear() {
     of_element_ = {};
     of_compute_ = {};
@@ -98,7 +108,8 @@ class Epilogue {
     Neighbours<Element, kWidth> matrices[kMatrices];
   };
 
-  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns)
+  // `period`: of the columns, if all rows are taken as one; else 0.
+  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, int64_t period = 0)
       : operands_(operands), column_(column), count_(columns - column) {
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
@@ -109,8 +120,14 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const void* const data = operands.data[kColumn0 + i];
+      const int kind = epigemm_operand(kColumn0 + i);
       columns_[i].clear();  // absent: zeros
-      if (data) columns_[i].template load<access>(epigemm_operand(kColumn0 + i), data, column, count_);
+      if (!data) continue;
+      if (period > 0) {
+        columns_[i].load_periodic(kind, data, column % period, period);
+      } else {
+        columns_[i].template load<access>(kind, data, column, count_);
+      }
     }
   }
 

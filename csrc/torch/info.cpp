@@ -38,12 +38,12 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   return family.computes(problem) ? family.tile_count(problem) : -1;
 }
 
-// The number of GEMM kernels of one epilogue, in all families that calls may choose. Kernels of pairs are not counted:
-// they are for few epilogues.
+// The number of GEMM kernels of one epilogue that the package has. Kernels of pairs are not counted: they are for few
+// epilogues.
 int gemm_kernels() {
   int count = 0;
   for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
-    if (!family_of(static_cast<FamilyId>(id)).is_offered()) continue;
+    if (!family_of(static_cast<FamilyId>(id)).is_prelinked()) continue;
     for (const Multiplied& multiplied : kMultiplied) {
       if (multiplied.is_pair) continue;
       count += multiplied.element_types * std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), multiplied));

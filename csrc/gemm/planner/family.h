@@ -26,9 +26,12 @@ class Family {
   // Whether this family has kernels for the problem's arithmetic and element types.
   virtual bool computes(const Problem&) const = 0;
 
-  // False for kernels that have not been run on their GPUs. They are not candidates, unless a caller forces the plan
-  // (csrc/call/forced.h) or asks for all families (Problem::is_any_family_offered).
-  virtual bool is_offered() const { return true; }
+  // False for kernels that have not been run on this kind of GPU. They are not candidates there, unless a caller forces
+  // the plan (csrc/call/forced.h) or asks for all families (Problem::is_any_family_offered).
+  virtual bool is_offered(const Device&) const { return true; }
+
+  // Whether the package has the kernels of built-in epilogues. Otherwise they are linked at first use.
+  virtual bool is_prelinked() const { return true; }
 
   // Why the kernels do not run on the device; empty if they do.
   virtual std::string why_not_on(const Device&) const = 0;

@@ -2,6 +2,7 @@
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm80_mma/costs.h"
+#include "gemm/sm90/architecture.h"
 #include "gemm/sm90/coverage.h"
 #include "gemm/sm90/kernel_names.h"
 #include "gemm/text.h"
@@ -21,6 +22,9 @@ Plan plan_of(int index) { return {FamilyId::sm80_mma, index, Raster::AlongM, kSw
 
 bool is_tf32(const Problem& problem) { return element_bytes(problem.x.element) == 4; }
 
+// On Hopper the kernels that load by TMA are faster where they can run.
+bool is_left_to_tma(const Problem& problem) { return Sm90::is_of(problem.device) && !problem.is_any_family_offered; }
+
 const Tile& tile_for(const Problem& problem, int index) { return tile_of(element_bytes(problem.x.element), index); }
 
 // Of TF32 there are fewer tiles, all by vectors, as are those of 16 bits with their numbers.
@@ -33,9 +37,11 @@ class Mma final : public Family {
     return !problem.is_pair && sm90::multiplies_as_stored(problem);
   }
 
-  // They were compiled, linked and inspected for each of these GPUs, but have not run on any, so no call chooses them
-  // yet.
-  bool is_offered() const override { return false; }
+  // They were compiled, linked and inspected for each of these GPUs, but have run on Hopper alone. There calls choose
+  // them for rows that TMA refuses.
+  bool is_offered(const Device& device) const override { return Sm90::is_of(device); }
+
+  bool is_prelinked() const override { return false; }
 
   std::string why_not_on(const Device& device) const override {
     if (Sm80::is_of(device)) return std::string();
@@ -67,6 +73,7 @@ class Mma final : public Family {
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
     const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
+    if (are_vectors_whole && is_left_to_tma(problem)) return;
     for (int index = 0; index < tile_count(problem); ++index) {
       const Plan plan = plan_of(index);
       if (is_by_elements(plan) == are_vectors_whole || !why_not_planned(problem, plan).empty()) continue;
@@ -79,6 +86,7 @@ class Mma final : public Family {
   }
 
   Plan invariant_plan(const Problem& problem) const override {
+    if (is_left_to_tma(problem)) return {};
     const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
     if (is_tf32(problem)) return are_vectors_whole ? plan_of(kInvariantTileTF32) : Plan{};
     return plan_of(are_vectors_whole ? kInvariantTile : kInvariantTileByElements);

@@ -44,10 +44,13 @@ constexpr Tile kTiles[] = {
     // 128x128 with a slot for each pass and one stage less: a matrix of the epilogue is loaded under the mainloop as a
     // whole. 3 to 8% faster if the epilogue reads one and K is at most 512.
     {128, 128, 2, 1, Schedule::Pingpong, false, 5, 4, 8192},
+    // N that is a little less than a multiple of these.
+    {128, 160, 2, 1, Schedule::Pingpong, false, 5, 4, 4096},
+    {128, 224, 2, 1, Schedule::Cooperative, false, 4, 4, 4096},
 };
 
 constexpr int kTileCount = sizeof(kTiles) / sizeof(kTiles[0]);
-constexpr int kTF32TileCount = kTileCount - 5;
+constexpr int kTF32TileCount = kTileCount - 7;
 
 // The tiles of pairs of products (Problem::is_pair), in 16 bits. n columns of the result have sums in 2n columns, so
 // registers and shared memory are those of a tile above with 2n columns.
