@@ -34,7 +34,9 @@ error of 16 u |f| on the result (16 u (|f| + |z|) where terms of the size of z c
 The maximum over the two ends is exact for what is monotone or has one kink within so small an interval; the
 eighth is for curvature. Every *intermediate* rounding to the output dtype (eager PyTorch rounds after each
 operation, our fallback rounds the product once, the fused kernel never) adds u_out to the factors
-4 u and 16 u.
+4 u and 16 u. Where PyTorch's GEMM runs on 16 bits, cuBLAS may split K, and round the sum of each part to the output dtype
+(``torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction``, on by default). A part's sum may be much larger
+than z. By Hoeffding's inequality the parts' roundings add ``u_out (|z| + lambda sqrt(sum p_k^2))`` to ``delta``.
 
 **Training-mode BatchNorm** depends on the whole column: D = (y - mean) g / s + b, s = sqrt(var + eps). With
 |err y| <= dy: |err mean| <= mean(dy), |err s| <= rms(dy) (a norm is 1-Lipschitz), so
@@ -73,11 +75,12 @@ _MIN_COLUMNS = 256
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some output columns: the exact product, its bias, the bound on the computed product's error."""
+    """Some output columns: the exact product, the bound on the computed product's error, the size of its parts."""
 
     columns: Tensor | slice
     acc: Tensor
     delta: Tensor
+    parts: Tensor | None = None  # in 16 bits, of a product whose K is split
 
 
 class Reference:
@@ -164,7 +167,12 @@ class Reference:
         for columns in self._slices():
             weight = self._data.weight[columns].double()
             acc = x @ weight.t()
-            yield _Chunk(columns, acc, self._product_bound(x, weight, acc))
+            yield _Chunk(columns, acc, self._product_bound(x, weight, acc), self._parts(x, weight, acc))
+
+    def _parts(self, x: Tensor, weight: Tensor, acc: Tensor) -> Tensor | None:
+        if self._case.setting.dtype == torch.float32:
+            return None
+        return (x.square() @ weight.square().t()).sqrt_().mul_(_HOEFFDING).add_(acc.abs())
 
     def _product_bound(self, x: Tensor, weight: Tensor, acc: Tensor) -> Tensor:
         k = x.shape[1]
@@ -193,6 +201,8 @@ class Reference:
         bias = parameters.vectors.get("bias")
         size = chunk.acc.abs() if bias is None else chunk.acc.abs() + bias.abs()
         delta = chunk.delta + (4 * _U + intermediate * u_out) * size
+        if intermediate and chunk.parts is not None:
+            delta += u_out * chunk.parts
         linear_bias = self._case.problem.inner_bias(parameters)
         z = chunk.acc if linear_bias is None else chunk.acc + linear_bias
         if self._case.problem.training:
