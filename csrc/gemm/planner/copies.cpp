@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "gemm/grid.h"
+#include "gemm/planner/cost.h"
 
 namespace epigemm {
 namespace {
@@ -82,7 +83,7 @@ int64_t bytes_of_steps(const Problem& p) {
 // that calls took more than predicted at 8192x768x3072, 8192x768x768, 4096x3072x768 and 2048x3072x768 (5.0 to 5.6 us,
 // H100).
 double copies_microseconds(const Problem& p) {
-  constexpr double kKernelUs = 3.2, kTurnedUs = 5.2;
+  constexpr double kKernelUs = 3.2, kTurnedUs = 5.2, kMatrixUs = 7e-6;
   const Copies& copies = p.copies;
   if (!copies.any()) return 0;
   const int64_t columns = p.k + copied_columns(p.k);  // read and written
@@ -90,7 +91,9 @@ double copies_microseconds(const Problem& p) {
                        (copies.out ? bytes_of(p.m, 2 * p.n) : 0);
   const int kernels = (copies.x || copies.weight ? 1 : 0) + (copies.out ? 1 : 0);
   const bool is_turned = (copies.x && p.x.column_stride != 1) || (copies.weight && p.weight.column_stride != 1);
-  return kKernelUs * kernels + (is_turned ? kTurnedUs : 0) + bytes / p.device.memory_bytes_per_us;
+  const bool is_matrix_read = !is_whole(p.n) && cost::matrix_bytes(p) > 0;
+  const double matrix_us = is_matrix_read ? kMatrixUs * static_cast<double>(p.m) * static_cast<double>(p.n) : 0;
+  return kKernelUs * kernels + (is_turned ? kTurnedUs : 0) + bytes / p.device.memory_bytes_per_us + matrix_us;
 }
 
 int64_t copies_bytes(const Problem& p) {
