@@ -115,7 +115,7 @@ def jobs(output: Path, trees: str) -> list[Job]:
         benchmark("layers", 120, *layers),
         benchmark("glu", 90, "--glu", "--no-max-autotune"),
         benchmark("mma", 240, "--mma", "--time-budget", LEFT),
-        benchmark("short", 120, "--random", "62", "--short", "--time-budget", LEFT),
+        benchmark("short", 120, "--random", "63", "--short", "--time-budget", LEFT),
         benchmark("bench", 240, "--no-max-autotune"),
         benchmark("random", 300, "--random", "61", "--between", "--time-budget", LEFT),
         models("graphs", "inference"),
