@@ -3,16 +3,18 @@
 #include "elementwise/batch_norm.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "device/launch.h"
+#include "device/query.h"
 #include "elementwise/typed_vector.cuh"
 
 namespace epigemm {
 namespace {
 
 constexpr int kLanes = 32, kWarps = 8, kThreads = kLanes * kWarps;
-constexpr int kAtOnce = 4;  // rows whose loads a thread issues before it uses them
-constexpr int64_t kWantedCtas = 1024;
+constexpr int kAtOnce = 4;                // rows whose loads a thread issues before it uses them
+constexpr int kBatch = kAtOnce * kWarps;  // rows that a CTA loads at once
 
 template <class Element, int Size>
 struct alignas(sizeof(Element) * Size) Pack {
@@ -47,9 +49,9 @@ struct Column {
   __device__ Column(const BatchNorm& p, int64_t column)
       : mean(static_cast<const Compute*>(p.mean)[column]),
         variance(static_cast<const Compute*>(p.variance)[column]),
-        scale(static_cast<Compute>(cuda::load(p.scale, column, 1.0))),
-        gamma(static_cast<Compute>(cuda::load(p.gamma, column, 1.0))),
-        beta(static_cast<Compute>(cuda::load(p.beta, column, 0.0))),
+        scale(cuda::load<Compute>(p.scale, column, 1)),
+        gamma(cuda::load<Compute>(p.gamma, column, 1)),
+        beta(cuda::load<Compute>(p.beta, column, 0)),
         inverse(1 / sqrt(scale * scale * variance + static_cast<Compute>(p.eps))),
         t(scale * inverse),
         slope(gamma * t) {}
@@ -110,6 +112,53 @@ __device__ __forceinline__ void load_rows(const void* matrix, int64_t offset, in
   }
 }
 
+// 16 bytes by one access. Of an assignment nvcc 13.0 makes an access for each 4 or 8 bytes, and a warp's accesses then
+// leave gaps between their lanes.
+template <class Element, int Size>
+__device__ __forceinline__ void store_row(void* matrix, int64_t offset, const Pack<Element, Size>& values) {
+  auto* const to = static_cast<Element*>(matrix) + offset;
+  if constexpr (sizeof(values) == 16) {
+    uint32_t words[4];
+    memcpy(words, &values, sizeof words);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  } else {
+    *reinterpret_cast<Pack<Element, Size>*>(to) = values;
+  }
+}
+
+// The rows that a thread writes, kAtOnce at a time, each kWarps behind the last.
+struct Batches {
+  int64_t offset, step;  // of the first one, and to the next one, in elements
+  int left;              // rows of the CTA from the first one on; none outside the matrix
+
+  __device__ Batches(const Place& place, int64_t columns, int size) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes, warp = static_cast<int>(threadIdx.x) / kLanes;
+    const int64_t column = place.first_column + lane * size;
+    offset = (place.first_row + warp) * columns + column;
+    step = kWarps * columns;
+    left = column < columns ? static_cast<int>(place.end_row - place.first_row) - warp : 0;
+  }
+
+  __device__ bool has(int i) const { return i * kWarps < left; }
+  __device__ int64_t offset_of(int i) const { return offset + i * step; }
+  __device__ void advance() {
+    left -= kBatch;
+    offset += kAtOnce * step;
+  }
+
+  template <class Element, int Size>
+  __device__ __forceinline__ void load(const void* matrix, Pack<Element, Size> (&out)[kAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (has(i)) {
+        out[i] = *reinterpret_cast<const Pack<Element, Size>*>(static_cast<const Element*>(matrix) + offset_of(i));
+      }
+    }
+  }
+};
+
 // Whether a ReLU has cut y. As torch's derivative: a NaN is not cut. y is rounded first, as the forward pass did.
 template <class Element, class Compute>
 __device__ __forceinline__ bool is_cut(Compute centred, Compute slope, Compute beta) {
@@ -124,20 +173,25 @@ __device__ void update_running(const BatchNormForward& p, int64_t column, const 
   const auto factor = static_cast<Compute>(p.tracked ? 1.0 / static_cast<double>(*p.tracked) : p.momentum);
   const auto follow = [&](const WrittenVector& running, Compute value) {
     if (!running.data) return;
-    const auto before =
-        static_cast<Compute>(cuda::load(FoldVector{running.data, running.stride, running.element}, column, 0.0));
+    const auto before = cuda::load<Compute>(FoldVector{running.data, running.stride, running.element}, column, 0);
     cuda::store(running, column, factor * value + (1 - factor) * before);
   };
   follow(p.running_mean, of.scale * of.mean);
   follow(p.running_variance, of.scale * of.scale * of.variance * (rows / (rows - 1)));
 }
 
+// Both kernels that write a matrix load their first rows before they compute the columns' values, which takes as long
+// as the loads. The bounds keep 64 KB of loads or more in flight on a multiprocessor: 16 bytes of 4 rows of each thread
+// here, of 8 below.
 template <class Element, int Size>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     forward_kernel(const __grid_constant__ BatchNormForward p, int64_t rows_of_cta) {
   using Compute = ComputeOf<Element>;
   __shared__ alignas(16) Compute shared[3][kBand<Size>];
   const Place place = place_of(p, kBand<Size>, rows_of_cta);
+  Batches rows(place, p.columns, Size);
+  Pack<Element, Size> u[kAtOnce];
+  rows.load(p.u, u);
   if (const int64_t column = place.first_column + threadIdx.x; threadIdx.x < kBand<Size> && column < p.columns) {
     const Column<Compute> of(p, column);
     shared[0][threadIdx.x] = of.mean;
@@ -146,18 +200,14 @@ __global__ void __launch_bounds__(kThreads)
     if (place.first_row == 0) update_running(p, column, of);
   }
   __syncthreads();
-  const int64_t column = place.first_column + static_cast<int>(threadIdx.x) % kLanes * Size;
-  if (column >= p.columns) return;
   Compute mean[Size], slope[Size], beta[Size];
   read_shared(shared[0], mean);
   read_shared(shared[1], slope);
   read_shared(shared[2], beta);
-  for_rows(place, [&](int64_t row, auto count) {
-    const int64_t offset = row * p.columns + column;
-    Pack<Element, Size> u[count.value];
-    load_rows(p.u, offset, p.columns, u);
+  while (rows.has(0)) {
 #pragma unroll
-    for (int i = 0; i < count.value; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (!rows.has(i)) break;
       Compute values[Size];
       to_compute(u[i], values);
 #pragma unroll
@@ -165,10 +215,11 @@ __global__ void __launch_bounds__(kThreads)
         const Compute y = fma(values[j] - mean[j], slope[j], beta[j]);
         values[j] = p.relu && y <= 0 ? Compute(0) : y;
       }
-      auto* const to = static_cast<Element*>(p.y) + offset + i * kWarps * p.columns;
-      *reinterpret_cast<Pack<Element, Size>*>(to) = from_compute<Element>(values);
+      store_row(p.y, rows.offset_of(i), from_compute<Element>(values));
     }
-  });
+    rows.advance();
+    rows.load(p.u, u);
+  }
 }
 
 // --- backward --------------------------------------------------------------------------------------------------------
@@ -270,33 +321,32 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 }
 
 template <class Element, int Size, bool Relu>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(Element) == 4 ? 3 : 2)
     gradient_kernel(const __grid_constant__ BatchNormBackward p, int64_t rows_of_cta) {
   using Compute = ComputeOf<Element>;
   __shared__ alignas(16) Compute shared[5][kBand<Size>];
   const Place place = place_of(p, kBand<Size>, rows_of_cta);
+  Batches rows(place, p.columns, Size);
+  Pack<Element, Size> u[kAtOnce], grad[kAtOnce];
+  rows.load(p.u, u);
+  rows.load(p.grad, grad);
   if (const int64_t column = place.first_column + threadIdx.x; threadIdx.x < kBand<Size> && column < p.columns) {
     const Compute* const factors = factors_of<Compute>(p) + column;
     for (int i = 0; i < 3; ++i) shared[i][threadIdx.x] = factors[i * p.columns];
     shared[3][threadIdx.x] = static_cast<const Compute*>(p.mean)[column];
-    shared[4][threadIdx.x] = Relu ? static_cast<Compute>(cuda::load(p.beta, column, 0.0)) : Compute(0);
+    shared[4][threadIdx.x] = Relu ? cuda::load<Compute>(p.beta, column, 0) : Compute(0);
   }
   __syncthreads();
-  const int64_t column = place.first_column + static_cast<int>(threadIdx.x) % kLanes * Size;
-  if (column >= p.columns) return;
   Compute slope[Size], shift[Size], tilt[Size], mean[Size], beta[Size];
   read_shared(shared[0], slope);
   read_shared(shared[1], shift);
   read_shared(shared[2], tilt);
   read_shared(shared[3], mean);
   if constexpr (Relu) read_shared(shared[4], beta);
-  for_rows(place, [&](int64_t row, auto count) {
-    const int64_t offset = row * p.columns + column;
-    Pack<Element, Size> u[count.value], grad[count.value];
-    load_rows(p.u, offset, p.columns, u);
-    load_rows(p.grad, offset, p.columns, grad);
+  while (rows.has(0)) {
 #pragma unroll
-    for (int i = 0; i < count.value; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (!rows.has(i)) break;
       Compute values[Size], grads[Size];
       to_compute(u[i], values);
       to_compute(grad[i], grads);
@@ -308,10 +358,12 @@ __global__ void __launch_bounds__(kThreads)
         }
         values[j] = slope[j] * fma(-centred, tilt[j], grads[j] - shift[j]);
       }
-      auto* const to = static_cast<Element*>(p.grad_u) + offset + i * kWarps * p.columns;
-      *reinterpret_cast<Pack<Element, Size>*>(to) = from_compute<Element>(values);
+      store_row(p.grad_u, rows.offset_of(i), from_compute<Element>(values));
     }
-  });
+    rows.advance();
+    rows.load(p.u, u);
+    rows.load(p.grad, grad);
+  }
 }
 
 // --- launches --------------------------------------------------------------------------------------------------------
@@ -320,10 +372,12 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 
 int64_t divided_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
-// Rows of a CTA of a pass that writes a matrix: enough of them to pay for a band's values, few enough for all SMs.
-int64_t rows_of_a_pass(int64_t rows, int64_t bands) {
-  const int64_t shared_out = rows / (kWarps * divided_up(kWantedCtas, bands));
-  return kWarps * std::clamp<int64_t>(shared_out, kAtOnce, 4 * kAtOnce);
+// Rows of a CTA of a pass that writes a matrix: enough of them to pay for a band's values, few enough that the CTAs are
+// many rounds of all multiprocessors, of which the last is then a small part.
+int64_t rows_of_a_pass(const BatchNorm& p, int64_t bands) {
+  constexpr int64_t kWantedOfEach = 16;
+  const int64_t wanted = kWantedOfEach * cuda::device(p.device).multiprocessors;
+  return kBatch * std::clamp<int64_t>(divided_up(p.rows * bands, wanted * kBatch), 1, 2);
 }
 
 template <auto Kernel, class Problem>
@@ -342,7 +396,7 @@ const char* launch(const Problem& problem, int64_t ctas, int64_t rows_of_cta) {
 
 template <class Element, int Size>
 const char* launch_forward(const BatchNormForward& p) {
-  const int64_t bands = divided_up(p.columns, kBand<Size>), rows = rows_of_a_pass(p.rows, bands);
+  const int64_t bands = divided_up(p.columns, kBand<Size>), rows = rows_of_a_pass(p, bands);
   return launch<&forward_kernel<Element, Size>>(p, bands * divided_up(p.rows, rows), rows);
 }
 
@@ -369,7 +423,7 @@ const char* launch_backward(const BatchNormBackward& p) {
   const char* refused = launch<&sums_kernel<Element, Size, Relu>>(problem, bands * problem.chunks, of_chunk);
   if (!refused) refused = launch_merge<ComputeOf<Element>>(problem);
   if (refused || !p.grad_u) return refused;
-  const int64_t rows = rows_of_a_pass(p.rows, bands);
+  const int64_t rows = rows_of_a_pass(p, bands);
   return launch<&gradient_kernel<Element, Size, Relu>>(problem, bands * divided_up(p.rows, rows), rows);
 }
 

@@ -6,7 +6,8 @@
 
 namespace epigemm::cuda {
 
-__device__ __forceinline__ double load(const FoldVector& vector, int64_t column, double absent) {
+template <class Compute = double>
+__device__ __forceinline__ Compute load(const FoldVector& vector, int64_t column, Compute absent) {
   if (!vector.data) return absent;
   const int64_t offset = column * vector.stride;
   switch (vector.element) {
@@ -15,7 +16,7 @@ __device__ __forceinline__ double load(const FoldVector& vector, int64_t column,
     case ElementType::BFloat16:
       return to_compute(static_cast<const __nv_bfloat16*>(vector.data)[offset]);
     case ElementType::Float64:
-      return static_cast<const double*>(vector.data)[offset];
+      return static_cast<Compute>(static_cast<const double*>(vector.data)[offset]);
     default:
       return static_cast<const float*>(vector.data)[offset];
   }

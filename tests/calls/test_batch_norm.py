@@ -18,8 +18,10 @@ from tests.support.cases import poisoned
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(2, 1), (3, 5), (9, 32), (33, 257), (64, 512), (300, 264), (1025, 72), (5000, 8), (70, 2048)]
 PRESENT = {"all": (True, True, True), "none": (False, False, False), "scale": (True, False, False)}
-STEPS = 128
-"""Rounding errors of a value: no sum has more additions one after the other at these sizes."""
+PARTS = 1100
+"""No sum has more additions one after the other: those of a part of the rows, and those of at most 1024 parts."""
+OTHERS = 16
+"""Operations on a value beside those of a sum."""
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -34,6 +36,20 @@ class Case(NamedTuple):
     norm: Norm
     mean: Tensor
     var: Tensor
+
+    @property
+    def spread(self) -> Tensor:
+        """What an error of u - mean is relative to: u, and the terms of the mean's sum.
+
+        These are u's distances from its first row. |u| + |mean| may be far smaller, where the mean is near 0.
+        """
+        size = self.u.double().abs()
+        return size + size.mean(0) + size[0]
+
+    @property
+    def var_size(self) -> Tensor:
+        """The same for the variance."""
+        return self.spread.square().mean(0)
 
 
 def draw(
@@ -71,12 +87,17 @@ def wide(vector: Tensor | None, like: Tensor, absent: float) -> Tensor:
     return torch.full_like(like, absent) if vector is None else vector.double()
 
 
-def assert_near(actual: Tensor | None, expected: Tensor, size: Tensor) -> None:
-    """Within one rounding to the result's type, and `STEPS` of the arithmetic's relative to a sum's terms."""
+def assert_near(actual: Tensor | None, expected: Tensor, size: Tensor, rows: int) -> None:
+    """Within one rounding to the result's type, and those of the two computations: `size` is that of a sum's terms.
+
+    A sum of n terms is off by n - 1 roundings of the terms' sizes, in any order (N. J. Higham, Accuracy and Stability
+    of Numerical Algorithms, section 4.2). What is expected has the roundings of float64.
+    """
     assert actual is not None
     unit, step = torch.finfo(actual.dtype).eps / 2, torch.finfo(compute_dtype(actual.dtype)).eps / 2
+    steps = (min(rows, PARTS) + OTHERS) * (step + torch.finfo(torch.float64).eps / 2)
     floor = torch.finfo(actual.dtype).tiny
-    allowed = unit * expected.abs() + STEPS * step * size + floor
+    allowed = unit * expected.abs() + steps * size + floor
     error = (actual.double() - expected).abs()
     assert not (excess := ~(error <= allowed)).any(), (error / allowed)[excess].max()
 
@@ -91,33 +112,43 @@ def gradients(case: Case, dtypes: tuple[torch.dtype | None, ...] | None = None) 
     return batch_norm.gradients(case.grad, case.u, *moments.column_moments(case.u), case.norm, wanted)
 
 
+def of_inverse(case: Case, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """1 / sqrt(scale^2 * var + eps), and what a relative error of its square is a multiple of."""
+    inverse = (scale * scale * case.var + case.norm.eps).rsqrt()
+    return inverse, (scale * inverse).square() * case.var_size
+
+
 def check_result(case: Case, found: Tensor) -> None:
-    u, _, norm, mean, var = case
+    u, _, norm, mean, _ = case
     scale, weight, bias = (
         wide(vector, mean, absent) for vector, absent in zip(norm[:3], (1.0, 1.0, 0.0), strict=True)
     )
-    slope = weight * scale / (scale * scale * var + norm.eps).sqrt()
-    expected = (u.double() - mean) * slope + bias
-    size = (u.double().abs() + mean.abs()) * slope.abs() + bias.abs()
-    assert_near(found, torch.relu(expected) if norm.relu else expected, size)
+    inverse, of_var = of_inverse(case, scale)
+    slope, centred = weight * scale * inverse, u.double() - mean
+    expected = centred * slope + bias
+    size = (case.spread + centred.abs() * of_var / 2) * slope.abs() + bias.abs()
+    assert_near(found, torch.relu(expected) if norm.relu else expected, size, len(u))
 
 
 def check_gradients(case: Case, found: batch_norm.Gradients) -> None:
     """Where a ReLU has cut is read off the forward pass, which may round a 0 to either side."""
-    u, grad, norm, mean, var = case
+    u, grad, norm, mean, _ = case
     scale, weight, _ = (
         wide(vector, mean, absent) for vector, absent in zip(norm[:3], (1.0, 1.0, 0.0), strict=True)
     )
-    inverse = (scale * scale * var + norm.eps).rsqrt()
+    inverse, of_var = of_inverse(case, scale)
     t = scale * inverse
     g = torch.where(run(case) <= 0, 0.0, grad.double()) if norm.relu else grad.double()
-    centred, spread, rows = u.double() - mean, u.double().abs() + mean.abs(), u.shape[0]
+    centred, rows = u.double() - mean, u.shape[0]
+    spread = case.spread + centred.abs() * of_var * 1.5  # three factors `inverse`
     total, total_size = g.sum(0), g.abs().sum(0)
     second, second_size = (g * centred).sum(0), (g.abs() * spread).sum(0)
     slope = weight * t
     expected = slope * (g - total / rows - centred * (t * t * second / rows))
-    size = slope.abs() * (g.abs() + total_size / rows + spread * (t * t * second_size / rows))
-    assert_near(found.u, expected, size)
+    size = slope.abs() * (
+        (g.abs() + total_size / rows) * (1 + of_var / 2) + spread * (t * t * second_size / rows)
+    )
+    assert_near(found.u, expected, size, rows)
     of_scale = weight * norm.eps * inverse**3
     for actual, vector, factor, sums in (
         (found.scale, norm.scale, of_scale, (second, second_size)),
@@ -127,7 +158,7 @@ def check_gradients(case: Case, found: batch_norm.Gradients) -> None:
         if vector is None:
             assert actual is None
         else:
-            assert_near(actual, factor * sums[0], factor.abs() * sums[1])
+            assert_near(actual, factor * sums[0], factor.abs() * sums[1], rows)
     assert found.shift is not None and not found.shift.any()
 
 
@@ -211,10 +242,11 @@ def test_running_statistics(
         scale = wide(case.norm.scale, case.mean, 1.0)
         factor = 0.25 if momentum is None else momentum
         new = (scale * case.mean, scale * scale * case.var * shape[0] / (shape[0] - 1))
-        for actual, was, value in zip((mean, var), before, new, strict=True):
+        sizes = (scale.abs() * case.spread.mean(0), scale * scale * case.var_size * 2)
+        for actual, was, value, of_value in zip((mean, var), before, new, sizes, strict=True):
             expected = (1 - factor) * was.double() + factor * value
-            size = was.double().abs() + value.abs()
-            assert_near(actual, expected, size)
+            size = was.double().abs() + of_value
+            assert_near(actual, expected, size, shape[0])
 
 
 def test_what_is_not_needed_is_not_computed(device: torch.device, rng: torch.Generator) -> None:
