@@ -7,6 +7,7 @@ they do not: PyTorch's operators compute it then, and raise the errors.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,26 @@ class Vectors(NamedTuple):
     bias: Tensor | None
 
 
+class Asked(NamedTuple):
+    """What a caller has asked for, for explanations."""
+
+    vectors: Vectors
+    call: BatchNormCall
+    is_plain: bool  # the BatchNorm layer, if there is one
+
+
+class _Noted(threading.local):
+    """What this thread has asked for since `calls` was set; None: it is not noted.
+
+    While it is noted PyTorch's operators compute all of it: a mode looks at them.
+    """
+
+    calls: list[Asked] | None = None
+
+
+noted = _Noted()
+
+
 def of_module(
     x: Tensor,
     weight: Tensor,
@@ -47,11 +68,17 @@ def of_module(
     pack_use: str,
 ) -> Tensor | None:
     """bn((x @ weight.T + bias) * scale), and perhaps its ReLU, if `bn` is a plain layer; its buffers are updated."""
-    if torch.compiler.is_compiling() or not _is_plain(bn):
+    if torch.compiler.is_compiling():
+        return None
+    is_plain = _is_plain(bn)
+    if not is_plain and noted.calls is None:
         return None
     vectors = Vectors(scale, bn.weight, bn.bias)
     asked = DEFAULT if precision is None else checks.precision(precision)
     call = BatchNormCall(_running_of(bn), bn.eps, relu, asked, pack_use, strict)
+    if noted.calls is not None:
+        noted.calls.append(Asked(vectors, call, is_plain))
+        return None
     return linear_batch_norm(x, weight, bias, vectors, call)
 
 
@@ -59,13 +86,16 @@ def linear_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall
 ) -> Tensor | None:
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
+    if noted.calls is not None:
+        noted.calls.append(Asked(vectors, call, True))
+        return None
     if not isinstance(x, Tensor) or not is_served(x) or (invariance.active and invariance.enabled()):
         return None
     x, weight, (bias,) = _route.autocast(x, weight, bias)
     inputs = (x, weight, bias, *vectors)
     running = call.running
     route = entry.sees(*inputs, running.mean, running.var)
-    if route is entry.NOT_PLAIN or not (call.eps > 0 and _fits(inputs, running)):
+    if route is entry.NOT_PLAIN or not _fits(inputs, call):
         return None
     if route is entry.RECORDED and weight.requires_grad:
         call = call._replace(pack_use=weight_packs.NONE)
@@ -79,6 +109,19 @@ def linear_batch_norm(
 def is_served(x: Tensor) -> bool:
     """Whether the kernels run on x's device. On a CPU PyTorch's BatchNorm is one operator."""
     return x.is_cuda and elementwise_kernels.has_native(x)
+
+
+def why_not(asked: Asked, x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
+    """Why PyTorch's BatchNorm runs behind this product; empty if epigemm's kernels do."""
+    if not asked.is_plain:
+        return "the BatchNorm has hooks or a forward of its own, or is a subclass"
+    if not is_served(x):
+        return f"epigemm has no kernels for batch statistics on {x.device}"
+    if invariance.active and invariance.enabled():
+        return "in the batch-invariant mode"
+    if not _fits((x, weight, bias, *asked.vectors), asked.call):
+        return "epigemm's kernels for batch statistics do not take these shapes, types or options"
+    return ""
 
 
 def _run(inputs: _nodes.Inputs, call: BatchNormCall, *, is_recorded: bool) -> Tensor:
@@ -103,9 +146,12 @@ def _running_of(bn: nn.BatchNorm1d) -> Running:
     return Running(bn.running_mean, bn.running_var, tracked, momentum)
 
 
-def _fits(inputs: _nodes.Inputs, running: Running) -> bool:
+def _fits(inputs: _nodes.Inputs, call: BatchNormCall) -> bool:
     """Whether the kernels compute what PyTorch does. Where it raises an error, they do not."""
     x, weight, bias, scale, *of_norm = inputs
+    running = call.running
+    if not call.eps > 0:
+        return False
     if x.dim() != 2 or weight.dim() != 2 or x.shape[0] < 2 or weight.numel() == 0:
         return False
     if weight.shape[1] != x.shape[1] or weight.dtype is not x.dtype or weight.device != x.device:

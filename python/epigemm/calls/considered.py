@@ -32,10 +32,12 @@ class Considered(NamedTuple):
         return tried.why_not or self.why_not_linked
 
 
-def consider(call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None) -> Considered:
+def consider(
+    call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None, moments: bool = False
+) -> Considered:
     """A dry run of what `deeds.linear` would try, in the same order. It launches nothing.
 
-    `insists`: earlier shortages of memory are ignored. `weight2`: of a pair of products, as of `dry_runs.dry_run`.
+    `insists`: earlier shortages of memory are ignored. `weight2`, `moments`: as of `dry_runs.dry_run`.
     """
     has_kernels = plans.has_gpu_kernels(call.x)  # the first call of this loads what was measured on the GPU
     choices = {}
@@ -44,7 +46,9 @@ def consider(call: LinearCall, *, insists: bool = False, weight2: Tensor | None 
             name: weight_slices.find(call, name, call.pack_use, ignore_shortage=insists)
             for name in weight_packs.SLICES
         }
-    found = dry_runs.dry_run(call, weight_slices.number_of(choices), tried=True, weight2=weight2)
+    found = dry_runs.dry_run(
+        call, weight_slices.number_of(choices), tried=True, weight2=weight2, moments=moments
+    )
     reason = ""
     if has_kernels and any(not each.why_not for each in found.tried):
         reason = loading.would_link(call.epilogue, ",".join(found.missing), call.x.device)

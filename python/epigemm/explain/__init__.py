@@ -1,6 +1,7 @@
 """`epigemm.explain`: what a call would run, and why, without running it.
 
-Imports: the public functions, `route`, `autograd`, `calls`, `planning`. Taken by `tuning`, `fusion`, `explaining`.
+Imports: the public functions, `batch_statistics`, `route`, `autograd`, `calls`, `planning`. Taken by `tuning`,
+`fusion`, `explaining`.
 """
 
 from epigemm.explain.explanation import Explanation, explain

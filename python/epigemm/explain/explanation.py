@@ -203,13 +203,13 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
         return _by_torch(call, launches, [_LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
-        return _explain_linear(call, wants_gradients)
+        return explain_linear(call, wants_gradients)
     return _explain_apart(call.with_bias_in_product(), wants_gradients)
 
 
 def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
     """A recorded call as two kernels: the product, with the call's bias, and the epilogue."""
-    found = _explain_linear(call.product(), wants_gradients)
+    found = explain_linear(call.product(), wants_gradients)
     path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
     launches = [*found.kernels, in_its_own_kernel(call)]
     return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
@@ -226,7 +226,8 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
+def explain_linear(call: LinearCall, wants_gradients: bool, moments: bool = False) -> Explanation:
+    """A call that records nothing. `moments`: its kernel may also reduce the columns, as of `dry_runs.dry_run`."""
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=weight_packs.NONE)
@@ -236,7 +237,7 @@ def _explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
         require_fused(call)
     if unavailable := elementwise_kernels.why_none(call.x):
         return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
-    considered = consider(call)
+    considered = consider(call, moments=moments)
     reasons: list[str] = []
     candidates: list[dict[str, Any]] = []
     for tried in considered.found.tried:

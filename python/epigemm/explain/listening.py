@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from epigemm import route
 from epigemm.arguments.calls import FIND, KEEP, LinearCall
+from epigemm.batch_statistics import Asked
 from epigemm.epilogues.registry import BIAS
-from epigemm.explain import pairs
+from epigemm.explain import norms, pairs
 from epigemm.explain.explanation import of_recorded
 from epigemm.explain.products import Product, numbered
 from epigemm.explain.recorder import Recorded, dtype_name, is_cast, operator_name
@@ -59,6 +60,7 @@ class Listener(TorchFunctionMode):
         self._node: Place | None = None
         self._model = ""  # the name of the fused model that runs
         self._asked: list[pairs.Pair] = []
+        self._norms: list[Asked] = []
         self._noting = ExitStack()
 
     @property
@@ -69,6 +71,7 @@ class Listener(TorchFunctionMode):
     def __enter__(self) -> Listener:
         _current.listeners = (*_all(), self)
         self._asked = self._noting.enter_context(pairs.noting())
+        self._norms = self._noting.enter_context(norms.noting())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -145,6 +148,8 @@ class Listener(TorchFunctionMode):
                 recorded.note_earlier(last)
                 recorded.pair = self._asked.pop()
             recorded.call = (name, args)
+            if name == "linear" and self._norms:
+                recorded.norm = self._norms.pop()
             self.calls += 1
         self._note(recorded)
         if name in ("linear", "linear_out"):
@@ -161,12 +166,15 @@ class Listener(TorchFunctionMode):
         wants_gradients = torch.is_grad_enabled()
         differentiates = wants_gradients and any(each.requires_grad for each in tensors)
         explanation = of_recorded(place.layer, recorded, differentiates, wants_gradients)
+        if recorded.norm is not None:
+            explanation = norms.explained(explanation, recorded, differentiates, wants_gradients)
         _, call = recorded.taken_apart()
         x = call.x
         size = (prod(x.shape[:-1]), x.shape[-1])
         if isinstance(call, LinearCall):
             size = (call.rows, *call.weight.shape)
         function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
+        function = function if recorded.norm is None else norms.function_of(recorded.norm)
         named = (place.layer, place.function or function, size, dtype_name(x.dtype))
         self._products.append(Product(*named, explanation=explanation, notes=place.notes))
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from epigemm import formula_functions, functional, glu
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.batch_statistics import Asked
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.pairs import Pair, noting
 from epigemm.operators.registration import elementwise_call, linear_call, linear_out_call
@@ -61,6 +62,7 @@ class Recorded:
         self.call: tuple[str, tuple[Any, ...]] | None = None
         self.earlier: list[LinearCall] = []  # product calls whose results the last call reads as operands
         self.pair: Pair | None = None  # one kernel for the last two products
+        self.norm: Asked | None = None  # BatchNorm by batch statistics behind the product
         self._gradients_of_operands = False
 
     def note_fold(self, args: tuple[Any, ...]) -> int:

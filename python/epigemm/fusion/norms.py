@@ -33,7 +33,9 @@ from epigemm.packs import weight_packs
 _PRODUCTS_OF_TWO: tuple[Any, ...] = (operator.mul, torch.mul, "mul")
 _RELUS: tuple[Any, ...] = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
 _VECTORS = ("weight", "bias", "running_mean", "running_var")
-# The device's time that pays for a node in Python in place of three in C++: less, and the GPU may wait for the host.
+# The device's time, by the planner and by bytes, that pays for a node in Python in place of three in C++. With less the
+# GPU may wait for the host. Counted, not measured: a call makes about ten steps on the host (the node, three launches,
+# the tensors that they write, two views), each taken as 10 us, which is what an operator takes on a slow host.
 _LEAST_US = 100.0
 
 
