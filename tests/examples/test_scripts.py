@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import runpy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -28,12 +30,27 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="examples are not at
     ],
 )
 def test_script(name: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script(name).main()
+    assert printed in capsys.readouterr().out
+
+
+def test_a_model_with_batch_norm_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    """In both ways the same; the script itself raises an error where a model has learned nothing."""
+    script("batch_norm").main(["--quick"])
+    printed = capsys.readouterr().out
+    first, second = re.findall(r"ms a step, loss ([\d.]+) to [\d.]+$", printed, re.M)
+    assert float(first) == pytest.approx(float(second), rel=1e-2)
+    assert re.search(r"^eager takes [\d.]+ times as long$", printed, re.M)
+    assert "batch statistics" in printed
+
+
+def script(name: str) -> ModuleType:
+    """A script, imported."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main()
-    assert printed in capsys.readouterr().out
+    return module
 
 
 def test_the_cells_of_a_torchvision_model(
