@@ -34,9 +34,10 @@ error of 16 u |f| on the result (16 u (|f| + |z|) where terms of the size of z c
 The maximum over the two ends is exact for what is monotone or has one kink within so small an interval; the
 eighth is for curvature. Every *intermediate* rounding to the output dtype (eager PyTorch rounds after each
 operation, our fallback rounds the product once, the fused kernel never) adds u_out to the factors
-4 u and 16 u. Where PyTorch's GEMM runs on 16 bits, cuBLAS may split K, and round the sum of each part to the output dtype
-(``torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction``, on by default). A part's sum may be much larger
-than z. By Hoeffding's inequality the parts' roundings add ``u_out (|z| + lambda sqrt(sum p_k^2))`` to ``delta``.
+4 u and 16 u. Where PyTorch's GEMM runs on 16 bits, cuBLAS may split K, and round the sum of each part to
+the output dtype (``torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction``, on by default). A
+part's sum may be much larger than z. By Hoeffding's inequality the parts' roundings add ``u_out (|z| +
+lambda sqrt(sum p_k^2))`` to ``delta``.
 
 **Training-mode BatchNorm** depends on the whole column: D = (y - mean) g / s + b, s = sqrt(var + eps). With
 |err y| <= dy: |err mean| <= mean(dy), |err s| <= rms(dy) (a norm is 1-Lipschitz), so
