@@ -61,7 +61,7 @@ def table() -> str:
     """The choices as text: a line a shape, a column a GPU, with the expected gain in it."""
     lines = [
         f"{EPILOGUE}, {DTYPE}: the tile that the planner would choose, and the fallback's predicted time over the",
-        "best fused plan's. From assumed figures: nothing was measured, and the kernels have not been run. Written by",
+        "best fused plan's. From assumed figures: nothing was measured, and they have not been run there. Written by",
         "python -m tools.mma_choices",
         "",
         f"{'M':>6}{'N':>7}{'K':>7}" + "".join(f"  {name:<17}" for name in GPUS).rstrip(),

@@ -116,15 +116,22 @@ bool is_readable(const Prepared& prepared, Arithmetic arithmetic, const Copies& 
   return prepared.is_x_strided && prepared.is_out_matrix && prepared.problem.are_operands_contiguous;
 }
 
-// Takes a kernel that reads the operands as they lie, if it is faster than one that reads copies. What was measured for
-// a call is kept.
+bool reads_any_rows(const Plan& plan) { return plan.is_fused() && family_of(plan.family).reads_any_rows(plan); }
+
+// Takes a kernel that reads the operands as they lie, if it is faster than one that reads copies, or was measured to
+// be. Where nothing is copied, it is the one of which the reason against a fused kernel tells.
 void take_as_they_lie(Tried* tried) {
-  if (find_measured(tried->problem)) return;
   Problem problem = tried->problem;
   problem.copies = {};
+  if (const std::optional<measured::Choice> found = find_measured(tried->problem)) {
+    if (reads_any_rows(found->plan)) tried->problem = problem;
+    return;
+  }
   const Candidate other = choose(problem);
-  if (!other.plan.is_fused()) return;
-  if (tried->chosen.plan.is_fused() && tried->chosen.microseconds <= other.microseconds) return;
+  const bool is_alone = std::min(problem.n, problem.k) < kLeastCopied && why_not_covered(problem).empty();
+  const bool is_faster =
+      other.plan.is_fused() && (!tried->chosen.plan.is_fused() || other.microseconds < tried->chosen.microseconds);
+  if (!is_alone && !is_faster) return;
   tried->problem = problem;
   tried->chosen = other;
 }
@@ -135,6 +142,24 @@ Problem problem_of(const Prepared& prepared, const Decision& decision) {
   problem.arithmetic = decision.arithmetic;
   problem.copies = decision.copies;
   return problem;
+}
+
+// The arithmetic's fastest fused plan: measured, or by prediction on copies or, if it reads any rows, without them.
+void take_fastest(const Prepared& prepared, Decision* decision) {
+  Problem problem = problem_of(prepared, *decision);
+  if (const std::optional<measured::Choice> found = find_measured(problem)) {
+    decision->plan = found->plan;
+    if (reads_any_rows(found->plan)) decision->copies = {};
+    return;
+  }
+  const std::vector<Candidate> candidates = rank_candidates(problem);
+  if (!candidates.empty()) decision->plan = candidates.front().plan;
+  if (!problem.copies.any() || !is_readable(prepared, decision->arithmetic, {})) return;
+  problem.copies = {};
+  const std::vector<Candidate> others = rank_candidates(problem);
+  if (others.empty() || (!candidates.empty() && candidates.front().microseconds <= others.front().microseconds)) return;
+  decision->plan = others.front().plan;
+  decision->copies = {};
 }
 
 }  // namespace
@@ -191,16 +216,10 @@ Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
     const WeightSlices& slices = forced.arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
     decision.is_packed = slices.cost != SliceCost::PerCall;
     decision.is_padded = !is_storable(prepared);
-  } else if (forced.is_fastest ||
-             (forced.plan.is_fused() && !family_of(forced.plan.family).reads_any_rows(forced.plan))) {
+  } else if (forced.is_fastest || (forced.plan.is_fused() && !reads_any_rows(forced.plan))) {
     decision.copies = copies_of(prepared);
   }
-  if (forced.is_fastest) {
-    const Problem problem = problem_of(prepared, decision);
-    const std::optional<measured::Choice> found = find_measured(problem);
-    const std::vector<Candidate> candidates = found ? std::vector<Candidate>{} : rank_candidates(problem);
-    if (found || !candidates.empty()) decision.plan = found ? found->plan : candidates.front().plan;
-  }
+  if (forced.is_fastest) take_fastest(prepared, &decision);
   return decision;
 }
 
@@ -242,7 +261,8 @@ Gemm choose_gemm(const Prepared& prepared) {
   if (!problem.is_empty() && !is_double && problem.device.multiprocessors > 0) {
     problem.arithmetic = Arithmetic::IEEE;
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
-    // Where cuBLAS would split K, or K is short, its GEMM with a fused ReLU is slower than a GEMM and a separate ReLU.
+    // Where cuBLAS would split K, or takes longer for a ReLU than an elementwise kernel does, its GEMM with a fused
+    // ReLU is slower than a GEMM and a separate ReLU.
     if (!is_fallback_expected_in_one_kernel(problem)) return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;

@@ -129,7 +129,9 @@ def assert_well_formed(plan: dict[str, Any], query: Query) -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def is_one_kernel(m: int, n: int, k: int, dtype: str, tf32_allowed: bool, gpu: tuple[int, ...]) -> bool:
+def is_one_kernel(
+    m: int, n: int, k: int, dtype: str, tf32_allowed: bool, gpu: tuple[int, ...], epilogue: str = "bias"
+) -> bool:
     """What the planner says of such a product on a GPU that is described."""
-    answer = plans.ask("bias", m, n, k, dtype, "ieee", tf32_allowed=tf32_allowed, gpu=gpu)
+    answer = plans.ask(epilogue, m, n, k, dtype, "ieee", tf32_allowed=tf32_allowed, gpu=gpu)
     return bool(answer["is_fallback_one_kernel"])

@@ -18,8 +18,9 @@ from epigemm.planning.measured import Entry
 from tests.support.choices import forget
 
 DEVICE = 40  # of which no test machine has so many
-H200 = (90, 132, 1980, 4285000)
+H200, A100 = (90, 132, 1980, 4285000), (80, 108, 1410, 1555000)
 TMA, SWAP_AB, FP16X3, MMA = range(4)
+BY_ELEMENTS = (MMA, 9, 0, 8, 1)
 BASE = Entry(
     "relu_div", "bfloat16", "ieee", False, True, False, 1024, 8192, 8192, (TMA, 3, 0, 2, 1), 100.0, 200.0
 )
@@ -37,7 +38,14 @@ def empty() -> Iterator[None]:
     forget(DEVICE)
 
 
-def ask(entry: Entry, m: int | None = None, *, device: int = DEVICE, **changed: Any) -> dict[str, Any]:
+def ask(
+    entry: Entry,
+    m: int | None = None,
+    *,
+    device: int = DEVICE,
+    gpu: tuple[int, ...] = H200,
+    **changed: Any,
+) -> dict[str, Any]:
     """What the planner says of the call that an entry is about, aligned, at `m` rows."""
     return plans.ask(
         entry.epilogue,
@@ -49,7 +57,7 @@ def ask(entry: Entry, m: int | None = None, *, device: int = DEVICE, **changed: 
         packed=entry.packed,
         tf32_allowed=entry.tf32_allowed,
         has_bias=entry.bias,
-        gpu=H200,
+        gpu=gpu,
         device=device,
         **changed,
     )
@@ -59,11 +67,23 @@ def test_families_are_numbered_as_here() -> None:
     assert list(build_info()["families"]) == ["sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma"]
 
 
-def test_a_plan_that_is_not_offered_is_not_taken() -> None:
-    """Whatever a file says: nobody has run that family."""
-    before = ask(BASE)
-    measured.install(DEVICE, [replace(BASE, plan=(MMA, 4, 0, 8, 1))])
-    assert before["source"] == "model" and ask(BASE) == before
+@pytest.mark.parametrize(
+    "entry", [replace(BASE, plan=(MMA, 4, 0, 8, 1)), replace(BASE, k=8191, plan=BY_ELEMENTS)], ids=str
+)
+def test_a_plan_that_is_not_offered_is_not_taken(entry: Entry) -> None:
+    """Whatever a file says: nobody has run that family on such a GPU."""
+    before = ask(entry, gpu=A100)
+    measured.install(DEVICE, [entry])
+    assert before["source"] == "model" and not before["fused"] and ask(entry, gpu=A100) == before
+
+
+@pytest.mark.parametrize("changed", [{}, {"alignment": 2}, {"strides": (8193, 8195, 8192)}], ids=str)
+def test_a_plan_by_elements_is_taken_on_hopper(changed: dict[str, Any]) -> None:
+    """It reads rows that begin anywhere."""
+    entry = replace(BASE, k=8191, plan=BY_ELEMENTS)
+    measured.install(DEVICE, [entry])
+    plan = ask(entry, **changed)
+    assert plan["fused"] and plan["source"] == "cache" and tuple(plan["plan"]) == BY_ELEMENTS
 
 
 @KINDS
@@ -189,12 +209,29 @@ def test_a_bias_counts_where_torch_adds_the_relu_too() -> None:
     assert ask(replace(BASE, bias=False))["source"] == "cache"
 
 
-@pytest.mark.parametrize(
+NOT_COVERED = pytest.mark.parametrize(
     "changed", [{"alignment": 8}, {"strides": (8193, 8192, 8192)}, {"strides": (8192, 8192, 8193)}], ids=str
 )
-def test_a_plan_never_runs_what_it_does_not_cover(changed: dict[str, Any]) -> None:
-    measured.install(DEVICE, [BASE])
-    plan = ask(BASE, **changed)
+
+
+@NOT_COVERED
+@pytest.mark.parametrize("plan", [BASE.plan, FEW_ROWS.plan, (MMA, 4, 0, 8, 1)], ids=str)
+def test_a_plan_never_runs_what_it_does_not_cover(plan: tuple[int, ...], changed: dict[str, Any]) -> None:
+    """The model decides, among the kernels that read such rows."""
+    measured.install(DEVICE, [replace(BASE, plan=plan)])
+    found = ask(BASE, **changed)
+    assert not found["fused"] and found["source"] == "model"
+    assert {each["schedule"] for each in found["candidates"]} == {"by elements"}
+    assert list(plan) not in [each["plan"] for each in found["candidates"]]
+
+
+@NOT_COVERED
+def test_a_plan_in_tf32_never_runs_what_it_does_not_cover(changed: dict[str, Any]) -> None:
+    """No kernel reads such rows."""
+    entry = replace(BASE, dtype="float32", arithmetic="tf32", tf32_allowed=True)
+    measured.install(DEVICE, [entry])
+    assert ask(entry)["source"] == "cache"
+    plan = ask(entry, **changed)
     assert not plan["fused"] and "fused kernels need" in plan["why_not"]
     assert plan["source"] == "model" and plan["candidates"] == []
 
@@ -236,7 +273,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("family", {"plan": (4, 0, 0, 1, 1)}, r"plan: family must be in 0\.\.3, got 4"),
     ("negative family", {"plan": (-1, 0, 0, 1, 1)}, "plan: family must be in"),
     ("another arithmetic's family", {"plan": (FP16X3, 0, 0, 1, 1)}, "family 2 does not multiply"),
-    ("tile", {"plan": (TMA, 1000, 0, 1, 1)}, r"plan: tile must be in 0\.\.17, got 1000"),
+    ("tile", {"plan": (TMA, 1000, 0, 1, 1)}, r"plan: tile must be in 0\.\.19, got 1000"),
     ("negative tile", {"plan": (TMA, -1, 0, 1, 1)}, "plan: tile must be in"),
     ("raster", {"plan": (TMA, 0, 2, 1, 1)}, "plan: raster must be 0"),
     ("swizzle", {"plan": (TMA, 0, 0, 9, 1)}, r"plan: swizzle must be in 1\.\.8, got 9"),

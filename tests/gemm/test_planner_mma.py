@@ -1,4 +1,4 @@
-"""The planner and the mma.sync kernels, for described GPUs: kernels that have not been run on a GPU are not chosen."""
+"""The planner and the mma.sync kernels, for described GPUs: none is chosen where none of its kind has been run."""
 
 from __future__ import annotations
 
@@ -24,17 +24,28 @@ def shared_kb(tile: str) -> float:
     return (3 if k == 64 else 2) * 2 * k * (m + n) / 1024
 
 
-@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+@pytest.mark.parametrize("gpu", AMPERE)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_no_call_is_offered_a_kernel_that_was_not_run(gpu: tuple[int, ...], dtype: str) -> None:
     for m, n, k in SHAPES[::20]:
         found = Query(m=m, n=n, k=k, gpu=gpu, dtype=dtype).plan()
-        assert plans.MMA not in {each["family"] for each in found["candidates"]}
-        assert gpu is H200 or (not found["fused"] and "(Hopper)" in found["why_not"])
+        assert found["candidates"] == []
+        assert not found["fused"] and "(Hopper)" in found["why_not"]
 
 
-def test_a_batch_invariant_call_is_not_offered_one_either() -> None:
-    found = replace(LARGE, invariant=True).plan()
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_on_hopper_rows_that_tma_refuses_are_offered_them(dtype: str) -> None:
+    """Those alone: elsewhere the kernels that load by TMA are faster."""
+    for m, n, k in SHAPES[::5]:
+        candidates = Query(m=m, n=n, k=k, gpu=H200, dtype=dtype).plan()["candidates"]
+        mine = [each for each in candidates if each["family"] == plans.MMA]
+        assert mine == (candidates if n % 8 or k % 8 else [])
+        assert candidates and all(each["schedule"] == "by elements" for each in mine)
+
+
+@pytest.mark.parametrize("query", [LARGE, replace(LARGE, k=8191), Query(k=8191), Query(n=8191)], ids=str)
+def test_a_batch_invariant_call_is_not_offered_one(query: Query) -> None:
+    found = replace(query, invariant=True).plan()
     assert not found["fused"] and found["candidates"] == []
 
 
@@ -140,10 +151,12 @@ def test_half_rate_sums_take_longer() -> None:
 
 
 def test_a_choice_gains_a_tenth() -> None:
+    """A fifth by elements."""
     every = list(choices())
     assert len(every) == len(GPUS) * len(SHAPES)
     for choice in every:
-        assert (choice.tile != Choice.FALLBACK) == (choice.gain >= 1.10)
+        least = 1.10 if all(size % 8 == 0 for size in choice.shape[1:]) else 1.20
+        assert (choice.tile != Choice.FALLBACK) == (choice.gain >= least)
 
 
 def test_the_shapes_are_of_every_kind() -> None:

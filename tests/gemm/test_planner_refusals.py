@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +20,25 @@ from tests.gemm.query import (
 )
 from tests.support.cases import ELEMENTWISE, LINEAR
 
+TF32: dict[str, Any] = {"dtype": "float32", "arithmetic": "tf32"}
 REFUSED: list[tuple[str, Query, list[str]]] = [
     ("fp64", Query(dtype="float64"), ["float64"]),
     ("ieee fp32", Query(dtype="float32", arithmetic="ieee"), ["IEEE fp32"]),
     ("before Hopper", Query(gpu=(80, 108)), ["9.0", "8.0"]),
     ("after Hopper", Query(gpu=(100, 148)), ["9.0", "10.0"]),
     ("not a CUDA device", Query(gpu=(0, 1)), ["CUDA"]),
-    ("odd K", Query(k=8191), ["8191", "16 bytes"]),
-    ("odd N", Query(n=8191), ["8191", "16 bytes"]),
-    ("K of 12 elements in bf16", Query(k=12), ["12", "16 bytes"]),
-    ("misaligned pointer", Query(alignment=8), ["aligned to 8 bytes", "16"]),
-    ("odd stride of x", Query(x_row_stride=8193), ["x", "8193"]),
-    ("odd stride of weight", Query(weight_row_stride=8193), ["weight", "8193"]),
-    ("odd stride of out", Query(out_row_stride=8193), ["out", "8193"]),
+    ("odd K", Query(k=8191, **TF32), ["8191", "16 bytes"]),
+    ("odd N", Query(n=8191, **TF32), ["8191", "16 bytes"]),
+    ("K of 6 elements in TF32", Query(k=6, **TF32), ["6", "16 bytes"]),
+    ("misaligned pointer", Query(alignment=8, **TF32), ["aligned to 8 bytes", "16"]),
+    ("odd stride of x", Query(x_row_stride=8193, **TF32), ["x", "8193"]),
+    ("odd stride of weight", Query(weight_row_stride=8193, **TF32), ["weight", "8193"]),
+    ("odd stride of out", Query(out_row_stride=8193, **TF32), ["out", "8193"]),
+    ("odd K, batch invariant", Query(k=8191, invariant=True), ["8191", "16 bytes"]),
+    ("odd N, batch invariant", Query(n=8191, invariant=True), ["8191", "16 bytes"]),
+    ("misaligned, batch invariant", Query(alignment=8, invariant=True), ["aligned to 8 bytes", "16"]),
+    ("odd K, batch invariant, TF32", Query(k=8191, invariant=True, **TF32), ["8191", "16 bytes"]),
+    ("rows of x that overlap", Query(x_row_stride=8, k=12), ["rows of x overlap"]),
     ("no rows", Query(m=0), ["empty", "M = 0"]),
     ("no columns", Query(n=0), ["empty", "N = 0"]),
     ("no K", Query(k=0), ["empty", "K = 0"]),
@@ -49,6 +56,21 @@ def test_why_not(query: Query, words: list[str]) -> None:
         assert word in plan["why_not"], plan["why_not"]
 
 
+@pytest.mark.parametrize("changed", [
+    {"k": 8191}, {"n": 8191}, {"k": 44}, {"alignment": 8}, {"alignment": 2}, {"x_row_stride": 8193},
+    {"weight_row_stride": 8193}, {"out_row_stride": 8193},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_that_are_no_whole_16_bytes_are_read_by_elements(changed: dict[str, int], dtype: str) -> None:
+    """In 16 bits; whether that gains is a matter of times."""
+    plan = Query(**{"m": 16384, **changed}, dtype=dtype).plan()  # type: ignore[arg-type]
+    assert plan["why_not_covered"] == ""
+    assert {(each["family"], each["schedule"]) for each in plan["candidates"]} == {
+        ("sm80_mma", "by elements")
+    }
+    assert plan["fused"] or "against" in plan["why_not"]
+
+
 @pytest.mark.parametrize(
     ("query", "why_not"),
     [
@@ -57,12 +79,12 @@ def test_why_not(query: Query, words: list[str]) -> None:
             "fused kernels exist for compute capability 9.0 (Hopper); this device has 8.0",
         ),
         (
-            Query(alignment=8),
+            Query(alignment=8, **TF32),
             "x, weight or out starts at an address aligned to 8 bytes; fused kernels need 16",
         ),
         (
-            Query(k=8191),
-            "K = 8191 elements are 16382 bytes; fused kernels need rows of a multiple of 16 bytes",
+            Query(k=8191, **TF32),
+            "K = 8191 elements are 32764 bytes; fused kernels need rows of a multiple of 16 bytes",
         ),
         (
             Query(dtype="float64"),

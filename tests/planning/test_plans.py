@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from epigemm.planning import plans
@@ -25,10 +28,14 @@ def test_a_plan_in_words() -> None:
     assert plans.tile_text(answer | {"splits": 4}).endswith(", K in 4 parts")
 
 
-def test_what_is_known_of_strides_and_alignment_counts() -> None:
-    for circumstances in ({"alignment": 8}, {"strides": (1025, 1024, 4096)}):
-        answer = plans.ask("bias_silu", 8192, 4096, 1024, "bfloat16", "ieee", gpu=H200, **circumstances)
-        assert not answer["fused"] and answer["why_not_covered"]
+@pytest.mark.parametrize("circumstances", [{"alignment": 8}, {"strides": (1025, 1024, 4096)}], ids=str)
+def test_what_is_known_of_strides_and_alignment_counts(circumstances: dict[str, Any]) -> None:
+    sizes = (8192, 4096, 1024)
+    in_tf32 = plans.ask("bias_silu", *sizes, "float32", "tf32", gpu=H200, **circumstances)
+    assert not in_tf32["fused"] and in_tf32["why_not_covered"]
+    by_elements = plans.ask("bias_silu", *sizes, "bfloat16", "ieee", gpu=H200, **circumstances)
+    assert not by_elements["fused"] and not by_elements["why_not_covered"]
+    assert {each["schedule"] for each in by_elements["candidates"]} == {"by elements"}
 
 
 def test_no_kernels_run_on_a_cpu() -> None:

@@ -10,9 +10,9 @@
 
 namespace epigemm {
 
-// With a smaller N or K no call is planned on copies, and PyTorch's GEMM is modelled as one that loads 16 bytes.
-// Neither model was fitted there: a program that planned a network's layers of 131072x256x2 and 131072x3x256 on copies
-// took 1.04 ms, and the one before it 0.59 (H100, bf16).
+// With a smaller N or K no call is planned on copies or by elements, and PyTorch's GEMM is modelled as one that loads
+// 16 bytes. No model was fitted there: a program that planned a network's layers of 131072x256x2 and 131072x3x256 on
+// copies took 1.04 ms, and the one before it 0.59 (H100, bf16).
 constexpr int64_t kLeastCopied = 32;
 
 // The matrices that have to be copied for the kernels. None if the kernels cannot run the problem for another reason.

@@ -70,7 +70,8 @@ bool is_fallback_one_kernel(const Problem& p) {
 
 bool is_fallback_expected_in_one_kernel(const Problem& p) {
   if (!is_fallback_one_kernel(p) || (p.has_bias && architecture_of(p.device).adds_bias_apart(p))) return false;
-  return p.epilogue == EpilogueId::bias || one_kernel_microseconds(p) <= two_kernels_microseconds(p);
+  const bool may_be_slower = p.epilogue == EpilogueId::bias_relu && element_bytes(p.x.element) == 2;
+  return !may_be_slower || one_kernel_microseconds(p) <= two_kernels_microseconds(p);
 }
 
 double fallback_microseconds(const Problem& p) {

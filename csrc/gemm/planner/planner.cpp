@@ -167,15 +167,19 @@ double least_gain_on_copies(const Problem& p, double fallback_us) {
   return std::max(fallback_us < kShortUs ? kShort : kLong, least_gain(p, fallback_us));
 }
 
-// The same of kernels that read rows that are not whole 16 bytes. At 14 such shapes on an H100 the predicted ratio was
-// up to a fifth too high.
-constexpr double kLeastGainByElements = 1.20;
+bool is_by_elements(const Problem& p) {
+  return element_bytes(p.x.element) == 2 && !p.copies.any() && bytes_of_steps(p) % 16 != 0;
+}
 
-bool is_by_elements(const Problem& p) { return element_bytes(p.x.element) == 2 && bytes_of_steps(p) % 16 != 0; }
+// The same of kernels that read rows that are not whole 16 bytes. At 14 such shapes on an H100 the predicted ratio was
+// up to a fifth too high. With an N or K so small neither model was fitted (copies.h).
+double least_gain_by_elements(const Problem& p) {
+  return std::min(p.n, p.k) < kLeastCopied ? std::numeric_limits<double>::infinity() : 1.20;
+}
 
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
   const double least = problem.copies.any()      ? least_gain_on_copies(problem, fallback_us)
-                       : is_by_elements(problem) ? kLeastGainByElements
+                       : is_by_elements(problem) ? least_gain_by_elements(problem)
                                                  : least_gain(problem, fallback_us);
   return fallback_us >= std::max(least, architecture_of(problem.device).least_gain(problem.device)) * fused_us;
 }
@@ -201,6 +205,10 @@ std::string why_not_expected(const Problem& problem, double fused_us) {
   }
   if (problem.copies.any() && std::min(problem.n, problem.k) < kLeastCopied) {
     return text("with N or K below ", kLeastCopied, " nothing is copied, and no kernel reads the operands as they lie");
+  }
+  if (is_by_elements(problem) && std::min(problem.n, problem.k) < kLeastCopied) {
+    return text("with N or K below ", kLeastCopied,
+                " nothing is copied, and the kernels that read the operands as they lie have not been measured");
   }
   const char* what = !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
                      : problem.epilogue == EpilogueId::bias_relu  ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
@@ -328,8 +336,10 @@ double expected_microseconds(const Problem& problem, const Plan& plan) {
 
 bool is_tunable(const Problem& problem) {
   if (problem.is_batch_invariant || problem.is_pair) return false;
-  // The key of a measurement has no strides, so it only stands for the copies that the sizes require.
-  return !problem.copies.any() || problem.copies == copies_for_sizes(problem);
+  // The key of a measurement has no strides, so it only stands for the copies that the sizes require, and for rows that
+  // are read by elements in place of these copies.
+  const Copies copies = is_by_elements(problem) ? copies_for(problem) : problem.copies;
+  return !copies.any() || copies == copies_for_sizes(problem);
 }
 
 std::optional<measured::Choice> find_measured(const Problem& problem) {

@@ -51,7 +51,10 @@ class Mma final : public Family {
 
   std::string why_not(const Problem& problem) const override {
     std::string reason = why_not_on(problem.device);
-    return reason.empty() ? sm90::why_not_matrices(problem) : reason;
+    if (!reason.empty()) return reason;
+    // There are no tiles by elements in TF32, and none for batch-invariant calls on Hopper.
+    const bool is_by_vectors_alone = is_tf32(problem) || (problem.is_batch_invariant && is_left_to_tma(problem));
+    return is_by_vectors_alone ? sm90::why_not_addressable(problem) : sm90::why_not_matrices(problem);
   }
 
   std::string why_not_planned(const Problem& problem, const Plan& plan) const override {
