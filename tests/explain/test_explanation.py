@@ -255,6 +255,25 @@ def test_reasons_on_a_gpu(function: Public, rng: torch.Generator) -> None:
         assert any(word.lower() in reason.lower() for reason in explanation.reasons), explanation.reasons
 
 
+@pytest.mark.parametrize(("sizes", "copied"), [
+    ((1987, 432, 55), []), ((113, 1568, 183), []), ((179, 784, 159), []),
+    ((70046, 151, 152), ["the result, from padded rows"]), ((8192, 1023, 1024), ["the result, from padded rows"]),
+    ((1024, 1024, 1023), ["x is copied to padded rows, weight is copied to padded rows"]),
+], ids=str)  # fmt: skip
+def test_rows_that_are_no_whole_16_bytes(
+    sizes: tuple[int, int, int], copied: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tiles are read as they lie, by elements, and nothing is said of copies."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (*HOPPER, 1980, 4285000))
+    m, n, k = sizes
+    x, weight, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((m, k), (n, k), (n,)))
+    found = epigemm.explain("linear_silu", x, weight, bias)
+    copies = [kernel.rpartition("copy: ")[2] for kernel in found.kernels if kernel != found.kernel]
+    assert found.path == "fused" and found.kernel in found.kernels and copies == copied
+    assert ("by elements" in found.kernel) == (not copied)
+    assert ("cop" in str(found)) == bool(copied)
+
+
 @pytest.mark.gpu
 def test_copies_on_a_gpu() -> None:
     """Every copy is a launch, in its place."""

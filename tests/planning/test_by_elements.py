@@ -112,12 +112,12 @@ BY_ELEMENTS, BY_TMA = tuple(numbers(MMA, 9, swizzle=8)), tuple(numbers(TMA, 3))
 
 @pytest.mark.parametrize("sizes", [FEW_TILES[0], (1024, 1024, 1023)], ids=str)
 @pytest.mark.parametrize(("plan", "launches"), [(BY_ELEMENTS, ["fused"]), (BY_TMA, ["copy", "fused"])])
-@pytest.mark.parametrize("options", [{}, {"plan": (0,)}], ids=["chosen", "the fastest"])
+@pytest.mark.parametrize("forced", [(), (0,)], ids=["chosen", "the fastest"])
 def test_a_measured_plan_runs_as_it_was_measured(
     sizes: tuple[int, int, int],
     plan: tuple[int, ...],
     launches: list[str],
-    options: dict[str, tuple[int, ...]],
+    forced: tuple[int, ...],
     device: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,9 +126,9 @@ def test_a_measured_plan_runs_as_it_was_measured(
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: KNOWN["H200"].numbers[:4])
     m, n, k = sizes
     measured.install(device, [replace(ODD, m=m, n=n, k=k, plan=plan)])
-    found = dry_runs.dry_run(call_of(*sizes), tried=True, **options)
+    found = dry_runs.dry_run(call_of(*sizes), tried=True, plan=forced)
     assert found.fused and found.plan == plan and found.launches == launches
-    if not options:
+    if not forced:
         assert found.tried[0].plan["source"] == "cache" and not (
             found.tried[0].copies and plan == BY_ELEMENTS
         )
