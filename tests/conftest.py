@@ -165,11 +165,18 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     return torch.Generator().manual_seed(seed % 2**31)
 
 
+_MOST_KEPT = 2 << 30
+"""Bytes of device memory that a process may keep after a test: many processes share a GPU."""
+
+
 @pytest.fixture(autouse=True)
 def global_state() -> Iterator[None]:
     """Each test starts from torch's default settings, and a failing one cannot colour the next."""
     torch.manual_seed(0)
     yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
+        gc.collect()
+        torch.cuda.empty_cache()
     torch.set_float32_matmul_precision("highest")
     backends.mkldnn.matmul.fp32_precision = "none"
     backends.fp32_precision = "none"

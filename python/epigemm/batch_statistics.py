@@ -165,6 +165,9 @@ def _fits(inputs: _nodes.Inputs, call: BatchNormCall) -> bool:
         return False
     wide, columns = compute_dtype(x.dtype), (weight.shape[0],)
     vectors += [each for each in (scale, bias) if each is not None]
+    # The kernel that writes the running statistics reads the other vectors.
+    if kept and len({each.data_ptr() for each in vectors}) < len(vectors):
+        return False
     return (bias is None or bias.dtype is x.dtype) and all(
         each.shape == columns and each.device == x.device and each.dtype in (x.dtype, wide)
         for each in vectors

@@ -65,16 +65,17 @@ def test_rows_of_any_length(m: int, n: int, dtype: torch.dtype, begins: int, *, 
         count = torch.Size(sizes).numel()
         return torch.randn(begins + count, device="cuda").to(dtype)[begins:].view(sizes)
 
-    given = [drawn(m, n), drawn(m, n), drawn(n), *([drawn(m, 1)] if has_row else [])]
+    given = [drawn(m, n), drawn(m, n), drawn(n), *([drawn(m)] if has_row else [])]
     leaves = [each.detach().double().clone().requires_grad_() for each in given]
-    expected = torch.tanh(leaves[0]) * leaves[1] * leaves[2] + (leaves[3] if has_row else 0)
+    expected = torch.tanh(leaves[0]) * leaves[1] * leaves[2] + (leaves[3].unsqueeze(1) if has_row else 0)
     function = gated_rows if has_row else gated
     step = torch.finfo(dtype).eps
     out = drawn(m, n).fill_(float("nan"))
     function.elementwise(*given, out=out)
     torch.testing.assert_close(out.double(), expected.detach(), rtol=4 * step, atol=4 * step)
     grad = drawn(m, n)
-    call = ElementwiseCall(function.linked([False] * len(given[1:])), given[0], None, given[1:])
+    operands = [*given[1:3], *(row.unsqueeze(1) for row in given[3:])]
+    call = ElementwiseCall(function.linked([False] * len(operands)), given[0], None, operands)
     found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * (1 + len(given)))  # type: ignore[arg-type]
     wanted = torch.autograd.grad(expected, leaves[:2], grad.double())
     assert found is not None

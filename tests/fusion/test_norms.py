@@ -223,8 +223,23 @@ def instance_norm(self: Model, x: Tensor) -> Any:
     return F.instance_norm(self.fc(x).unsqueeze(0), use_input_stats=True)
 
 
+def adds_a_matrix(self: Model, x: Tensor) -> Any:
+    return self.bn(torch.addmm(x[:, :OUT], x, self.fc.weight.t()))
+
+
+def adds_a_row(self: Model, x: Tensor) -> Any:
+    return self.bn(torch.addmm(self.scale.view(1, OUT), x, self.fc.weight.t()))
+
+
+def scales_by_a_statistic(self: Model, x: Tensor) -> Any:
+    return self.bn(self.fc(x) * self.bn.running_var)
+
+
 LEFT = [
     reads_the_product,
+    adds_a_matrix,
+    adds_a_row,
+    scales_by_a_statistic,
     writes_the_input,
     behind_an_activation,
     of_three_dimensions,
@@ -239,6 +254,33 @@ def test_what_is_left(forward: Any, calls: list[int]) -> None:
     fused = epigemm.fuse(copy.deepcopy(plain))
     for rows in (ROWS, ROWS + 2):
         x = torch.randn(rows, WIDTH)
+        torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-4)
+    for mine, other in zip(fused.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(mine, other)
+    assert not calls
+
+
+def writes_the_scale(self: Model, x: Tensor) -> Any:
+    z = self.fc(x) * self.factor
+    self.factor.mul_(-2.0)
+    return self.bn(z)
+
+
+def writes_a_view_of_the_scale(self: Model, x: Tensor) -> Any:
+    z = self.fc(x) * self.factor
+    self.factor.view(4, 4).add_(3.0)
+    return self.bn(z)
+
+
+@pytest.mark.parametrize("forward", [writes_the_scale, writes_a_view_of_the_scale])
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_scale_is_read_before_it_is_written(forward: Any, calls: list[int], *, learns: bool) -> None:
+    plain = Model(forward)
+    plain.register_buffer("factor", torch.randn(OUT))
+    plain.fc.requires_grad_(False)
+    fused = epigemm.fuse(copy.deepcopy(plain))
+    x = torch.randn(ROWS, WIDTH)
+    with torch.set_grad_enabled(learns):
         torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-4)
     for mine, other in zip(fused.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(mine, other)

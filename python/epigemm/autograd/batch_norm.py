@@ -70,8 +70,10 @@ class _LinearBatchNorm(Function):
         x, weight, _, scale, bn_weight, bn_bias = inputs
         ctx.call = call._replace(running=batch_norm.NOTHING_RUNS)  # no tensor here: autograd would not see it
         ctx.dtypes = [None if each is None else each.dtype for each in inputs]
+        # Both, for derivatives of a higher order have both.
+        product = (x, weight) if any(ctx.needs_input_grad[1:3]) else (None, None)
         # The bias of BatchNorm tells where its ReLU has cut.
-        ctx.save_for_backward(u, mean, var, x, weight, scale, bn_weight, bn_bias if call.relu else None)
+        ctx.save_for_backward(u, mean, var, *product, scale, bn_weight, bn_bias if call.relu else None)
         return y
 
     @staticmethod
@@ -80,7 +82,7 @@ class _LinearBatchNorm(Function):
         u, mean, var, x, weight, *vectors = saved
         call, needs = ctx.call, ctx.needs_input_grad[1:]
         if _grad_enabled() or not gradient_products.runs_directly(grad, *saved):
-            return None, *_by_reference(ctx, grad, (x, weight, *vectors), needs)
+            return None, *_by_reference(ctx, grad, saved, needs)
         needs_x, needs_weight, *needs_vectors = needs
         dtypes = [dtype if need else None for dtype, need in zip(ctx.dtypes[2:], needs_vectors, strict=True)]
         of_product = u.dtype if needs_x or needs_weight else None
@@ -96,14 +98,16 @@ class _LinearBatchNorm(Function):
 
 def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[bool]) -> list[Tensor | None]:
     """The gradients in differentiable PyTorch."""
-    x, weight, scale, bn_weight, bn_bias = saved
+    known_u, _, _, x, weight, scale, bn_weight, bn_bias = saved
     call, (*_, shift_dtype, _, _, bias_dtype) = ctx.call, ctx.dtypes
 
     def zeros(dtype: torch.dtype | None) -> Tensor | None:  # whose values change no gradient
-        return None if dtype is None else torch.zeros(weight.shape[0], dtype=dtype, device=weight.device)
+        return None if dtype is None else known_u.new_zeros(known_u.shape[1], dtype=dtype)
 
-    def apply(x: Tensor, weight: Tensor, shift: Tensor | None, *vectors: Tensor | None) -> Tensor:
-        u = ops.linear(BIAS.name, x, weight, None, [], [], call.precision, weight_packs.NONE)
+    def apply(x: Tensor | None, weight: Tensor, shift: Tensor | None, *vectors: Tensor | None) -> Tensor:
+        u: Tensor = known_u
+        if x is not None:
+            u = ops.linear(BIAS.name, x, weight, None, [], [], call.precision, weight_packs.NONE)
         if shift is not None:
             u = u + shift.to(u.dtype)
         return batch_norm.reference(u, Norm.of(vectors, call.eps, call.relu))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -135,7 +135,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     scaled = last if len(chain.nodes) == 2 else None
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
-    if chain.views:
+    if chain.views or not _is_vector(product.bias):
         return None
     if scaled is not None and _scale_of(scaled, product.node) is None:
         return None
@@ -150,12 +150,29 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     learns = value_at(norm).requires_grad
     if relu is None or relu.target not in _RELUS or value_at(relu).requires_grad != learns:
         relu = None
-    reads = [product.x, product.weight, product.bias, *(given[name] for name in _VECTORS)]
+    scale = None if scaled is None else _scale_of(scaled, product.node)
+    reads = [product.x, product.weight, product.bias, scale, *(given[name] for name in _VECTORS)]
+    if _do_statistics_share(given, reads):
+        return None
     is_kept = not learns or not finder.is_written_after(
         norm, [each for each in reads[:-2] if each is not None]
     )
     found = Found(product.node, scaled, norm, relu)
     return found if is_kept and not _is_written(found, reads) else None
+
+
+def _is_vector(bias: object) -> bool:
+    """Whether a product's bias is one for each column, or absent: `addmm` also takes matrices."""
+    value = tensor_of(bias)
+    return value is None or value.dim() == 1
+
+
+def _do_statistics_share(given: Mapping[str, Any], reads: Sequence[fx.Node | None]) -> bool:
+    """Whether a running statistic shares memory with what the kernel that updates it reads."""
+    running = [tensor_of(given[name]) for name in ("running_mean", "running_var")]
+    kept = {storage_of(value) for value in running if value is not None}
+    others = [tensor_of(each) for each in reads if each not in (given["running_mean"], given["running_var"])]
+    return any(value is not None and storage_of(value) in kept for value in others)
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:
