@@ -154,3 +154,23 @@ def test_a_checkpoint_runs_the_forward_pass_twice() -> None:
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other)
     assert running.tracked is not None and running.tracked.item() == 2
+
+
+@relus
+def test_a_frozen_product_is_not_kept(relu: bool) -> None:
+    """Neither of its factors, which may be written before the backward pass. Second derivatives by the vectors hold."""
+    given = draw()
+    for each in given[:2]:
+        each.requires_grad_(False)
+    leaves = given[2:]
+
+    def function(*values: Tensor) -> Tensor:
+        return run([*given[:2], *values], relu=relu)
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+    expected = torch.autograd.grad(plain(given, relu=relu).square().sum(), leaves)
+    result = run(given, relu=relu)
+    given[0].zero_(), given[1].zero_()
+    for mine, other in zip(torch.autograd.grad(result.square().sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(mine, other)
