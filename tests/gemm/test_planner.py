@@ -83,7 +83,7 @@ def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
 
 
 def test_where_cublas_adds_a_relu_more_slowly() -> None:
-    """In 16 bits: from 30 us on by a fifth with a short K, and by two fifths with a K below 64; or two kernels run."""
+    """In 16 bits: from 30 us on by a fifth with a short K, and by two fifths with a K below 64."""
 
     def slower(**changed: Any) -> tuple[float, bool]:
         query = Query(epilogue="bias_relu", **changed)
@@ -95,10 +95,6 @@ def test_where_cublas_adds_a_relu_more_slowly() -> None:
     for sizes, times in (({"m": 4096, "k": 768}, 1.2), ({"m": 2048, "n": 160, "k": 48}, 1.4)):
         ratio, one_kernel = slower(**sizes)
         assert ratio == pytest.approx(times, rel=1e-4) and one_kernel
-    ratio, one_kernel = slower(m=200_000, n=352, k=56)
-    assert 1 < ratio < 1.4 and not one_kernel, (
-        "a ReLU on its own takes less than two fifths of such a product"
-    )
     for tf32_allowed in (False, True):
         assert slower(m=16384, dtype="float32", tf32_allowed=tf32_allowed) == (1, True)
 
