@@ -26,6 +26,7 @@ from tests.support.splitting import split_rows
 from tests.support.stage import stage
 from tests.support.threads import share_cores
 from tests.support.untyped import backends
+from tests.support.untyped import torch as untyped
 from tests.support.watching import answered, known_device
 
 # Fixtures that tests of several rooms have, and an operator's CPU kernel.
@@ -174,7 +175,7 @@ def global_state() -> Iterator[None]:
     """Each test starts from torch's default settings, and a failing one cannot colour the next."""
     torch.manual_seed(0)
     yield
-    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
+    if untyped.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
         gc.collect()
         torch.cuda.empty_cache()
     torch.set_float32_matmul_precision("highest")

@@ -260,13 +260,13 @@ def test_what_is_left(forward: Any, calls: list[int]) -> None:
     assert not calls
 
 
-def writes_the_scale(self: Model, x: Tensor) -> Any:
+def writes_the_scale(self: Any, x: Tensor) -> Any:
     z = self.fc(x) * self.factor
     self.factor.mul_(-2.0)
     return self.bn(z)
 
 
-def writes_a_view_of_the_scale(self: Model, x: Tensor) -> Any:
+def writes_a_view_of_the_scale(self: Any, x: Tensor) -> Any:
     z = self.fc(x) * self.factor
     self.factor.view(4, 4).add_(3.0)
     return self.bn(z)
