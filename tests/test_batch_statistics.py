@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import epigemm
 from epigemm import batch_statistics
-from epigemm.autograd import batch_norm as nodes
+from tests.support import norm_calls
 from tests.support.untyped import backward, torch
 
 ROWS, IN, OUT = 9, 24, 16
@@ -25,16 +25,7 @@ Layer = epigemm.nn.LinearScaleBatchNorm1d | epigemm.nn.LinearBatchNormReLU
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of calls in epigemm's passes, which run on the CPU, too."""
-    counted: list[int] = []
-    forward = nodes.forward
-
-    def count(*given: Any) -> Any:
-        counted.append(1)
-        return forward(*given)
-
-    monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
-    monkeypatch.setattr(nodes, "forward", count)
-    return counted
+    return norm_calls.counted(monkeypatch)
 
 
 def layer(dtype: Any = torch.float32, **options: Any) -> Layer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry, moments
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
-from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200
+from tests.support.answers import Answers
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -134,26 +133,6 @@ def test_the_module_wants_a_gpu() -> None:
 # --- in 16 bits on a GPU: what is done about reasons ---------------------------------------------------------------
 
 
-class Answers:
-    """In place of the entry: answers, one after the other."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.linked: list[str] = []
-        self._answers: Iterator[Any] = iter(answers)
-        monkeypatch.setattr(entry, "ask_with_moments", self.ask)
-        monkeypatch.setattr(loading, "link", self.link)
-        monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
-
-    def ask(self, *arguments: Any) -> Any:
-        self.asked.append(arguments)
-        return next(self._answers)
-
-    def link(self, epilogue: Any, missing: str, device: torch.device) -> str:
-        self.linked.append(missing)
-        return ""
-
-
 def half_precision() -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     x, weight, vector = (
         torch.empty(size, dtype=torch.bfloat16) for size in ((4096, 1024), (2048, 1024), (2048,))
@@ -164,7 +143,7 @@ def half_precision() -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
 def test_the_fold_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, result)
+    answers = Answers(monkeypatch, "ask_with_moments", result)
     z, mean, variance = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     assert z is result and mean.shape == variance.shape == (2048,) and mean.dtype is torch.float32
     (asked,) = answers.asked
@@ -177,7 +156,7 @@ def test_the_fold_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, int(Reason.NOT_LINKED), result)
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), result)
     assert moments.linear_folded_with_moments(x, weight, vectors, None, False, None)[0] is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
@@ -187,7 +166,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     z, statistics = torch.empty(64, 8), (torch.empty(8), torch.empty(8))
-    Answers(monkeypatch, int(reason))
+    Answers(monkeypatch, "ask_with_moments", int(reason))
     monkeypatch.setattr(entry, "linear", lambda *arguments: reason)
     monkeypatch.setattr(deeds, "linear", lambda call, fold: z)
     monkeypatch.setattr(moments, "column_moments", lambda of: statistics)
@@ -197,7 +176,7 @@ def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest
 
 def test_under_autocast_the_result_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
-    answers = Answers(monkeypatch, torch.empty(0))
+    answers = Answers(monkeypatch, "ask_with_moments", torch.empty(0))
     with torch.autocast("cpu", torch.bfloat16):
         moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     (asked,) = answers.asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,11 +10,12 @@ from torch import Tensor
 
 from epigemm import glu
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import entry, pairs
+from epigemm.calls import pairs
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200
+from tests.support.answers import Answers
 
 M, N, K = 4096, 2048, 1024
 
@@ -33,30 +33,10 @@ def call(**changed: Any) -> tuple[LinearCall, Tensor]:
     return made._replace(**changed), torch.empty_like(weight)
 
 
-class Answers:
-    """In place of the entry: answers, one after the other."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.linked: list[str] = []
-        self._answers: Iterator[Any] = iter(answers)
-        monkeypatch.setattr(entry, "ask", self.ask)
-        monkeypatch.setattr(loading, "link", self.link)
-        monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
-
-    def ask(self, *arguments: Any) -> Any:
-        self.asked.append(arguments)
-        return next(self._answers)
-
-    def link(self, epilogue: Any, missing: str, device: torch.device) -> str:
-        self.linked.append(missing)
-        return ""
-
-
 def test_the_second_product_takes_the_place_of_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     made, weight2 = call()
     result = torch.empty(M, N)
-    answers = Answers(monkeypatch, result)
+    answers = Answers(monkeypatch, "ask", result)
     assert pairs.linear(made, weight2) is result
     (asked,) = answers.asked
     bias, bias2, gate = asked[3]
@@ -66,7 +46,7 @@ def test_the_second_product_takes_the_place_of_the_gate(monkeypatch: pytest.Monk
 
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
-    answers = Answers(monkeypatch, int(Reason.NOT_READY), int(Reason.NOT_LINKED), result)
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_READY), int(Reason.NOT_LINKED), result)
     assert pairs.linear(*call()) is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_") and linked.endswith("_pair")
@@ -74,32 +54,32 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_READY, Reason.NOT_LINKED}))
 def test_two_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, int(reason))
+    answers = Answers(monkeypatch, "ask", int(reason))
     assert pairs.linear(*call()) is None and len(answers.asked) == 1 and not answers.linked
 
 
 @pytest.mark.parametrize("reason", [Reason.NOT_READY, Reason.NOT_LINKED], ids=str)
 def test_no_reason_is_met_twice(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, int(reason), int(reason))
+    answers = Answers(monkeypatch, "ask", int(reason), int(reason))
     assert pairs.linear(*call()) is None and len(answers.asked) == 2
 
 
 def test_autocast_with_nothing_to_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
-    answers = Answers(monkeypatch, int(Reason.NOT_PLAIN), int(Reason.NOT_LINKED), result)
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN), int(Reason.NOT_LINKED), result)
     with torch.autocast("cpu", torch.bfloat16):
         assert pairs.linear(*call()) is result
     assert [each[-3] for each in answers.asked] == [0, dry_runs.ROUTED, dry_runs.ROUTED]
 
 
 def test_two_calls_where_autocast_would_cast(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, int(Reason.NOT_PLAIN))
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN))
     with torch.autocast("cpu", torch.float16):
         assert pairs.linear(*call()) is None and len(answers.asked) == 1
 
 
 def test_two_calls_where_autograd_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, int(Reason.NOT_PLAIN))
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN))
     made, weight2 = call()
     with torch.autocast("cpu", torch.bfloat16):
         assert pairs.linear(made, weight2.requires_grad_()) is None and len(answers.asked) == 1
@@ -107,14 +87,14 @@ def test_two_calls_where_autograd_records_under_autocast(monkeypatch: pytest.Mon
 
 def test_a_profiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
-    Answers(monkeypatch, int(Reason.NOT_PLAIN), result)
+    Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN), result)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert pairs.linear(*call()) is result
     assert "epigemm::bias_gated_silu_bias2.000" in {event.key for event in profile.key_averages()}
 
 
 def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:
-    Answers(monkeypatch, int(Reason.NOT_LINKED))
+    Answers(monkeypatch, "ask", int(Reason.NOT_LINKED))
     monkeypatch.setattr(loading, "link", lambda *about: "no NVRTC")
     assert pairs.linear(*call()) is None
 

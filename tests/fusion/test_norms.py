@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm import batch_statistics, fusion
-from epigemm.autograd import batch_norm as nodes
+from epigemm import fusion
 from tests.fusion.test_spellings import report_of
+from tests.support import norm_calls
 from tests.support.untyped import backward, torch
 
 ROWS, WIDTH, OUT = 12, 24, 16
@@ -22,16 +22,7 @@ ROWS, WIDTH, OUT = 12, 24, 16
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of calls in epigemm's passes, which run on the CPU, too."""
-    counted: list[int] = []
-    forward = nodes.forward
-
-    def count(*given: Any) -> Any:
-        counted.append(1)
-        return forward(*given)
-
-    monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
-    monkeypatch.setattr(nodes, "forward", count)
-    return counted
+    return norm_calls.counted(monkeypatch)
 
 
 class Model(nn.Module):
