@@ -15,8 +15,39 @@ struct EpilogueHelper {
   const int group, lane;
   const EpilogueLayout<C> layout{};
 
-  // Loads a tile's operands, and prepares its first passes.
-  CUTLASS_DEVICE void begin(SlotRing ring, Place tile) const {
+  // Before the first tile: its operands, and slots for its first passes.
+  CUTLASS_DEVICE void begin(Place tile) const {
+    bring_operands(tile);
+    for (int pass = 0; pass < layout.slots; ++pass) make_ready(tile, pass, pass);
+  }
+
+  // Stores the results of a tile. What the next one needs is brought as early as there is room for it: its operands
+  // while TMA still reads the last pass, and a slot as soon as TMA has read it.
+  CUTLASS_DEVICE void finish(SlotRing& ring, Place tile, bool has_next, Place next) const {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+      if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
+      if (lane == 0) {
+        for_each_slab(tile, pass, ring.slot,
+                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
+        cute::tma_store_arrive();
+      }
+      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
+      if (pass == C::kPasses - 1) {
+        __syncwarp();
+        if (layout.hands_over) Handover::of_room(group).wait();
+        if (has_next) bring_operands(next);
+      }
+      if (lane == 0) cute::tma_store_wait<0>();
+      const int ahead = pass + layout.slots;
+      const bool is_of_next = ahead >= C::kPasses;
+      if (has_next || !is_of_next) {
+        make_ready(is_of_next ? next : tile, is_of_next ? ahead - C::kPasses : ahead, ring.slot);
+      }
+    }
+  }
+
+ private:
+  CUTLASS_DEVICE void bring_operands(Place tile) const {
     bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
     bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
     CUTLASS_PRAGMA_UNROLL
@@ -27,27 +58,8 @@ struct EpilogueHelper {
     }
     __syncwarp();
     if (layout.hands_over) Handover::of_operands(group).arrive();
-    for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
   }
 
-  // Stores the results of a tile.
-  CUTLASS_DEVICE void finish(SlotRing& ring, Place tile) const {
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
-      if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
-      if (lane == 0) {
-        for_each_slab(tile, pass, ring.slot,
-                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
-        cute::tma_store_arrive();
-      }
-      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
-      if (lane == 0) cute::tma_store_wait<0>();
-      if (pass + layout.slots < C::kPasses) make_ready(tile, pass + layout.slots, ring.slot);
-    }
-    __syncwarp();
-    if (layout.hands_over) Handover::of_room(group).wait();
-  }
-
- private:
   // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
   template <class Vectors>
   CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {

@@ -157,11 +157,15 @@ struct Kernel {
 
   CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
     const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane};
-    SlotRing ring;
-    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
-      const Place place = place_of(p, tiles, group);
-      helper.begin(ring, place);
-      helper.finish(ring, place);
+    Tiles tiles = tiles_of(p, group);
+    if (!tiles.is_there()) return;
+    Place place = place_of(p, tiles, group);
+    helper.begin(place);
+    for (SlotRing ring; tiles.is_there(); tiles = tiles.next()) {
+      const bool has_next = tiles.next().is_there();
+      const Place next = has_next ? place_of(p, tiles.next(), group) : place;
+      helper.finish(ring, place, has_next, next);
+      place = next;
     }
   }
 

@@ -100,6 +100,8 @@ def dry_run(
     """
     epilogue, x, weight, bias, operands, scalars, *_, strict, invariant, out = call
     device = -1 if gpu else (x if place is None else place).get_device()
+    if device >= 0:
+        plans.usable(device)  # which the call to come asks, too
     is_elsewhere = bool(gpu)
     gpu = gpu or plans.gpu_numbers(device)
     described = (device, *gpu) if gpu or place is not None else None
