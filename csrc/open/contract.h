@@ -58,6 +58,7 @@ extern "C" __device__ int epigemm_operand(int slot);
 // The operands' values by slot: parameters of these functions, and their names.
 #define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
 #define EPIGEMM_VALUES c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1
+#define EPIGEMM_VALUES_IN(v) v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]
 
 // The epilogue of one element.
 extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));
@@ -71,6 +72,14 @@ extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(doub
 // `is_far`. If not, its near form is epigemm_apply.
 extern "C" __device__ float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool& is_far);
 extern "C" __device__ bool epigemm_has_far();
+
+// The functor of four elements, in both forms: element 2 r + c of row r and column c, for two rows and two columns of
+// D. `values`: kSlots of them for each element. A long functor computes the four in a function that is not inlined: a
+// kernel that applies it to each of a thread's 128 or 192 sums by its own code does not fit into the instruction cache,
+// and one that calls it for one element after another waits for each.
+extern "C" __device__ void epigemm_apply_four(const float* accs, const float* values, float* results);
+extern "C" __device__ void epigemm_apply_near_four(const float* accs, const float* values, float* results,
+                                                   bool& is_far);
 
 // The epilogue's derivative by the operand in a slot, or by the accumulator (slot -1).
 extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot);

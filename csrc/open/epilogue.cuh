@@ -25,6 +25,21 @@ __device__ __forceinline__ double slope(double acc, const double (&v)[kSlots], i
 }
 static_assert(kSlots == 12, "the calls above name every slot");
 
+// Four elements, in the order of epigemm_apply_four.
+struct Four {
+  float accs[4], values[4 * kSlots];
+
+  __device__ __forceinline__ void set(int i, float acc, const float (&v)[kSlots]) {
+    accs[i] = acc;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) values[i * kSlots + slot] = v[slot];
+  }
+  __device__ __forceinline__ void apply(float (&results)[4]) const { epigemm_apply_four(accs, values, results); }
+  __device__ __forceinline__ void apply_near(float (&results)[4], bool& is_far) const {
+    epigemm_apply_near_four(accs, values, results, is_far);
+  }
+};
+
 // Whether kWidth neighbours are known to be within the row, at an address that allows wide loads.
 enum class Access { Wide, Unknown };
 

@@ -71,27 +71,37 @@ __device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
 
 }  // namespace epigemm::open
 
-#define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                              \
-  extern "C" __device__ int epigemm_operand(int slot) { return epigemm::open::kind_of_slot<Functor>(slot); } \
-  extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) {                               \
-    const float values[] = {EPIGEMM_VALUES};                                                                 \
-    const epigemm::open::Values<Number, float> make{values};                                                 \
-    return static_cast<float>(epigemm::open::apply_functor<Functor>(make, Number(acc)));                     \
-  }                                                                                                          \
-  extern "C" __device__ float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool&) {                   \
-    return epigemm_apply(acc, EPIGEMM_VALUES);                                                               \
-  }                                                                                                          \
-  extern "C" __device__ bool epigemm_has_far() { return false; }                                             \
-  extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double)) {                     \
-    const double values[] = {EPIGEMM_VALUES};                                                                \
-    const epigemm::open::Values<double, double> make{values};                                                \
-    return epigemm::open::apply_functor<Functor>(make, acc);                                                 \
-  }                                                                                                          \
-  extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot) {                     \
-    const float values[] = {EPIGEMM_VALUES};                                                                 \
-    return epigemm::open::slope_of<Functor>(acc, values, slot);                                              \
-  }                                                                                                          \
-  extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot) {           \
-    const double values[] = {EPIGEMM_VALUES};                                                                \
-    return epigemm::open::slope_of<Functor>(acc, values, slot);                                              \
+#define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                                       \
+  extern "C" __device__ int epigemm_operand(int slot) { return epigemm::open::kind_of_slot<Functor>(slot); }          \
+  extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) {                                        \
+    const float values[] = {EPIGEMM_VALUES};                                                                          \
+    const epigemm::open::Values<Number, float> make{values};                                                          \
+    return static_cast<float>(epigemm::open::apply_functor<Functor>(make, Number(acc)));                              \
+  }                                                                                                                   \
+  extern "C" __device__ float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool&) {                            \
+    return epigemm_apply(acc, EPIGEMM_VALUES);                                                                        \
+  }                                                                                                                   \
+  extern "C" __device__ bool epigemm_has_far() { return false; }                                                      \
+  extern "C" __device__ void epigemm_apply_four(const float* accs, const float* values, float* results) {             \
+    _Pragma("unroll")                                                                                                 \
+    for (int i = 0; i < 4; ++i) {                                                                                     \
+      const float* const v = values + i * epigemm::open::kSlots;                                                      \
+      results[i] = epigemm_apply(accs[i], EPIGEMM_VALUES_IN(v));                                                      \
+    }                                                                                                                 \
+  }                                                                                                                   \
+  extern "C" __device__ void epigemm_apply_near_four(const float* accs, const float* values, float* results, bool&) { \
+    epigemm_apply_four(accs, values, results);                                                                        \
+  }                                                                                                                   \
+  extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double)) {                              \
+    const double values[] = {EPIGEMM_VALUES};                                                                         \
+    const epigemm::open::Values<double, double> make{values};                                                         \
+    return epigemm::open::apply_functor<Functor>(make, acc);                                                          \
+  }                                                                                                                   \
+  extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot) {                              \
+    const float values[] = {EPIGEMM_VALUES};                                                                          \
+    return epigemm::open::slope_of<Functor>(acc, values, slot);                                                       \
+  }                                                                                                                   \
+  extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot) {                    \
+    const double values[] = {EPIGEMM_VALUES};                                                                         \
+    return epigemm::open::slope_of<Functor>(acc, values, slot);                                                       \
   }

@@ -216,10 +216,14 @@ struct EpilogueConsumer {
       if constexpr (kIsNarrow) {
         put_chunk(for_each, slot, first);
       } else {
-        float results[2];
+        open::Four four;
         for_each([&](int j, int r, int c, Element const& element) {
-          results[c] = element.apply();
-          if (c == 1) put(slot, first + j, r, results);
+          four.set(of_four(r, c), element.sum, element.slots);
+          if (r == 0 || c == 0) return;
+          float results[4];
+          four.apply(results);
+          put(slot, first + j, 0, {results[of_four(0, 0)], results[of_four(0, 1)]});
+          put(slot, first + j, 1, {results[of_four(1, 0)], results[of_four(1, 1)]});
         });
       }
     }
@@ -230,8 +234,10 @@ struct EpilogueConsumer {
     float sum, slots[open::kSlots];
 
     CUTLASS_DEVICE float apply() const { return open::apply(sum, slots); }
-    CUTLASS_DEVICE float apply_near(bool& is_far) const { return open::apply_near(sum, slots, is_far); }
   };
+
+  // An element of an eight, among the four for which the functor is called.
+  CUTLASS_DEVICE static constexpr int of_four(int r, int c) { return C::kTransposed ? c * 2 + r : r * 2 + c; }
 
   // `row(i)` and `column(i)`: the kernel's.
   template <class Row, class Column>
@@ -253,10 +259,14 @@ struct EpilogueConsumer {
   CUTLASS_DEVICE void put_chunk(ForEach const& for_each, char* slot, int first) const {
     uint32_t words[kChunk * 2];  // [j][r]
     bool is_far = false;
-    float results[2];
+    open::Four four;
     for_each([&](int j, int r, int c, Element const& element) {
-      results[c] = element.apply_near(is_far);
-      if (c == 1) words[j * 2 + r] = rounded(results[0], results[1]);
+      four.set(of_four(r, c), element.sum, element.slots);
+      if (r == 0 || c == 0) return;
+      float results[4];
+      four.apply_near(results, is_far);
+      words[j * 2] = rounded(results[of_four(0, 0)], results[of_four(0, 1)]);
+      words[j * 2 + 1] = rounded(results[of_four(1, 0)], results[of_four(1, 1)]);
     });
     if (epigemm_has_far() && any_of_warp(is_far)) compute_again(for_each, words);
     using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 
 from epigemm.epilogues import constants, evaluating, formulas
 from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
-from epigemm.epilogues.tracing import reference, source
+from epigemm.epilogues.tracing import cost, reference, source
 from epigemm.epilogues.tracing.program import Program, words
 from epigemm.epilogues.tracing.results import Results
 
@@ -109,7 +109,8 @@ class Traced(Declared):
 
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
         """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call."""
-        functions = source.kernel_functions(self.program, self.kinds, elements, parts)
+        long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
+        functions = source.kernel_functions(self.program, self.kinds, elements, parts, long)
         return f"{source.prelude()}\n{self.source}\n{functions}"
 
 

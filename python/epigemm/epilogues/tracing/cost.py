@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator, Sequence
 
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.tracing.program import BFLOAT16, HALF, Program, Ref, Step
-from epigemm.epilogues.tracing.source import POWERS
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
+from epigemm.epilogues.tracing.source import POWERS, header_folder
 
 _POWERS = {0.5: ["sqrt"], 2.0: ["mul"], 3.0: ["mul", "mul"], -0.5: ["rsqrt"], -1.0: ["reciprocal"]}
+_LONG = 0.36
+"""Cycles of a multiprocessor for an element, in the elementwise kernel: about 46 instructions."""
 assert _POWERS.keys() == POWERS.keys()
 
 
@@ -31,6 +36,26 @@ def primitives(program: Program, kinds: Sequence[str]) -> str:
         elif not (step.op == "add" and bias is not None and set(step.inputs) == {Ref(0), Ref(bias)}):
             names += _names(step, is_divisor_scalar=step.op == "div" and not of_element[1])
     return ",".join(names)
+
+
+def is_long(program: Program, kinds: Sequence[str], part: str) -> bool:
+    """Whether the functor is too long to be inlined into each of a thread's sums (csrc/open/contract.h).
+
+    `part`: the function, as `source.kernel_functions` names it.
+    """
+    form = ROUNDED_TO.get(part.removeprefix("apply_"))
+    column = int(form is not None and short_number(program, form) is not None)
+    table = _cycles()
+    names = filter(None, primitives(program, kinds).split(","))
+    return sum(table.get(name, table["other"])[column] for name in names) >= _LONG
+
+
+@functools.cache
+def _cycles() -> dict[str, tuple[float, float]]:
+    """What each primitive takes in the elementwise kernel: with float, and with the short functions."""
+    text = (header_folder() / "epilogue" / "costs.def").read_text()
+    rows = re.findall(r"EPIGEMM_COST\((\w+), ([\d.e-]+), ([\d.e-]+),", text)
+    return {name: (float(of_float), float(short)) for name, of_float, short in rows}
 
 
 def _names(step: Step, *, is_divisor_scalar: bool) -> Iterator[str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from epigemm.epilogues.kinds import SLOTS, slots_of
+from epigemm.epilogues.tracing import four
 from epigemm.epilogues.tracing.program import (
     BFLOAT16,
     BOOL,
@@ -180,6 +181,7 @@ def kernel_functions(
     # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
     # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
     parts: Sequence[str] = ("operand", "apply"),
+    long_parts: Container[str] = (),  # those for which the functor is long (`cost.is_long`)
 ) -> str:
     """The functions that open kernels leave undefined, by `Functor`."""
     slots = slots_of(kinds)
@@ -197,8 +199,17 @@ def kernel_functions(
             form = ROUNDED_TO.get(part.removeprefix("apply_"))
             short = short_number(program, form) if form else None
             text.append(_function(part, slots, short))
+            near = short if form and has_near_form(program) else None
             if form:
-                text.append(_near_functions(slots, short if has_near_form(program) else None))
+                text.append(_near_functions(slots, near))
+            if form or part == "apply":
+                is_long = part in long_parts
+                text.append(four.functions(slots, short, is_long=is_long, near=False))
+            if form:
+                apart = (
+                    four.functions(slots, near, is_long=is_long, near=True) if near else four.same_as_near()
+                )
+                text.append(apart)
     return "\n".join(text)
 
 
