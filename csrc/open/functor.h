@@ -69,6 +69,61 @@ __device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
   return result.constant ? T(0) : result.derivative;
 }
 
+// --- four elements -------------------------------------------------------------------------------------------------
+
+// Whether the functor is long: with float's functions one is that calls any (`primitives`).
+template <class Functor, class Number, class = void>
+constexpr bool kIsLong = false;
+template <class Functor>
+constexpr bool kIsLong<Functor, float, decltype(static_cast<void>(Functor::primitives))> = true;
+
+struct Four {
+  float of[4];
+};
+
+// `values`: of each operand in turn, four.
+template <class Functor, class... Floats>
+__device__ __noinline__ Four four_apart(float acc_0, float acc_1, float acc_2, float acc_3, Floats... values) {
+  const float accs[] = {acc_0, acc_1, acc_2, acc_3}, given[] = {values..., 0.0f};
+  Four found;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float by_slot[kSlots];
+#pragma unroll
+    for (int place = 1; place < static_cast<int>(Functor::operands.size()); ++place) {
+      by_slot[slot_of<Functor>(place)] = given[(place - 1) * 4 + i];
+    }
+    found.of[i] = apply_functor<Functor>(Values<float, float>{by_slot}, accs[i]);
+  }
+  return found;
+}
+
+// Hands over the operands' values from their slots.
+template <class Functor, int Place = 1, class... Floats>
+__device__ __forceinline__ Four four_of(const float* accs, const float* values, Floats... given) {
+  if constexpr (Place < Functor::operands.size()) {
+    const float* const v = values + slot_of<Functor>(Place);
+    return four_of<Functor, Place + 1>(accs, values, given..., v[0], v[kSlots], v[2 * kSlots], v[3 * kSlots]);
+  } else {
+    return four_apart<Functor>(accs[0], accs[1], accs[2], accs[3], given...);
+  }
+}
+
+template <class Functor, class Number>
+__device__ __forceinline__ void apply_to_four(const float* accs, const float* values, float* results) {
+  if constexpr (kIsLong<Functor, Number>) {
+    const Four found = four_of<Functor>(accs, values);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) results[i] = found.of[i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Values<Number, float> make{values + i * kSlots};
+      results[i] = static_cast<float>(apply_functor<Functor>(make, Number(accs[i])));
+    }
+  }
+}
+
 }  // namespace epigemm::open
 
 #define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                                       \
@@ -83,11 +138,7 @@ __device__ __forceinline__ T slope_of(T acc, const T* values, int by) {
   }                                                                                                                   \
   extern "C" __device__ bool epigemm_has_far() { return false; }                                                      \
   extern "C" __device__ void epigemm_apply_four(const float* accs, const float* values, float* results) {             \
-    _Pragma("unroll")                                                                                                 \
-    for (int i = 0; i < 4; ++i) {                                                                                     \
-      const float* const v = values + i * epigemm::open::kSlots;                                                      \
-      results[i] = epigemm_apply(accs[i], EPIGEMM_VALUES_IN(v));                                                      \
-    }                                                                                                                 \
+    epigemm::open::apply_to_four<Functor, Number>(accs, values, results);                                             \
   }                                                                                                                   \
   extern "C" __device__ void epigemm_apply_near_four(const float* accs, const float* values, float* results, bool&) { \
     epigemm_apply_four(accs, values, results);                                                                        \

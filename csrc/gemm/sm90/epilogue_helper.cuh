@@ -15,39 +15,8 @@ struct EpilogueHelper {
   const int group, lane;
   const EpilogueLayout<C> layout{};
 
-  // Before the first tile: its operands, and slots for its first passes.
-  CUTLASS_DEVICE void begin(Place tile) const {
-    bring_operands(tile);
-    for (int pass = 0; pass < layout.slots; ++pass) make_ready(tile, pass, pass);
-  }
-
-  // Stores the results of a tile. What the next one needs is brought as early as there is room for it: its operands
-  // while TMA still reads the last pass, and a slot as soon as TMA has read it.
-  CUTLASS_DEVICE void finish(SlotRing& ring, Place tile, bool has_next, Place next) const {
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
-      if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
-      if (lane == 0) {
-        for_each_slab(tile, pass, ring.slot,
-                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
-        cute::tma_store_arrive();
-      }
-      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
-      if (pass == C::kPasses - 1) {
-        __syncwarp();
-        if (layout.hands_over) Handover::of_room(group).wait();
-        if (has_next) bring_operands(next);
-      }
-      if (lane == 0) cute::tma_store_wait<0>();
-      const int ahead = pass + layout.slots;
-      const bool is_of_next = ahead >= C::kPasses;
-      if (has_next || !is_of_next) {
-        make_ready(is_of_next ? next : tile, is_of_next ? ahead - C::kPasses : ahead, ring.slot);
-      }
-    }
-  }
-
- private:
-  CUTLASS_DEVICE void bring_operands(Place tile) const {
+  // Brings a tile's operands.
+  CUTLASS_DEVICE void bring(Place tile) const {
     bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
     bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
     CUTLASS_PRAGMA_UNROLL
@@ -60,6 +29,36 @@ struct EpilogueHelper {
     if (layout.hands_over) Handover::of_operands(group).arrive();
   }
 
+  // Prepares the first passes of a tile, whose slots TMA may still be reading.
+  CUTLASS_DEVICE void prepare(SlotRing ring, Place tile) const {
+    if (lane == 0) cute::tma_store_wait<0>();
+    for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
+  }
+
+  // Starts the stores of a tile's results. Afterwards there is room for the next tile's operands.
+  CUTLASS_DEVICE void store(SlotRing& ring, Place tile) const {
+    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+      if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
+      if (lane == 0) {
+        for_each_slab(tile, pass, ring.slot,
+                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
+        cute::tma_store_arrive();
+      }
+      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
+      if (pass + layout.slots >= C::kPasses) continue;
+      if (lane == 0) cute::tma_store_wait<0>();
+      make_ready(tile, pass + layout.slots, ring.slot);
+    }
+    __syncwarp();
+    if (layout.hands_over) Handover::of_room(group).wait();
+  }
+
+  // Before the CTA ends: TMA has read all slots.
+  CUTLASS_DEVICE void end() const {
+    if (lane == 0) cute::tma_store_wait<0>();
+  }
+
+ private:
   // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
   template <class Vectors>
   CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {

@@ -157,16 +157,15 @@ struct Kernel {
 
   CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
     const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane};
-    Tiles tiles = tiles_of(p, group);
-    if (!tiles.is_there()) return;
-    Place place = place_of(p, tiles, group);
-    helper.begin(place);
-    for (SlotRing ring; tiles.is_there(); tiles = tiles.next()) {
-      const bool has_next = tiles.next().is_there();
-      const Place next = has_next ? place_of(p, tiles.next(), group) : place;
-      helper.finish(ring, place, has_next, next);
-      place = next;
+    SlotRing ring;
+    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+      // The operands come while TMA still reads the last passes of the tile before.
+      const Place place = place_of(p, tiles, group);
+      helper.bring(place);
+      helper.prepare(ring, place);
+      helper.store(ring, place);
     }
+    helper.end();
   }
 
   // --- a warpgroup ---------------------------------------------------------------------------------------------------
