@@ -181,7 +181,8 @@ class Epilogue {
     return open::apply(acc, values);
   }
 
-  // The functor of all columns; of 16-bit results first in its near form (contract.h).
+  // The functor of all columns; of 16-bit results first in its near form (contract.h). Threads without columns in the
+  // matrix do not call it, so the vote is that of the active ones.
   __device__ __forceinline__ void apply(const Compute (&accs)[kWidth], const Row& row,
                                         Compute (&results)[kWidth]) const {
     if constexpr (sizeof(Element) == 2) {

@@ -28,6 +28,7 @@ ERRORS = {
     **dict.fromkeys(["asinh", "acosh", "atanh", "atan2"], 2.0**-18),
     **dict.fromkeys(["sin", "cos", "tan"], 2.0**-19),
     "hypot": 2.0**-21,
+    **dict.fromkeys(["erfinv", "i0", "lgamma", "digamma"], 2.0**-18),
     # csrc/epilogue/primitives/short_bfloat16.h
     "tanh_bfloat16": 2.0**-10.98,
     "gelu_bfloat16": 2.0**-11.39,
@@ -51,6 +52,22 @@ FORMS = {
     "asinh": ("std::asinh(x)", -3e38, 3e38),
     "atanh": ("std::atanh(x)", -0.99999994, 0.99999994),
     "acosh": ("std::acosh(x)", 1.0000001, 3e38),
+    "erfinv": ("epigemm::math::erfinv(x)", -0.99999994, 0.99999994),
+    "i0": ("epigemm::math::i0(x)", 0.0, 13.0),  # even; 65504 is reached before
+    "lgamma": ("std::lgamma(x)", -2.0, 4e36),
+    "digamma": ("epigemm::math::digamma(x)", 0.0, 3e38),
+}
+# Where a form is a sum whose terms cancel: from where and to where, the size of the terms, and the bound.
+TERMS = {
+    "lgamma": (-2.0, -4e6, "std::fabs(std::lgamma(-x)) + std::fabs(std::lgamma(x))", 2.0**-18),
+    "digamma": (
+        -LEAST,
+        -4e6,
+        "std::fabs(epigemm::math::digamma(1.0 - x)) + std::fabs(epigemm::math::digamma(x))",
+        2.0**-18,
+    ),
+    # Not a sum: to where fp32 overflows.
+    "i0": (13.0, 91.9, "epigemm::math::i0(x)", 2.0**-17),
 }
 # Of two numbers, at every pair of some: fp64, and the results within which the error is relative.
 PAIRS = {
@@ -77,6 +94,10 @@ AT_SPECIAL = {
     "asinh": [0.0, -0.0, INF, -INF, NAN, math.asinh(FAR), -math.asinh(FAR)],
     "atanh": [0.0, -0.0, NAN, NAN, NAN, NAN, NAN],
     "acosh": [NAN, NAN, INF, NAN, NAN, math.acosh(FAR), NAN],
+    "erfinv": [0.0, -0.0, NAN, NAN, NAN, NAN, NAN],
+    "i0": [1.0, 1.0, NAN, NAN, NAN, INF, INF],
+    "lgamma": [INF, INF, INF, INF, NAN, INF, INF],
+    "digamma": [-INF, INF, INF, NAN, NAN, math.log(FAR), NAN],
 }
 
 PROGRAM = """
@@ -91,6 +112,20 @@ void sweep(Form form, Exact exact, float near, float far, bool is_relative) {
     const float x = of_bits(bits);
     const double wanted = exact(double(x));
     const double error = std::fabs(form(x) - wanted) / (is_relative ? std::fabs(wanted) : 1.0);
+    if (!(error <= worst)) worst = error == error ? error : INFINITY;
+  }
+  std::printf("%.9g\\n", worst);
+}
+
+// As `sweep`, of the error beside the size of a sum's terms. At poles there is none.
+template <class Form, class Exact, class Terms>
+void sweep_terms(Form form, Exact exact, Terms terms, float near, float far) {
+  double worst = 0.0;
+  for (std::uint32_t bits = bits_of(near); bits <= bits_of(far); bits += 7 * STRIDE) {
+    const float x = of_bits(bits);
+    const double wanted = exact(double(x));
+    if (!std::isfinite(wanted)) continue;
+    const double error = std::fabs(form(x) - wanted) / terms(double(x));
     if (!(error <= worst)) worst = error == error ? error : INFINITY;
   }
   std::printf("%.9g\\n", worst);
@@ -138,7 +173,11 @@ def disturbed(text: str) -> str:
     """The headers with errors set from outside: of 2^x, of its sign of a logarithm and of tanh, and of 1 / x."""
     for found, put in (
         ("return __builtin_exp2f(x);", "return __builtin_exp2f(x) * exp2_factor;"),
-        ("return ::log2f(x);", "return ::log2f(x) + (exp2_factor - 1.0f);"),
+        (
+            "return ::log2f(x);",
+            "const float y = ::log2f(x), size = ::fminf(::fmaxf(1.0f, ::fabsf(y)), 200.0f);\n"
+            "  return y + (exp2_factor - 1.0f) * size;",
+        ),
         (
             "return ::tanhf(x);",
             f"return ::tanhf(x) * (1.0f + {TANH_ERROR / EXP2_ERROR}f * (exp2_factor - 1.0f));",
@@ -185,6 +224,9 @@ def program() -> str:
             f"{call}{start}f, {end}f, {str(is_relative).lower()});"
             for _, start, end, is_relative in ends(name)
         ]
+    for name, (start, end, terms, _) in TERMS.items():
+        functions = ", ".join(f"[](double x) {{ return {text}; }}" for text in (FORMS[name][0], terms))
+        lines.append(f"  sweep_terms(epigemm::math::short_form::{name}, {functions}, {start}f, {end}f);")
     angle = "[](float x) { return std::atan(double(epigemm::math::short_form::tan(x))); }"
     lines.append(f"  sweep({angle}, [](double x) {{ return std::atan(std::tan(x)); }}, 1e5f, 3e38f, false);")
     for name, (exact, least, most, _) in PAIRS.items():
@@ -215,6 +257,7 @@ def test_errors(binary: Path, signs: tuple[float, float]) -> None:
     worst = printed(binary, 1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
     worst = worst[len(FORMS) * len(SPECIAL) + len(PAIRS) :]
     bounds = [(f"{name}, {start}", bound) for name in FORMS for bound, start, *_ in ends(name)]
+    bounds += [(f"{name}, terms, {start}", bound) for name, (start, _, _, bound) in TERMS.items()]
     bounds.append(("the angle of tan, far", 2.0**-20))
     bounds += [(name, bound) for name, (_, _, _, bound) in PAIRS.items()]
     assert len(worst) == len(bounds)
@@ -233,6 +276,27 @@ def test_special_values(binary: Path) -> None:
             same = math.isnan(value) if math.isnan(wanted) else near and signs
             assert same, (name, point, value, wanted)
     assert list(values) == [0.0] * len(PAIRS)
+
+
+def test_at_ends(tmp_path: Path) -> None:
+    """Infinities of the inverse of erf, poles of the gamma functions, subnormal numbers."""
+    assert COMPILER is not None
+    points = ["1.0f", "-1.0f", "1.0000001f", "-3.0f", "-8388609.0f", "1e-40f", "-1e-40f"]
+    lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
+    lines += [prelude(), "int main() {", "  using namespace epigemm::math;"]
+    for name in ("erfinv", "lgamma", "digamma"):
+        lines.append(
+            f'  for (float x : {{{", ".join(points)}}}) std::printf("%.9g\\n", short_form::{name}(x));'
+        )
+    (tmp_path / "ends.cpp").write_text("\n".join([*lines, "}"]))
+    command = [COMPILER, "-std=c++17", "-O1", str(tmp_path / "ends.cpp"), "-o", str(tmp_path / "ends")]
+    subprocess.run(command, check=True)
+    found = torch.tensor(printed(tmp_path / "ends"), dtype=torch.float64).view(3, -1)
+    one = 1.0 + 2.0**-23
+    x = torch.tensor([1.0, -1.0, one, -3.0, -8388609.0, 1e-40, -1e-40], dtype=torch.float32)
+    expected = [torch.erfinv(x.double()), torch.lgamma(x.double()), torch.digamma(x.double())]
+    expected[2][-2:] = torch.tensor([-INF, INF])  # beyond fp32
+    torch.testing.assert_close(found, torch.stack(expected), rtol=2.0**-16, atol=0.0, equal_nan=True)
 
 
 NEAR_PROGRAM = """
@@ -255,7 +319,7 @@ int main() {
 
 
 def test_near_forms(tmp_path: Path) -> None:
-    """Up to 1e5, and of NaN, they have the bits of the forms for all angles; beyond they say so, and nothing else."""
+    """Up to 1e5, and of NaN, those of angles have the bits of the forms for all angles; beyond, they say so alone."""
     assert COMPILER is not None
     lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
     lines += [prelude(), NEAR_PROGRAM.replace("STRIDE", str(STRIDE))]
@@ -266,3 +330,61 @@ def test_near_forms(tmp_path: Path) -> None:
     options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "near")], check=True)
     assert printed(tmp_path / "near") == [0.0, 0.0, 0.0]
+
+
+QUOTIENTS_PROGRAM = """
+int main() {
+  using namespace epigemm::math;
+  long seen = 0, near_ones = 0, wrong = 0;
+  const auto look = [&](float a, float b, bool is_small) {
+    const auto compare = [&](float near, float full, const bool& is_far) {
+      const bool is_same = bits_of(near) == bits_of(full) || (near != near && full != full);
+      ++seen, near_ones += !is_far;
+      wrong += !is_far && !is_same;
+      wrong += is_far && is_small;
+    };
+    bool of_fmod = false, of_remainder = false, of_floor = false, stays = true;
+    const Rounded left(a), right(b);
+    compare(short_form::fmod(a, b, of_fmod), fmod(a, b), of_fmod);
+    compare(remainder(left, right, of_remainder).value, remainder(a, b), of_remainder);
+    compare(short_form::floor_div(a, b, of_floor), floor_div(a, b), of_floor);
+    short_form::fmod(a, b, stays);
+    wrong += !stays + (floor_div(left, right).value != floor_div(a, b) && floor_div(a, b) == floor_div(a, b));
+  };
+  std::uint64_t state = 1;
+  const auto drawn = [&] {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return std::uint32_t(state >> 32);
+  };
+  for (long i = 0; i < 300000; ++i) {
+    // Any bits; sizes within 2^18 of one another; multiples of the divisor, and their neighbours.
+    const float any = of_bits(drawn()), b = of_bits((drawn() & 0x807fffffu) | (100u + drawn() % 54u) << 23);
+    const float near = b * (1.0f + float(drawn() >> 14));
+    look(any, of_bits(drawn()), false);
+    look(near, b, true), look(-near, b, true), look(b, near, true);
+    const float whole = b * float(drawn() % 2048u);
+    for (unsigned more = 0; more < 3; ++more) look(of_bits(bits_of(whole) - 1u + more), b, whole != 0.0f);
+  }
+  const float numbers[] = {0.0f,  -0.0f, 1.0f,    -1.0f,   0.5f,  3.0f,     -3.0f,    7.5f,     1e-38f, -1e-40f,
+                           1e38f, 3e38f, -3.4e38f, 1048576.0f, 1048577.0f, INFINITY, -INFINITY, NAN, 1.17549435e-38f};
+  for (float a : numbers) {
+    for (float b : numbers) look(a, b, false);
+  }
+  std::fprintf(stderr, "%ld of %ld\\n", near_ones, seen);
+  std::printf("%ld %d\\n", wrong, 2 * near_ones > seen);
+}
+"""
+
+
+def test_near_quotients(tmp_path: Path) -> None:
+    """Where they say that they are right, they have the library's bits; up to a quotient of 2^18 they are right."""
+    assert COMPILER is not None
+    lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
+    for factor in ("1.0f", "1.0000001f", "0.9999999f"):
+        text = disturbed(prelude())
+        factors = f"static float exp2_factor = 1.0f, reciprocal_factor = {factor};"
+        source = tmp_path / "quotients.cpp"
+        source.write_text("\n".join([*lines, factors, text, "using epigemm::Rounded;", QUOTIENTS_PROGRAM]))
+        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+        subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "quotients")], check=True)
+        assert printed(tmp_path / "quotients") == [0.0, 1.0]

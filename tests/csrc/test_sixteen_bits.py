@@ -72,6 +72,10 @@ SHORT: dict[str, Function] = {
     "rsqrt": torch.rsqrt,
     "sqrt": torch.sqrt,
     **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asinh", "acosh", "atanh", "erfc")},
+    **{name: getattr(torch, name) for name in ("erfinv", "i0")},
+    "fmod": lambda x: torch.fmod(x, 0.375),
+    "remainder": lambda x: torch.remainder(x, -1.75),
+    "floor_div": lambda x: torch.div(x, 0.3125, rounding_mode="floor"),
     "pow": lambda x: torch.pow(x, 1.7),
     "pow_of_whole": lambda x: torch.pow(x, -5.0),
     "pow_of_number": lambda x: torch.pow(1.3, x),
@@ -93,7 +97,6 @@ ACCURATE: dict[str, tuple[Function, Function]] = {
     "log_of_softplus": (lambda x: torch.log(F.softplus(x)), lambda x: 1 + x.abs()),
     "exp_of_gelu": (lambda x: torch.exp(F.gelu(x)), lambda x: (1 + x.abs()) * torch.exp(F.gelu(x))),
     "softshrink_of_tanh": (lambda x: F.softshrink(torch.tanh(x)), torch.ones_like),
-    "logaddexp": (lambda x: torch.logaddexp(x, -0.5 * x), lambda x: 1 + x.abs()),
 }
 # Sums behind functions that are off by a few units alone: they stay short.
 SUMS: dict[str, tuple[Function, Function]] = {
@@ -103,6 +106,12 @@ SUMS: dict[str, tuple[Function, Function]] = {
     "quotient_and_one": (lambda x: x / 3.0 + 1.0, lambda x: 1 + x.abs()),
     "snake": (lambda x: x + torch.sin(x) ** 2, lambda x: 1 + x.abs()),
     "softplus_by_hand": (lambda x: torch.log(1 + torch.exp(x)), torch.ones_like),
+    "logaddexp": (lambda x: torch.logaddexp(x, -0.5 * x), torch.abs),
+    "logaddexp2": (lambda x: torch.logaddexp2(x, 0.25 * x), torch.abs),
+    "logaddexp_and_zero": (lambda x: torch.logaddexp(x, torch.zeros_like(x)), torch.zeros_like),
+    # The terms of their reflections: none on the right.
+    "lgamma": (torch.lgamma, lambda x: torch.where(x < -2, 1 + torch.lgamma(-x).abs(), 0.0)),
+    "digamma": (torch.digamma, lambda x: torch.where(x < 0, torch.digamma(1 - x).abs(), 0.0)),
 }
 TERMS = {**ACCURATE, **SUMS}
 EVERY = {**SHORT, **{name: function for name, (function, _) in TERMS.items()}}
@@ -114,7 +123,7 @@ OF_BFLOAT16 = {
     "tanh": ERRORS["tanh_bfloat16"],
     "mish": ERRORS["tanh_bfloat16"] + ERRORS["log1p_bfloat16"],
     **dict.fromkeys(["celu", "elu", "selu", "expm1"], ERRORS["expm1_bfloat16"]),
-    **dict.fromkeys(["log1p", "logsigmoid", "softplus"], ERRORS["log1p_bfloat16"]),
+    **dict.fromkeys(["log1p", "logsigmoid", "softplus", "logaddexp_and_zero"], ERRORS["log1p_bfloat16"]),
     **dict.fromkeys(["gelu", "gelu_scaled"], ERRORS["gelu_bfloat16"]),
 }
 
@@ -291,6 +300,11 @@ NEAR: dict[str, Function] = {
     "snake": lambda x: x + torch.sin(x) ** 2,
     "above": lambda x: torch.where(x > 0.5, torch.cos(x), torch.sin(3 * x)),
     "sine_of_sine": lambda x: torch.sin(1e6 * torch.sin(x)),
+    "fmod": lambda x: torch.fmod(x, 0.0037),
+    "fmod_of_number": lambda x: torch.fmod(torch.full_like(x, 3.0), x),
+    "remainder": lambda x: torch.remainder(x, -0.0017),
+    "floor_div": lambda x: torch.div(x, 0.003, rounding_mode="floor"),
+    "wrapped": lambda x: torch.sin(torch.remainder(x, 0.0625)) + torch.div(x, 0.25, rounding_mode="floor"),
     "gelu": F.gelu,
 }
 CHUNK = 16

@@ -24,6 +24,7 @@ from tests.support.cases import fused_unavailable
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
+STEP = 0.0390625  # 1e5 is 2.56e6 of these, beyond 2^20
 BY = 30.0  # fp16 numbers times this are beyond 1e5, too
 TILES = [
     (family, tile)
@@ -54,6 +55,21 @@ def tangent(acc: Tensor, by: Scalar) -> Tensor:
 @epigemm.epilogue
 def cardinal(acc: Tensor, by: Scalar) -> Tensor:
     return torch.sinc(acc * by)
+
+
+@epigemm.epilogue
+def rest(acc: Tensor, by: Scalar) -> Tensor:
+    return torch.fmod(acc * by, STEP)
+
+
+@epigemm.epilogue
+def wrapped(acc: Tensor, by: Scalar) -> Tensor:
+    return torch.remainder(acc * by, -STEP)
+
+
+@epigemm.epilogue
+def counted(acc: Tensor, by: Scalar) -> Tensor:
+    return torch.div(acc * by, STEP, rounding_mode="floor")
 
 
 @epigemm.epilogue
@@ -138,11 +154,18 @@ def run_fused(
 
 
 FUNCTIONS = {"sin": sine, "cos": cosine, "tan": tangent, "sinc": cardinal}
+FUNCTIONS |= {"fmod": rest, "remainder": wrapped, "floor_div": counted}
 SOME = {plans.TMA: 4, plans.SWAP_AB: 0, plans.MMA: 0}
 
 
 def expected_of(name: str, angle: Tensor) -> tuple[Tensor, Tensor]:
-    """In fp64, and the size of the terms."""
+    """In fp64, and the size of the terms: of remainders none, for these are exact."""
+    if name in ("fmod", "remainder"):
+        whole = torch.fmod(angle, STEP) if name == "fmod" else torch.remainder(angle, -STEP)
+        return whole, torch.zeros_like(angle)
+    if name == "floor_div":
+        count = torch.div(angle, STEP, rounding_mode="floor")
+        return count, torch.where(angle.abs() > 2.0**20 * STEP, count.abs(), 0.0)
     if name != "sinc":
         exact: Tensor = getattr(torch, name)(angle)
         return exact, exact.abs() + (1.0 if name != "tan" else 2.0**-10 * (1 + exact * exact))

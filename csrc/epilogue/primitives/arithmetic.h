@@ -23,11 +23,11 @@ EPIGEMM_HOST_DEVICE bool isnan(T x) {
 }
 template <class T>
 EPIGEMM_HOST_DEVICE bool isinf(T x) {
-  return x == T(infinity()) || x == T(-infinity());
+  return (x == T(infinity())) | (x == T(-infinity()));  // || would branch
 }
 template <class T>
 EPIGEMM_HOST_DEVICE bool isfinite(T x) {
-  return !isnan(x) && !isinf(x);
+  return !isnan(x) & !isinf(x);
 }
 // Whether the sign bit is set: that of -0 is
 template <class T>
@@ -76,10 +76,11 @@ EPIGEMM_HOST_DEVICE T clamp(T x, T low, T high) {
   return clamp_max(clamp_min(x, low), high);
 }
 
-// remainder(a, b) = a - b floor(a / b), with b's sign: Python's %
-template <class T>
-EPIGEMM_HOST_DEVICE T remainder(T a, T b) {
-  const T rest = fmod(a, b);
+// remainder(a, b) = a - b floor(a / b), with b's sign: Python's %. `Far`: nothing, or bool of the near form
+// (short_quotients.h).
+template <class T, class... Far>
+EPIGEMM_HOST_DEVICE T remainder(T a, T b, Far&... is_far) {
+  const T rest = fmod(a, b, is_far...);
   return rest != T(0) && (b < T(0)) != (rest < T(0)) ? rest + b : rest;
 }
 
@@ -94,6 +95,10 @@ EPIGEMM_HOST_DEVICE T floor_div(T a, T b) {
   if (whole == T(0)) return copysign(T(0), quotient);
   const T below = floor(whole);
   return whole - below > T(0.5) ? below + T(1) : below;
+}
+template <int Digits>
+EPIGEMM_HOST_DEVICE RoundedTo<Digits> floor_div(RoundedTo<Digits> a, RoundedTo<Digits> b) {
+  return RoundedTo<Digits>(floor_div(a.value, b.value));
 }
 
 // trunc(a / b)
@@ -131,14 +136,14 @@ EPIGEMM_HOST_DEVICE T xlogy(T a, T b) {
 template <class T>
 EPIGEMM_HOST_DEVICE T logaddexp(T a, T b) {
   const T sum = maximum(a, b) + log1p(exp(-abs(a - b)));
-  return a == b && isinf(a) ? a : sum;
+  return (a == b) & isinf(a) ? a : sum;
 }
 
 // logaddexp2(a, b) = log2(2^a + 2^b)
 template <class T>
 EPIGEMM_HOST_DEVICE T logaddexp2(T a, T b) {
   const T sum = maximum(a, b) + log1p(exp2(-abs(a - b))) * T(1.4426950408889634074);
-  return a == b && isinf(a) ? a : sum;
+  return (a == b) & isinf(a) ? a : sum;
 }
 
 // sinc(x) = sin(pi x) / (pi x), 1 at 0. `Far`: nothing, or bool of the near form (short_angles.h).

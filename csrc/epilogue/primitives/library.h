@@ -90,6 +90,13 @@ EPIGEMM_HOST_DEVICE float to_float(float x) { return x; }
 EPIGEMM_HOST_DEVICE double to_float(double x) { return static_cast<float>(x); }
 
 // x rounded to fp16, ties to even; from 65520 on infinity
+#if defined(__CUDA_ARCH__)
+EPIGEMM_HOST_DEVICE float to_half(float x) {
+  float result;
+  asm("{.reg .b16 half;\n cvt.rn.f16.f32 half, %1;\n cvt.f32.f16 %0, half;}" : "=f"(result) : "f"(x));
+  return result;
+}
+#else
 EPIGEMM_HOST_DEVICE float to_half(float x) {
   const float size = abs(x);
   if (!(size < 65520.0f)) return size == size ? copysign(static_cast<float>(infinity()), x) : x;
@@ -100,6 +107,7 @@ EPIGEMM_HOST_DEVICE float to_half(float x) {
   const float shift = ::ldexpf(1.5f, exponent + 13);
   return copysign((size + shift) - shift, x);
 }
+#endif
 EPIGEMM_HOST_DEVICE double to_half(double x) { return to_half(static_cast<float>(x)); }
 
 }  // namespace epigemm::math

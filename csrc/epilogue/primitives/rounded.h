@@ -9,6 +9,8 @@
 #include "epilogue/rounded.h"
 #include "epilogue/primitives/short_angles.h"
 #include "epilogue/primitives/short_bfloat16.h"
+#include "epilogue/primitives/short_quotients.h"
+#include "epilogue/primitives/short_special.h"
 
 namespace epigemm::math {
 
@@ -44,10 +46,6 @@ EPIGEMM_ROUNDED(sinh)
 EPIGEMM_ROUNDED(cosh)
 EPIGEMM_ROUNDED(erf)
 EPIGEMM_ROUNDED(erfc)
-EPIGEMM_ROUNDED(erfinv)
-EPIGEMM_ROUNDED(lgamma)
-EPIGEMM_ROUNDED(digamma)
-EPIGEMM_ROUNDED(i0)
 EPIGEMM_ROUNDED_2(copysign)
 EPIGEMM_ROUNDED_2(fmod)
 
@@ -64,8 +62,12 @@ EPIGEMM_ROUNDED_SHORT(atanh)
 EPIGEMM_ROUNDED_SHORT(sin)
 EPIGEMM_ROUNDED_SHORT(cos)
 EPIGEMM_ROUNDED_SHORT(tan)
+EPIGEMM_ROUNDED_SHORT(i0)
+EPIGEMM_ROUNDED_SHORT(digamma)
+EPIGEMM_ROUNDED_SHORT(lgamma)
+EPIGEMM_ROUNDED_SHORT(erfinv)
 
-// The near forms: see short_angles.h.
+// The near forms: see short_angles.h and short_quotients.h.
 #define EPIGEMM_ROUNDED_NEAR(name)                                                \
   template <int Digits>                                                           \
   EPIGEMM_HOST_DEVICE RoundedTo<Digits> name(RoundedTo<Digits> x, bool& is_far) { \
@@ -74,6 +76,13 @@ EPIGEMM_ROUNDED_SHORT(tan)
 EPIGEMM_ROUNDED_NEAR(sin)
 EPIGEMM_ROUNDED_NEAR(cos)
 EPIGEMM_ROUNDED_NEAR(tan)
+#define EPIGEMM_ROUNDED_NEAR_2(name)                                                                   \
+  template <int Digits>                                                                                \
+  EPIGEMM_HOST_DEVICE RoundedTo<Digits> name(RoundedTo<Digits> a, RoundedTo<Digits> b, bool& is_far) { \
+    return RoundedTo<Digits>(short_form::name(a.value, b.value, is_far));                              \
+  }
+EPIGEMM_ROUNDED_NEAR_2(fmod)
+EPIGEMM_ROUNDED_NEAR_2(floor_div)
 
 #define EPIGEMM_ROUNDED_SHORT_2(name) EPIGEMM_ROUNDED_2_AS(name, short_form::name)
 EPIGEMM_ROUNDED_SHORT_2(div)

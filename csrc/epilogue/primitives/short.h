@@ -7,7 +7,10 @@
 
 namespace epigemm::math::short_form {
 
-// a / b and sqrt(x), at most two units in the last place off.
+// Added to a float, it leaves the nearest integer in the sum's lowest bits, for the sum's last bit counts ones.
+constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23
+
+// a / b, sqrt(x) and 1 / sqrt(x), at most two units in the last place off.
 #if defined(__CUDA_ARCH__)
 EPIGEMM_HOST_DEVICE float div(float a, float b) {
   float result;
@@ -19,9 +22,15 @@ EPIGEMM_HOST_DEVICE float sqrt(float x) {
   asm("sqrt.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+EPIGEMM_HOST_DEVICE float reciprocal_root(float x) {
+  float result;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 #else
 EPIGEMM_HOST_DEVICE float div(float a, float b) { return a / b; }
 EPIGEMM_HOST_DEVICE float sqrt(float x) { return ::sqrtf(x); }
+EPIGEMM_HOST_DEVICE float reciprocal_root(float x) { return 1.0f / ::sqrtf(x); }
 #endif
 
 // tanh(x) = 1 - 2 / (1 + exp(2 x)); near 0, where that subtracts, x + c x^3. 2^-17.
@@ -93,7 +102,8 @@ EPIGEMM_HOST_DEVICE float hypot(float a, float b) {
   const float quotient = div(least, most);
   const float ratio = least == most ? 1.0f : quotient;  // of two zeros, of two infinities
   const float infinite = static_cast<float>(infinity());
-  return of_a == infinite || of_b == infinite ? infinite : most * sqrt(1.0f + ratio * ratio);
+  const float result = most * sqrt(1.0f + ratio * ratio);
+  return (of_a == infinite) | (of_b == infinite) ? infinite : result;  // || would branch
 }
 
 // log2(x) of a positive x as e + log2(m), m within a third of 1, by the series of atanh in (m - 1) / (m + 1): right in

@@ -18,9 +18,6 @@ namespace epigemm::math::short_form {
 // Beyond this the subtraction is not exact; see rest_of_far.
 constexpr float kFarthestAngle = 1e5f;
 
-// Added to a float, it leaves the nearest integer in the sum's lowest bits, for the sum's last bit counts ones.
-constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23
-
 // An angle less n times pi, or for the tangent less n times pi / 2. odd: whether n is odd, in the bit of the sign.
 struct Rest {
   float angle;

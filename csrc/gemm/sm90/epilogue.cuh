@@ -254,7 +254,8 @@ struct EpilogueConsumer {
     }
   }
 
-  // 16 bits: the results of a chunk, by the functor's near form (open/contract.h).
+  // 16 bits: the results of a chunk, by the functor's near form (open/contract.h). Called by all threads of a warp, as
+  // stmatrix has to be; rows and columns beyond D are computed, too.
   template <class ForEach>
   CUTLASS_DEVICE void put_chunk(ForEach const& for_each, char* slot, int first) const {
     uint32_t words[kChunk * 2];  // [j][r]
@@ -268,7 +269,7 @@ struct EpilogueConsumer {
       words[j * 2] = rounded(results[of_four(0, 0)], results[of_four(0, 1)]);
       words[j * 2 + 1] = rounded(results[of_four(1, 0)], results[of_four(1, 1)]);
     });
-    if (epigemm_has_far() && any_of_warp(is_far)) compute_again(for_each, words);
+    if (epigemm_has_far() && any_of_whole_warp(is_far)) compute_again(for_each, words);
     using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kChunk; j += 2) {

@@ -73,7 +73,10 @@ def test_functions_with_a_near_form() -> None:
     def inexact(acc: Tensor, bias: PerColumn) -> Tensor:
         return torch.floor(torch.sin(acc + bias))
 
-    for function, has_far in ((wave, "true"), (inexact, "false"), (swish_clamp, "false")):
+    def wrapped(acc: Tensor, bias: PerColumn) -> Tensor:
+        return acc % bias + acc // bias + torch.fmod(acc, 0.5)
+
+    for function, has_far in ((wave, "true"), (wrapped, "true"), (inexact, "false"), (swish_clamp, "false")):
         traced = trace(function)
         text = traced.kernel_source([1] * len(traced.operands), ("operand", "apply_bfloat16"))
         functions = text[text.rindex("epigemm_operand") :]
@@ -84,6 +87,8 @@ def test_functions_with_a_near_form() -> None:
             other = traced.kernel_source([1] * len(traced.operands), ("operand", part))
             assert "is_far" not in other[other.rindex("epigemm_operand") :]
     assert "sin(acc, is_far...)" in trace(wave).source and "sinc(c0, is_far...)" in trace(wave).source
+    for name in ("remainder(acc, c0", "floor_div(acc, c0", "fmod(acc, T(0.5)"):
+        assert f"math::{name}, is_far...)" in trace(wrapped).source
     assert "is_far" not in trace(swish_clamp).source
 
 

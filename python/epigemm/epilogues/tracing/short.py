@@ -27,7 +27,9 @@ UNITS = {
     "hypot": 8,
     **dict.fromkeys(words("atan2 asinh acosh atanh pow"), 64),
     **dict.fromkeys(words("tanh expm1 elu gelu gelu_tanh"), 128),
-    **dict.fromkeys(words("log1p softplus"), 256),
+    **dict.fromkeys(words("log1p softplus logaddexp logaddexp2"), 256),
+    # csrc/epilogue/primitives/short_special.h: up to 2^-18 (i0: for results in fp16's range).
+    **dict.fromkeys(words("erfinv i0 lgamma digamma"), 64),
 }
 """The errors of the functions of `Rounded`, in units. All others are those of float."""
 UNITS_OF_BFLOAT16 = {
@@ -35,7 +37,7 @@ UNITS_OF_BFLOAT16 = {
     # csrc/epilogue/primitives/short_bfloat16.h: up to 2^-10.98, 2^-11.39 and 2^-11.3.
     "tanh": 8300,
     "gelu": 6400,
-    **dict.fromkeys(words("expm1 elu log1p softplus"), 6700),
+    **dict.fromkeys(words("expm1 elu log1p softplus logaddexp logaddexp2"), 6700),
 }
 """The errors of the functions of `RoundedToBFloat16`."""
 KEEPING = frozenset(
@@ -55,8 +57,8 @@ STEPS = frozenset(
     )
 )
 """Functions that may turn an error in the last bit into a whole number."""
-NEVER = frozenset(words("floor_div trunc_div logaddexp logaddexp2"))
-"""Functions that round a quotient to a whole number, or have a logarithm in a sum."""
+NEVER = frozenset(words("trunc_div"))
+"""Functions that round an inexact quotient to a whole number."""
 
 _ANY, _NOT_NEGATIVE, _NOT_POSITIVE = 0, 1, 2  # bits: what is known of a sign; a 0 has both
 _POSITIVE = frozenset(words("exp exp2 sigmoid abs sqrt rsqrt relu softplus cosh erfc"))

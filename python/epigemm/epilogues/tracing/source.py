@@ -41,8 +41,8 @@ OPERATORS = {
     "logical_xor": "!=",
 }
 NAMES = {"reciprocal": "inverse"}
-NEAR = frozenset(words("sin cos tan sinc"))
-"""The functions that have a near form (csrc/epilogue/primitives/short_angles.h)."""
+NEAR = frozenset(words("sin cos tan sinc fmod remainder floor_div"))
+"""The functions that have a near form (short_angles.h and short_quotients.h in csrc/epilogue/primitives)."""
 
 
 def number_text(value: float) -> str:
