@@ -150,15 +150,24 @@ struct LinearArguments {
   }
 };
 
-// linear_with_moments(..., moments) -> Tensor | int: `linear`, which also writes column statistics
-//   moments: see call/linear.h
+// linear_with_moments(..., moments, blocks) -> (Tensor, int) | int: `linear`, which also writes column statistics
+//   moments, blocks: moments and block_moments of call/linear.h; blocks may be None. Behind the result: block_rows
 struct MomentsArguments : LinearArguments {
-  enum { Moments = LinearArguments::Count, Count };
-  call::Tensor moments;
+  enum { Moments = LinearArguments::Count, Blocks, Count };
+  call::Tensor moments, blocks;
 
   bool read(Reader& reader, PyObject* const* given) {
     linear.moments = &moments;
-    return LinearArguments::read(reader, given) && reader.read(given[Moments], &moments);
+    return LinearArguments::read(reader, given) && reader.read(given[Moments], &moments) &&
+           reader.read_optional(given[Blocks], &blocks, &linear.block_moments);
+  }
+
+  PyObject* run(PyObject* const* given) {
+    int block_rows = 0;
+    linear.block_rows = &block_rows;
+    Object found(LinearArguments::run(given));
+    if (!found || PyLong_Check(found.get())) return found.release();
+    return Py_BuildValue("(Ni)", found.release(), block_rows);
   }
 };
 

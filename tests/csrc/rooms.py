@@ -83,7 +83,7 @@ ROOMS = (
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
     Room(
         "elementwise",
-        PLAIN,
+        (*PLAIN, "reduce"),
         ("CUDA",),
         "the elementwise kernel, its derivative, BatchNorm's fold, BatchNorm in training, copies of rows",
     ),

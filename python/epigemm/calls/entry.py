@@ -174,9 +174,14 @@ def ask(*arguments: Any) -> Tensor | int:
     return found
 
 
-def ask_with_moments(*arguments: Any) -> Tensor | int:
-    """The same, with the tensor for the column statistics behind the arguments (csrc/call/linear.h)."""
-    found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
+def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
+    """The same, with the tensors for the column statistics behind the arguments (csrc/call/linear.h).
+
+    Behind the result are the rows of a block, if the blocks' moments were left unmerged; else 0.
+    """
+    found: tuple[Tensor, int] | int = (
+        _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
+    )
     return found
 
 
