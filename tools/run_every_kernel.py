@@ -22,7 +22,7 @@ from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import batch_norm, elementwise_deeds
+from epigemm.calls import batch_norm, elementwise_deeds, entry
 from epigemm.calls.moments import Moments, column_moments
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
@@ -197,7 +197,11 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
         variable = x.double().requires_grad_()
         expected = torch.autograd.grad(reference(epilogue, variable, drawn), variable, grad.double())[0]
         expect_close(f"derivative of {epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
-    return len(shapes)
+        sums = torch.full_like(out[0], float("nan"))
+        if entry.derivative(ElementwiseCall(epilogue, x, *drawn), grad, sums) is not None:
+            name = f"sums of the derivative of {epilogue.name} {dtype}"
+            expect_close(name, sums, out.double().sum(0), TOLERANCE[dtype])
+    return len(shapes) + 1
 
 
 def run_alone(epilogue: Epilogue, dtype: torch.dtype) -> int:

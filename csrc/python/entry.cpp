@@ -265,10 +265,11 @@ struct ElementwiseArguments : ByNode {
   }
 };
 
-// derivative(epilogue, grad, x, operands, circumstances) -> Tensor | int
+// derivative(epilogue, grad, x, operands, sums, circumstances) -> Tensor | int
+//   sums: see call/elementwise.h; may be None
 struct DerivativeArguments : ByNode {
-  enum { Epilogue, Grad, X, Operands, Circumstances, Count };
-  call::Tensor grad, x;
+  enum { Epilogue, Grad, X, Operands, Sums, Circumstances, Count };
+  call::Tensor grad, x, sums;
   OperandTuple operands;
   call::DerivativeCall derivative;
 
@@ -277,6 +278,7 @@ struct DerivativeArguments : ByNode {
     derivative.grad = &grad;
     derivative.x = &x;
     return reader.read(given[Grad], &grad) && reader.read(given[X], &x) &&
+           reader.read_optional(given[Sums], &sums, &derivative.sums) &&
            operands.read(reader, given[Operands], Py_None, &derivative.operands);
   }
 

@@ -56,7 +56,7 @@ ROOMS = (
         "reduce",
         ("epilogue", "device"),
         ("CUDA",),
-        "column statistics: of blocks of rows, and merged",
+        "sums and statistics of columns: of blocks of rows, and merged",
     ),
     Room("gemm", PLAIN, (), "`problem.h` (plain structs), `families.def`, `launch`"),
     Room("gemm/planner", (*PLAIN, "gemm"), (), "the choice, the fallback, measured times, the plan cache"),

@@ -296,10 +296,13 @@ def elementwise_operator(call: ElementwiseCall, circumstances: int = 0) -> Tenso
     return elementwise(epilogue, x, given, None, out, circumstances)
 
 
-def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
-    """grad times the epilogue's derivative at x, or None; operands as of `elementwise_operator`."""
+def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
+    """grad times the epilogue's derivative at x, or None; operands as of `elementwise_operator`.
+
+    `sums`: on a GPU, contiguous `[N]` of x's dtype, receives the sums of the result's columns.
+    """
     given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
     if given is None or _module is None or _is_compiling():
         return None
-    found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given, 0)
+    found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given, sums, 0)
     return None if type(found) is int else found  # type: ignore[return-value]
