@@ -22,7 +22,8 @@ from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import batch_norm, elementwise_deeds
+from epigemm.calls import batch_norm, elementwise_deeds, entry
+from epigemm.calls.moments import Moments, column_moments
 from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, compute_dtype, fold_batch_norm_reference
@@ -196,7 +197,11 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
         variable = x.double().requires_grad_()
         expected = torch.autograd.grad(reference(epilogue, variable, drawn), variable, grad.double())[0]
         expect_close(f"derivative of {epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
-    return len(shapes)
+        sums = torch.full_like(out[0], float("nan"))
+        if entry.derivative(ElementwiseCall(epilogue, x, *drawn), grad, sums) is not None:
+            name = f"sums of the derivative of {epilogue.name} {dtype}"
+            expect_close(name, sums, out.double().sum(0), TOLERANCE[dtype])
+    return len(shapes) + 1
 
 
 def run_alone(epilogue: Epilogue, dtype: torch.dtype) -> int:
@@ -236,7 +241,10 @@ def run_batch_norm(dtype: torch.dtype) -> int:
         norm = batch_norm.Norm.of(vectors, 1e-3, relu)
         variance, mean = torch.var_mean(u.to(compute_dtype(dtype)), 0, correction=0)
         running = batch_norm.Running(torch.zeros_like(mean), torch.ones_like(mean), None, 0.1)
-        y = batch_norm.normalise(u, mean, variance, norm, running)
+        y = batch_norm.normalise(u, Moments(mean, variance), norm, running)
+        blocks = column_moments(u, leaves_blocks=True)
+        merged = batch_norm.normalise(u, blocks, norm, running)
+        expect_close(f"{dtype} merged by BatchNorm's kernel", merged, y.double(), TOLERANCE[dtype])
         found = batch_norm.gradients(grad, u, mean, variance, norm, (dtype,) * 5)
         leaves = [each.double().requires_grad_() for each in (u, *vectors)]
         expected = batch_norm.reference(leaves[0], norm.of(leaves[1:], 1e-3, False))

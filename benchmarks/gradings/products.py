@@ -101,10 +101,10 @@ def forced_into(
         spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
     )
     asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
-    answer = entry.ask(*asked) if moments is None else entry.ask_with_moments(*asked, moments)
-    if not isinstance(answer, Tensor):
+    answer = entry.ask(*asked) if moments is None else entry.ask_with_moments(*asked, moments, None)
+    if isinstance(answer, int):
         raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")
-    return answer
+    return answer if isinstance(answer, Tensor) else answer[0]
 
 
 def _of_pair(spec: Epilogue, operands: Sequence[Tensor | float]) -> tuple[Tensor | float | None, ...]:

@@ -7,6 +7,7 @@
 #include "call/operands.h"
 #include "elementwise/kernels.h"
 #include "link/kernels.h"
+#include "reduce/column_sums.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
@@ -97,17 +98,43 @@ bool are_dense(const EpilogueInfo& epilogue, const GivenOperands& operands) {
   return true;
 }
 
-bool run_derivative(DerivativeProblem& problem, const Tensor& x, Torch& torch, void* stream) {
+bool sums_fit(const Tensor& sums, const Tensor& x) {
+  return x.is_cuda() && x.dim > 0 && sums.dim == 1 && sums.sizes[0] == columns_of(x) && sums.is_contiguous() &&
+         sums.element == x.element && sums.is_beside(x);
+}
+
+// Allocates memory for the sums of the parts. False if there is none.
+bool prepare_sums(DerivativeProblem* problem, Torch& torch) {
+  const int bytes = problem->element == ElementType::Float64 ? 8 : 4;
+  problem->chunks = sum_chunks(*problem);
+  problem->partial_sums = torch.workspace(problem->chunks * problem->columns() * bytes);
+  return problem->partial_sums != nullptr;
+}
+
+#if EPIGEMM_WITH_CUDA
+// The error, or empty.
+std::string launch_derivative(const DerivativeProblem& problem, const Tensor& x, const Tensor* sums) {
+  constexpr int kDependentCapability = 90;
+  cuda::launch_derivative(problem);
+  const std::string error = cuda::last_error();
+  if (!error.empty() || !sums) return error;
+  const MomentStream on{x.device, cuda::device(x.device).capability >= kDependentCapability, problem.stream};
+  const char* const refused =
+      add_column_parts_cuda({problem.partial_sums, problem.chunks, problem.columns(), problem.element, sums->data}, on);
+  return refused ? refused : "";
+}
+#endif
+
+bool run_derivative(DerivativeProblem& problem, const Tensor& x, const Tensor* sums, Torch& torch, void* stream) {
 #if EPIGEMM_WITH_CUDA
   if (x.is_cuda()) {
     problem.stream = stream;
-    cuda::launch_derivative(problem);
-    const std::string error = cuda::last_error();
+    const std::string error = launch_derivative(problem, x, sums);
     if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
     return error.empty();
   }
 #endif
-  (void)x, (void)stream;
+  (void)x, (void)sums, (void)stream;
   torch.run_derivative_on_cpu(problem);
   return true;
 }
@@ -147,19 +174,23 @@ Answer derivative(const DerivativeCall& call, Torch& torch) {
   problem.epilogue = call.epilogue;
   if (!grad.has_sizes_of(x) || grad.element != x.element || !grad.is_beside(x)) return Answer::DoesNotFit;
   if (!fits({call.epilogue, call.x, call.operands}, &problem)) return Answer::DoesNotFit;
+  if (call.sums && !sums_fit(*call.sums, x)) return Answer::DoesNotFit;
   const bool is_dense = x.is_contiguous() && grad.is_contiguous();
   if (!is_dense || columns_of(x) > kMostColumns || !are_dense(epilogue_info(call.epilogue), call.operands)) {
     return Answer::NotReadable;
   }
-  void* stream = nullptr;
-  if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
-  Tensor out;
-  if (!torch.result(&out)) return Answer::Raised;
-  if (x.numel() == 0) return Answer::Done;
-  lay_out(x, out, &problem);
+  lay_out(x, x, &problem);
   if (problem.dimensions == 0) problem.sizes[problem.dimensions++] = 1;
   problem.grad = grad.data;
-  return run_derivative(problem, x, torch, stream) ? Answer::Done : Answer::Raised;
+  if (call.sums && !can_sum_columns(problem)) return Answer::NotReadable;
+  void* stream = nullptr;
+  if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
+  if (call.sums && !prepare_sums(&problem, torch)) return Answer::NoMemory;
+  Tensor out;
+  if (!torch.result(&out)) return Answer::Raised;
+  problem.out = out.data;
+  if (x.numel() == 0) return Answer::Done;
+  return run_derivative(problem, x, call.sums, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
 }  // namespace epigemm::call

@@ -16,14 +16,17 @@ struct ElementwiseCall {
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch);
 
-// grad times the epilogue's derivative at x.
+// grad times the epilogue's derivative at x. On a GPU it may also give the sum of each column of the result, the
+// gradient of a bias: for `sums`, contiguous [N] of x's element type.
 struct DerivativeCall {
   EpilogueId epilogue{};
   const Tensor* grad = nullptr;
   const Tensor* x = nullptr;
   GivenOperands operands;
+  const Tensor* sums = nullptr;
 };
 
+// NotReadable also stands for layouts with which the kernel cannot sum the columns.
 Answer derivative(const DerivativeCall& call, Torch& torch);
 
 }  // namespace epigemm::call

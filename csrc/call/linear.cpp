@@ -170,7 +170,7 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
   }
   if (!call.moments) return;
   if (!are_moments_in_kernel(prepared.problem, decision.plan)) record->launches.push_back(Launch::Blocks);
-  record->launches.push_back(Launch::Merge);
+  if (!are_blocks_left(call, prepared.problem, decision.plan)) record->launches.push_back(Launch::Merge);
 }
 
 }  // namespace
@@ -214,7 +214,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   }
   if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem);
   resources.copies_bytes = copies_bytes(problem);
-  const int64_t of_moments = round_up(moments_bytes(problem, decision.plan), kSection);
+  const int64_t of_moments = round_up(moments_bytes(call, problem, decision.plan), kSection);
   const int64_t bytes = of_moments + resources.copies_bytes + resources.family_bytes +
                         (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
                         (is_fused ? 0 : zero_bias_bytes(call, prepared, resources.is_linked));
@@ -225,6 +225,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
     resources.block_moments = resources.workspace;
     resources.workspace += of_moments;
   }
+  if (are_blocks_left(call, problem, decision.plan)) resources.block_moments = call.block_moments->data;
   Matrix d;
   const Answer answer = is_fused ? run_fused(call, decision.plan, prepared, resources, torch, &d)
                                  : run_fallback(call, prepared, resources, torch, &d);

@@ -59,6 +59,10 @@ struct LinearCall {
   // Contiguous [2, N] in fp32 (fp64 of fp64), on a GPU: receives the mean and the biased variance of each column of D,
   // of the numbers as they are stored.
   const Tensor* moments = nullptr;
+  // With `moments`, or null: contiguous [blocks, N, 2] of their type. If the rows make no more blocks than that, their
+  // moments are left here, and *block_rows receives the rows of a block. Else they are merged, and it receives 0.
+  const Tensor* block_moments = nullptr;
+  int* block_rows = nullptr;
   int fp32_order = 0;
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
   WeightSlices split, scaled;

@@ -19,8 +19,13 @@ bool are_moments_in_kernel(const Problem& problem, const Plan& plan) {
   return problem.has_moments && plan.is_fused() && family_of(plan.family).moment_rows(problem, plan) > 0;
 }
 
-int64_t moments_bytes(const Problem& problem, const Plan& plan) {
-  if (!problem.has_moments) return 0;
+bool are_blocks_left(const LinearCall& call, const Problem& problem, const Plan& plan) {
+  return problem.has_moments && call.block_moments &&
+         moment_blocks(problem.m, height_of(problem, plan)) <= call.block_moments->sizes[0];
+}
+
+int64_t moments_bytes(const LinearCall& call, const Problem& problem, const Plan& plan) {
+  if (!problem.has_moments || are_blocks_left(call, problem, plan)) return 0;
   return block_moments_bytes(problem.x.element, problem.m, problem.n, height_of(problem, plan));
 }
 
@@ -34,6 +39,8 @@ bool run_moments(const LinearCall& call, const Plan& plan, const Problem& proble
   if (!are_moments_in_kernel(problem, plan)) {
     refused = block_moments_cuda({d.data, d.element, d.row_stride, problem.m, problem.n}, blocks, on);
   }
+  const bool are_left = are_blocks_left(call, problem, plan);
+  if (call.block_rows) *call.block_rows = are_left ? height_of(problem, plan) : 0;
   char* const mean = static_cast<char*>(call.moments->data);
   MomentMerge merge;
   merge.blocks = blocks;
@@ -43,7 +50,7 @@ bool run_moments(const LinearCall& call, const Plan& plan, const Problem& proble
   merge.columns = problem.n;
   merge.mean = mean;
   merge.variance = mean + problem.n * moment_bytes(merge.element);
-  if (!refused) refused = merge_moments_cuda(merge, on);
+  if (!refused && !are_left) refused = merge_moments_cuda(merge, on);
   if (!refused) return true;
   torch.raise((std::string("the column statistics could not be launched: ") + refused).c_str());
 #else

@@ -38,13 +38,21 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
+bool is_of_moments(const Tensor& tensor, const Tensor& x) {
+  const bool is_double = x.element == ElementType::Float64;
+  return tensor.is_contiguous() && tensor.element == (is_double ? ElementType::Float64 : ElementType::Float32) &&
+         tensor.is_beside(x);
+}
+
 bool moments_fit(const LinearCall& call, int64_t n) {
   if (!call.moments) return true;
   const Tensor& moments = *call.moments;
-  const bool is_double = call.x->element == ElementType::Float64;
-  return moments.dim == 2 && moments.sizes[0] == 2 && moments.sizes[1] == n && moments.is_contiguous() &&
-         moments.element == (is_double ? ElementType::Float64 : ElementType::Float32) && call.x->is_cuda() &&
-         moments.is_beside(*call.x);
+  if (moments.dim != 2 || moments.sizes[0] != 2 || moments.sizes[1] != n) return false;
+  if (const Tensor* const blocks = call.block_moments) {
+    const bool has_shape = blocks->dim == 3 && blocks->sizes[1] == n && blocks->sizes[2] == 2;
+    if (!has_shape || !is_of_moments(*blocks, *call.x)) return false;
+  }
+  return is_of_moments(moments, *call.x) && call.x->is_cuda();
 }
 
 // The second weight of a pair. False if its layout differs from the first one's: no kernel reads that.

@@ -34,6 +34,12 @@ struct BatchNormForward : BatchNorm {
   WrittenVector running_mean, running_variance;  // also read
   const int64_t* tracked = nullptr;
   double momentum = 0;
+  int64_t* counted = nullptr;  // incremented; not `tracked`, which several CTAs read
+  // Where the moments of blocks of u's rows were not merged yet: they are merged here, into merged_mean and
+  // merged_variance, and `mean` and `variance` are not read. At most kMostMergedBehind blocks (csrc/reduce).
+  const void* blocks = nullptr;
+  int block_rows = 0;
+  void *merged_mean = nullptr, *merged_variance = nullptr;
 };
 
 struct BatchNormBackward : BatchNorm {

@@ -4,6 +4,7 @@
 
 #include "epilogue/dual.h"  // before the functors
 
+#include "elementwise/bands.cuh"
 #include "elementwise/kernel.cuh"
 
 namespace epigemm::cuda {
@@ -86,19 +87,75 @@ __global__ void __launch_bounds__(kThreads)
   out[index] = derivative_of_one<Functor>(grad[index], x[index], operands, column, OperandIndices<Functor>{});
 }
 
+// One that also sums the columns of what it writes, over the rows of each CTA. Two CTAs of a multiprocessor have 64 KB
+// of loads in flight. In fp64 the registers of two would not do.
+constexpr int kSumWarps = 8;
+
+template <class Functor, class Element>
+__global__ void __launch_bounds__(bands::kLanes* kSumWarps, sizeof(Element) == 8 ? 1 : 2)
+    derivative_sums_kernel(const Element* grad, const Element* x, Element* out, int64_t rows, int64_t columns,
+                           int64_t rows_of_cta, typename ComputeType<Element>::type* partial_sums,
+                           Operands<typename ComputeType<Element>::type> operands) {
+  using Compute = typename ComputeType<Element>::type;
+  constexpr int kSize = Vector<Element>::kSize, kBand = bands::kBand<kSize>;
+  __shared__ Compute shared[kSumWarps][kBand];
+  const bands::Place place = bands::place_of(rows, columns, kBand, rows_of_cta);
+  const int lane = static_cast<int>(threadIdx.x) % bands::kLanes, warp = static_cast<int>(threadIdx.x) / bands::kLanes;
+  const int64_t column = place.first_column + lane * kSize;
+  Compute sums[kSize] = {};
+  if (column < columns) {
+    const VectorEpilogue<Functor, Element, Columns::Aligned> loaded(operands, static_cast<uint32_t>(column), 0);
+    bands::for_rows<kSumWarps>(place, [&](int64_t row, auto count) {
+      const int64_t offset = row * columns + column;
+      Vector<Element> grads[count.value], values[count.value];
+      bands::load_rows<kSumWarps>(grad, offset, columns, grads);
+      bands::load_rows<kSumWarps>(x, offset, columns, values);
+#pragma unroll
+      for (int i = 0; i < count.value; ++i) {
+        const Vector<Element> found = derivative_of_vector(grads[i], values[i], loaded);
+        bands::store_row(out, offset + i * kSumWarps * columns, found);
+#pragma unroll
+        for (int j = 0; j < kSize; ++j) sums[j] += to_compute(found.values[j]);
+      }
+    });
+  }
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) shared[warp][lane * kSize + j] = sums[j];
+  __syncthreads();
+  const int own = static_cast<int>(threadIdx.x);
+  if (own >= kBand || place.first_column + own >= columns) return;
+  Compute total = 0;
+#pragma unroll
+  for (int i = 0; i < kSumWarps; ++i) total += shared[i][own];
+  partial_sums[place.first_row / rows_of_cta * columns + place.first_column + own] = total;
+}
+
+template <class Functor, class Element, class Compute>
+void launch_derivative_with_sums(const DerivativeProblem& problem, const Operands<Compute>& operands) {
+  const int64_t rows = problem.rows(), columns = problem.columns();
+  const int64_t of_cta = bands::divided_up(rows, problem.chunks);
+  const int64_t ctas = bands::divided_up(columns, bands::kBand<Vector<Element>::kSize>) * problem.chunks;
+  derivative_sums_kernel<Functor, Element>
+      <<<static_cast<unsigned>(ctas), bands::kLanes * kSumWarps, 0, static_cast<cudaStream_t>(problem.stream)>>>(
+          static_cast<const Element*>(problem.grad), static_cast<const Element*>(problem.x),
+          static_cast<Element*>(problem.out), rows, columns, of_cta, static_cast<Compute*>(problem.partial_sums),
+          operands);
+}
+
 template <class Functor, class Element>
 void launch_derivative_of(const DerivativeProblem& problem) {
   using Compute = typename ComputeType<Element>::type;
   constexpr int kSize = Vector<Element>::kSize;
   Operands<Compute> operands{};
   const bool wide = aligned(problem.grad) && aligned(problem.x) && aligned(problem.out);
-  const int64_t columns = problem.sizes[problem.dimensions - 1], elements = problem.elements();
+  const int64_t columns = problem.columns(), elements = problem.elements();
   bool whole_vectors = columns % kSize == 0;
   for (std::size_t i = 1; i < Functor::operands.size(); ++i) {
     operands.data[i - 1] = problem.operands[i - 1].data;
     operands.values[i - 1] = static_cast<Compute>(problem.operands[i - 1].value);
     whole_vectors = whole_vectors && aligned(problem.operands[i - 1].data);
   }
+  if (problem.partial_sums) return launch_derivative_with_sums<Functor, Element>(problem, operands);
   const auto launch = [&](auto kernel, int64_t threads, int64_t period) {
     kernel<<<blocks_for(threads), kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(
         static_cast<const Element*>(problem.grad), static_cast<const Element*>(problem.x),

@@ -1,6 +1,7 @@
 #include "elementwise/problem.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 namespace epigemm {
@@ -63,6 +64,22 @@ bool is_contiguous(const ElementwiseProblem& problem) {
     if (vector && (strides[last] != 1 || (last == 1 && strides[0] != 0))) return false;
   }
   return true;
+}
+
+bool can_sum_columns(const DerivativeProblem& problem) {
+  constexpr int64_t kVectorBytes = 16;
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; };
+  if (problem.elements() == 0 || problem.columns() * element_bytes(problem.element) % kVectorBytes != 0) return false;
+  bool found = aligned(problem.grad) && aligned(problem.x);
+  for (const OperandValue& operand : problem.operands) found = found && aligned(operand.data);
+  return found;
+}
+
+int64_t sum_chunks(const DerivativeProblem& problem) {
+  constexpr int64_t kWantedCtas = 1024, kBandBytes = 512, kLeastRows = 32;
+  const int64_t bands = (problem.columns() * element_bytes(problem.element) + kBandBytes - 1) / kBandBytes;
+  const int64_t most = std::max<int64_t>(problem.rows() / kLeastRows, 1);
+  return std::clamp<int64_t>((kWantedCtas + bands - 1) / bands, 1, most);
 }
 
 }  // namespace epigemm

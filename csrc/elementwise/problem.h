@@ -35,7 +35,21 @@ struct ElementwiseProblem {
 // grad_x = grad * d epilogue(x) / dx, into out; grad, x and out contiguous.
 struct DerivativeProblem : ElementwiseProblem {
   const void* grad = nullptr;
+  // Sums of out's columns over `chunks` parts of the rows, as they are stored: [chunks, columns] of the arithmetic's
+  // type. Null: not wanted. May be given if can_sum_columns().
+  void* partial_sums = nullptr;
+  int64_t chunks = 0;
+
+  int64_t columns() const { return sizes[dimensions - 1]; }
+  int64_t rows() const { return elements() / columns(); }
 };
+
+// Whether the derivative's kernel can also sum the columns: all rows, and the operands, are whole aligned vectors.
+// `out` is a new tensor.
+bool can_sum_columns(const DerivativeProblem& problem);
+
+// Into how many parts its kernel divides the rows: enough of them for a GPU, each with rows enough.
+int64_t sum_chunks(const DerivativeProblem& problem);
 
 // Drops axes of size 1, orders the rest by out's strides and merges axes that lie behind one another without gaps in
 // every tensor, so that the kernels have as few axes as possible: a contiguous problem has one axis in the end, or two

@@ -150,15 +150,24 @@ struct LinearArguments {
   }
 };
 
-// linear_with_moments(..., moments) -> Tensor | int: `linear`, which also writes column statistics
-//   moments: see call/linear.h
+// linear_with_moments(..., moments, blocks) -> (Tensor, int) | int: `linear`, which also writes column statistics
+//   moments, blocks: moments and block_moments of call/linear.h; blocks may be None. Behind the result: block_rows
 struct MomentsArguments : LinearArguments {
-  enum { Moments = LinearArguments::Count, Count };
-  call::Tensor moments;
+  enum { Moments = LinearArguments::Count, Blocks, Count };
+  call::Tensor moments, blocks;
 
   bool read(Reader& reader, PyObject* const* given) {
     linear.moments = &moments;
-    return LinearArguments::read(reader, given) && reader.read(given[Moments], &moments);
+    return LinearArguments::read(reader, given) && reader.read(given[Moments], &moments) &&
+           reader.read_optional(given[Blocks], &blocks, &linear.block_moments);
+  }
+
+  PyObject* run(PyObject* const* given) {
+    int block_rows = 0;
+    linear.block_rows = &block_rows;
+    Object found(LinearArguments::run(given));
+    if (!found || PyLong_Check(found.get())) return found.release();
+    return Py_BuildValue("(Ni)", found.release(), block_rows);
   }
 };
 
@@ -256,10 +265,11 @@ struct ElementwiseArguments : ByNode {
   }
 };
 
-// derivative(epilogue, grad, x, operands, circumstances) -> Tensor | int
+// derivative(epilogue, grad, x, operands, sums, circumstances) -> Tensor | int
+//   sums: see call/elementwise.h; may be None
 struct DerivativeArguments : ByNode {
-  enum { Epilogue, Grad, X, Operands, Circumstances, Count };
-  call::Tensor grad, x;
+  enum { Epilogue, Grad, X, Operands, Sums, Circumstances, Count };
+  call::Tensor grad, x, sums;
   OperandTuple operands;
   call::DerivativeCall derivative;
 
@@ -268,6 +278,7 @@ struct DerivativeArguments : ByNode {
     derivative.grad = &grad;
     derivative.x = &x;
     return reader.read(given[Grad], &grad) && reader.read(given[X], &x) &&
+           reader.read_optional(given[Sums], &sums, &derivative.sums) &&
            operands.read(reader, given[Operands], Py_None, &derivative.operands);
   }
 

@@ -3,7 +3,7 @@
 #include "device/dependent.cuh"
 #include "device/launch.h"
 #include "device/types.cuh"
-#include "reduce/moments.h"
+#include "reduce/merge.cuh"
 
 namespace epigemm {
 namespace {
@@ -103,18 +103,15 @@ const char* launch_blocks(MomentMatrix matrix, void* blocks, const MomentStream&
 
 // --- merging -----------------------------------------------------------------------------------------------------
 
-constexpr int kGroups = 32;  // of blocks
-
 struct MergeArguments {
   MomentMerge merge;
   int64_t blocks;
 };
 
-// Sums in double of the blocks' deviations from the first block's mean. A CTA has 32 columns. Each group takes every
-// 32nd block, and a tree adds the groups.
+// A CTA has 32 columns, and a warp for each group of blocks (merge.cuh).
 template <class Real>
-__global__ void __launch_bounds__(kLanes* kGroups) merge_kernel(MergeArguments arguments) {
-  __shared__ double sums[kGroups][kLanes], squares[kGroups][kLanes];
+__global__ void __launch_bounds__(kLanes* cuda::kMergeGroups) merge_kernel(MergeArguments arguments) {
+  __shared__ cuda::MergeSums sums[cuda::kMergeGroups][kLanes];
   cuda::wait_for_kernel_ahead();
   cuda::let_dependents_start();
   const MomentMerge& merge = arguments.merge;
@@ -123,28 +120,16 @@ __global__ void __launch_bounds__(kLanes* kGroups) merge_kernel(MergeArguments a
   const bool is_inside = column < merge.columns;
   const auto* const blocks = static_cast<const BlockMoments<Real>*>(merge.blocks) + (is_inside ? column : 0);
   const double pivot = blocks->mean;
-  double sum = 0, square = 0;
+  cuda::MergeSums own;
 #pragma unroll 4
-  for (int64_t i = group; i < arguments.blocks; i += kGroups) {
-    const BlockMoments<Real> block = blocks[i * merge.columns];
-    const int64_t left = merge.rows - i * merge.height;
-    const double rows = left < merge.height ? left : merge.height, deviation = block.mean - pivot;
-    sum += rows * deviation;
-    square += rows * deviation * deviation + block.squares;
+  for (int64_t i = group; i < arguments.blocks; i += cuda::kMergeGroups) {
+    own.add(blocks[i * merge.columns], cuda::rows_of_block(merge.rows, merge.height, i), pivot);
   }
-  sums[group][lane] = sum;
-  squares[group][lane] = square;
-#pragma unroll
-  for (int half = kGroups / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (group >= half) continue;
-    sums[group][lane] += sums[group + half][lane];
-    squares[group][lane] += squares[group + half][lane];
-  }
+  sums[group][lane] = own;
+  cuda::add_groups(sums, group, lane);
   if (group > 0 || !is_inside) return;
-  const double shift = sums[0][lane] / merge.rows, variance = squares[0][lane] / merge.rows - shift * shift;
-  static_cast<Real*>(merge.mean)[column] = static_cast<Real>(pivot + shift);
-  static_cast<Real*>(merge.variance)[column] = static_cast<Real>(variance < 0 ? 0.0 : variance);  // NaN stays
+  sums[0][lane].finish(pivot, merge.rows, static_cast<Real*>(merge.mean) + column,
+                       static_cast<Real*>(merge.variance) + column);
 }
 
 }  // namespace
@@ -163,7 +148,7 @@ const char* block_moments_cuda(const MomentMatrix& matrix, void* blocks, const M
 const char* merge_moments_cuda(const MomentMerge& merge, const MomentStream& on) {
   if (merge.rows == 0 || merge.columns == 0) return nullptr;
   const auto ctas = static_cast<unsigned>((merge.columns + kLanes - 1) / kLanes);
-  const cuda::LaunchShape shape{dim3(ctas),          dim3(kLanes * kGroups),
+  const cuda::LaunchShape shape{dim3(ctas),          dim3(kLanes * cuda::kMergeGroups),
                                 /*cluster=*/dim3(1),
                                 /*shared_bytes=*/0,  on.device,
                                 on.stream,           on.is_dependent};

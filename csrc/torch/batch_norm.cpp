@@ -1,6 +1,7 @@
 // epigemm::_batch_norm_out and _batch_norm_backward_out, on CUDA.
 #include "elementwise/batch_norm.h"
 
+#include "reduce/column_moments.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -66,11 +67,29 @@ void check_launched(const char* refused) {
   check(!refused, "the kernel could not be launched: ", refused ? refused : "");
 }
 
+// `blocks`: moments of blocks of `block_rows` rows, the last of which may be shorter.
+void check_blocks(const TensorView& blocks, const TensorView& u, ElementType element, int64_t block_rows) {
+  const int64_t count = block_rows > 0 ? (u.size(0) + block_rows - 1) / block_rows : 0;
+  check(count > 0 && count <= kMostMergedBehind, "block_rows is ", block_rows, ", of ", u.size(0),
+        " rows; accepted are 1 to ", kMostMergedBehind, " blocks");
+  check(blocks.dim() == 3 && blocks.size(0) >= count && blocks.size(1) == u.size(1) && blocks.size(2) == 2 &&
+            blocks.is_contiguous() && blocks.is_beside(u) && element_of(blocks, "blocks") == compute_of(element),
+        "blocks must be contiguous of shape [", count, ", ", u.size(1), ", 2], of the arithmetic's dtype, got ",
+        Shape{blocks});
+}
+
+void check_count(const std::optional<TensorView>& count, const TensorView& u, const char* argument) {
+  check(!count || (count->dtype() == aoti_torch_dtype_int64() && count->numel() == 1 && count->is_beside(u)), argument,
+        " must be one int64 on u's device");
+}
+
 void batch_norm_out(const TensorView& u, const TensorView& mean, const TensorView& variance,
                     const std::optional<TensorView>& scale, const std::optional<TensorView>& weight,
                     const std::optional<TensorView>& bias, double eps, bool relu,
                     const std::optional<TensorView>& running_mean, const std::optional<TensorView>& running_var,
-                    const std::optional<TensorView>& tracked, double momentum, const TensorView& out) {
+                    const std::optional<TensorView>& tracked, double momentum, const TensorView& out,
+                    const std::optional<TensorView>& blocks, int64_t block_rows,
+                    const std::optional<TensorView>& counted) {
   const CurrentDevice guard(u.device());
   BatchNormForward problem;
   fill(problem, u, mean, variance, {scale, weight, bias}, eps, relu);
@@ -78,10 +97,16 @@ void batch_norm_out(const TensorView& u, const TensorView& mean, const TensorVie
   problem.running_mean = written_vector_of(running_mean, u, "running_mean");
   problem.running_variance = written_vector_of(running_var, u, "running_var");
   problem.momentum = momentum;
-  if (tracked) {
-    check(tracked->dtype() == aoti_torch_dtype_int64() && tracked->numel() == 1 && tracked->is_beside(u),
-          "tracked must be one int64 on u's device");
-    problem.tracked = static_cast<const int64_t*>(tracked->data());
+  check_count(tracked, u, "tracked");
+  check_count(counted, u, "counted");
+  if (tracked) problem.tracked = static_cast<const int64_t*>(tracked->data());
+  if (counted) problem.counted = static_cast<int64_t*>(counted->mutable_data());
+  if (blocks) {
+    check_blocks(*blocks, u, problem.element, block_rows);
+    problem.blocks = blocks->data();
+    problem.block_rows = static_cast<int>(block_rows);
+    problem.merged_mean = mean.mutable_data();
+    problem.merged_variance = variance.mutable_data();
   }
   check_launched(batch_norm_forward_cuda(problem));
 }

@@ -5,6 +5,7 @@
 #include "call/forced.h"
 #include "call/record.h"
 #include "gemm/planner/copies.h"
+#include "reduce/column_moments.h"
 #include "torch/plans.h"
 
 namespace epigemm::binding {
@@ -32,8 +33,9 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, moments, storage[kMaxOperands];
+  call::Tensor x, weight, weight2, out, moments, blocks, storage[kMaxOperands];
   int64_t moments_sizes[2] = {2, 0}, moments_strides[2] = {0, 1};
+  int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
   call::ForcedPlan forced;
   Device described;
   bool is_described = false;
@@ -45,18 +47,16 @@ struct DryCall {
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
   }
 
-  // As if there were a tensor for column statistics, beside x.
+  // As if there were tensors for column statistics, beside x, as BatchNorm gives them.
   void add_moments() {
-    const bool is_double = x.element == ElementType::Float64;
-    moments_sizes[1] = moments_strides[0] = weight.dim == 2 ? weight.sizes[0] : 0;
-    moments = {nullptr,
-               is_double ? ElementType::Float64 : ElementType::Float32,
-               x.device_kind,
-               x.device,
-               2,
-               moments_sizes,
-               moments_strides};
+    const ElementType element = x.element == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32;
+    const int64_t columns = weight.dim == 2 ? weight.sizes[0] : 0;
+    moments_sizes[1] = moments_strides[0] = blocks_sizes[1] = columns;
+    blocks_strides[0] = 2 * columns;
+    moments = {nullptr, element, x.device_kind, x.device, 2, moments_sizes, moments_strides};
+    blocks = {nullptr, element, x.device_kind, x.device, 3, blocks_sizes, blocks_strides};
     linear.moments = &moments;
+    linear.block_moments = &blocks;
   }
 
   // Assigns the operator's arguments to the epilogue's operands, except the first matrix of a pair of products. False

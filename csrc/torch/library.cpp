@@ -26,9 +26,9 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
   m.def(
-      "_batch_norm_out(Tensor u, Tensor mean, Tensor variance, Tensor? scale, Tensor? weight, Tensor? bias, float eps,"
-      " bool relu, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor? tracked, float momentum, Tensor(c!) out)"
-      " -> ()");
+      "_batch_norm_out(Tensor u, Tensor(a!) mean, Tensor(b!) variance, Tensor? scale, Tensor? weight, Tensor? bias,"
+      " float eps, bool relu, Tensor(c!)? running_mean, Tensor(d!)? running_var, Tensor? tracked, float momentum,"
+      " Tensor(e!) out, Tensor? blocks=None, int block_rows=0, Tensor(f!)? counted=None) -> ()");
   m.def(
       "_batch_norm_backward_out(Tensor grad, Tensor u, Tensor mean, Tensor variance, Tensor? scale, Tensor? weight,"
       " Tensor? bias, float eps, bool relu, Tensor(a!)? grad_u, Tensor(b!)? grad_scale, Tensor(c!)? grad_weight,"
@@ -40,7 +40,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "
       "bool tried, Tensor? weight2=None, bool moments=False) -> str");
-  m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!) out) -> ()");
+  m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
       "_linear_into(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"

@@ -13,19 +13,33 @@ bool is_compute(const TensorView& tensor, ElementType matrix, const char* argume
   return tensor.is_contiguous() && element_of(tensor, argument) == wide;
 }
 
-// `blocks`: memory for [ceil(M / 64), N, 2] numbers; `out`: [2, N], mean and variance. Both are fp32 (fp64 of fp64).
-void column_moments_out(const TensorView& matrix, const TensorView& blocks, const TensorView& out) {
+MomentMerge merge_of(const TensorView& matrix, ElementType element, const void* blocks, const TensorView& out) {
+  MomentMerge merge;
+  merge.blocks = blocks;
+  merge.element = element;
+  merge.rows = matrix.size(0);
+  merge.columns = matrix.size(1);
+  merge.mean = out.mutable_data();
+  merge.variance = static_cast<char*>(merge.mean) + merge.columns * moment_bytes(element);
+  return merge;
+}
+
+// `blocks`: memory for [ceil(M / 64), N, 2] numbers; `out`: [2, N], mean and variance, or absent: the blocks are not
+// merged then. Both are fp32 (fp64 of fp64).
+void column_moments_out(const TensorView& matrix, const TensorView& blocks, const std::optional<TensorView>& out) {
   const ElementType element = element_of(matrix, "matrix");
   call::Tensor view = view_of(matrix, element, const_cast<void*>(matrix.data()));
   Matrix rows;
   check(matrix.dim() == 2 && call::as_matrix(view, matrix.size(0), matrix.size(1), &rows), "matrix has shape ",
         Shape{matrix}, "; accepted are matrices whose rows have no gaps between their elements");
-  check(is_compute(out, element, "out") && out.dim() == 2 && out.size(0) == 2 && out.size(1) == matrix.size(1),
-        "out has shape ", Shape{out}, "; accepted is [2, ", matrix.size(1), "], contiguous, in fp32 (fp64 of fp64)");
+  check(!out || (is_compute(*out, element, "out") && out->dim() == 2 && out->size(0) == 2 &&
+                 out->size(1) == matrix.size(1)),
+        "out has shape ", Shape{out ? *out : matrix}, "; accepted is [2, ", matrix.size(1),
+        "], contiguous, in fp32 (fp64 of fp64)");
   const int64_t needed = 2 * moment_blocks(matrix.size(0), kMomentRows) * matrix.size(1);
   check(is_compute(blocks, element, "blocks") && blocks.numel() >= needed, "blocks has ", blocks.numel(),
         " numbers; accepted are at least ", needed, ", contiguous, in fp32 (fp64 of fp64)");
-  check(out.is_beside(matrix) && blocks.is_beside(matrix), "matrix, blocks and out must be on one device");
+  check((!out || out->is_beside(matrix)) && blocks.is_beside(matrix), "matrix, blocks and out must be on one device");
   constexpr int kDependentCapability = 90;
   const int device = matrix.device();
   const CurrentDevice guard(device);
@@ -33,14 +47,7 @@ void column_moments_out(const TensorView& matrix, const TensorView& blocks, cons
   void* const memory = blocks.mutable_data();
   const MomentMatrix of{rows.data, element, rows.row_stride, matrix.size(0), matrix.size(1)};
   const char* refused = block_moments_cuda(of, memory, on);
-  MomentMerge merge;
-  merge.blocks = memory;
-  merge.element = element;
-  merge.rows = matrix.size(0);
-  merge.columns = matrix.size(1);
-  merge.mean = out.mutable_data();
-  merge.variance = static_cast<char*>(merge.mean) + merge.columns * moment_bytes(element);
-  if (!refused) refused = merge_moments_cuda(merge, on);
+  if (out && !refused) refused = merge_moments_cuda(merge_of(matrix, element, memory, *out), on);
   check(!refused, "the kernel could not be launched: ", refused ? refused : "");
 }
 

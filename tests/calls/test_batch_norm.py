@@ -14,6 +14,7 @@ from epigemm.calls import batch_norm, moments
 from epigemm.calls.batch_norm import NOTHING_RUNS, Norm, Running
 from epigemm.epilogues.registry import compute_dtype
 from tests.support.cases import poisoned
+from tests.support.moments import poison_free_memory
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(2, 1), (3, 5), (9, 32), (33, 257), (64, 512), (300, 264), (1025, 72), (5000, 8), (70, 2048)]
@@ -103,13 +104,14 @@ def assert_near(actual: Tensor | None, expected: Tensor, size: Tensor, rows: int
 
 
 def run(case: Case, running: Running = NOTHING_RUNS) -> Tensor:
-    return batch_norm.normalise(case.u, *moments.column_moments(case.u), case.norm, running)
+    return batch_norm.normalise(case.u, moments.column_moments(case.u), case.norm, running)
 
 
 def gradients(case: Case, dtypes: tuple[torch.dtype | None, ...] | None = None) -> batch_norm.Gradients:
     vectors = [None if each is None else each.dtype for each in case.norm[:3]]
     wanted = dtypes or (case.u.dtype, case.u.dtype, *vectors)
-    return batch_norm.gradients(case.grad, case.u, *moments.column_moments(case.u), case.norm, wanted)
+    mean, var, *_ = moments.column_moments(case.u)
+    return batch_norm.gradients(case.grad, case.u, mean, var, case.norm, wanted)
 
 
 def of_inverse(case: Case, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,9 +237,9 @@ def test_running_statistics(
         before = [torch.rand(shape[1], generator=rng).to(device, of_vectors) for _ in range(2)]
         mean, var = (each.clone() for each in before)
         versions = [each._version for each in (mean, var)]
-        tracked = torch.tensor(4, device=device)
+        tracked = torch.tensor(3, device=device)
         run(case, Running(mean, var, tracked, momentum))
-        assert tracked.item() == 4
+        assert tracked.item() == 4 and tracked._version == 1
         assert versions == [each._version for each in (mean, var)]  # as with PyTorch's
         scale = wide(case.norm.scale, case.mean, 1.0)
         factor = 0.25 if momentum is None else momentum
@@ -300,7 +302,7 @@ def test_poisoned_memory_and_two_runs(
     device = torch.device("cuda")
     for shape in [(40, 263), (129, 264), (1000, 520)]:
         case = draw(shape, dtype, device, rng, relu=relu, offset=offset)
-        mean, var = moments.column_moments(case.u)
+        mean, var, *_ = moments.column_moments(case.u)
         results = []
         for _ in range(2):
             y, of_u = (
@@ -318,6 +320,44 @@ def test_poisoned_memory_and_two_runs(
         check_gradients(case, batch_norm.Gradients(results[0][1], of_shift, of_scale, of_weight, of_bias))
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.gpu
+@dtypes
+@pytest.mark.parametrize("momentum", [0.3, None], ids=str)
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "at any address"])
+def test_few_blocks_are_merged_to_the_same_bits(
+    dtype: torch.dtype, momentum: float | None, offset: int, rng: torch.Generator
+) -> None:
+    """As by a kernel of their own: moments, result, running statistics, the number of batches."""
+    device = torch.device("cuda")
+    for shape in [(2, 1), (63, 40), (64, 264), (65, 33), (700, 8192), (1000, 257), (1024, 520), (1024, 2048)]:
+        case = draw(shape, dtype, device, rng, relu=True, shift=3.0, offset=offset)
+        results = []
+        for leaves_blocks in (False, True, True):
+            poison_free_memory(device)
+            of_u = moments.column_moments(case.u, leaves_blocks=leaves_blocks)
+            assert (of_u.blocks is not None) == leaves_blocks
+            mean, var = (torch.ones(shape[1], device=device, dtype=dtype) for _ in range(2))
+            tracked = torch.tensor(4, device=device)
+            y = batch_norm.normalise(case.u, of_u, case.norm, Running(mean, var, tracked, momentum))
+            results.append((y, of_u.mean, of_u.var, mean, var, tracked))
+        check_result(case, results[0][0])
+        assert int(results[0][-1]) == 5
+        for apart, *merged in zip(*results, strict=True):
+            assert all(torch.equal(apart, each) for each in merged)
+
+
+@pytest.mark.gpu
+def test_special_columns_are_merged_as_apart(rng: torch.Generator) -> None:
+    case = draw((1000, 264), torch.bfloat16, torch.device("cuda"), rng)
+    case.u[900, 1], case.u[3, 2], case.u[:, 3] = float("nan"), float("inf"), 3.140625
+    apart, left = moments.column_moments(case.u), moments.column_moments(case.u, leaves_blocks=True)
+    found = [batch_norm.normalise(case.u, each, case.norm, NOTHING_RUNS) for each in (apart, left)]
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(apart[:2], left[:2], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert left.var[3] == 0 and found[1][:, 1:3].isnan().all()
 
 
 @pytest.mark.gpu
@@ -346,6 +386,18 @@ def test_what_does_not_fit_is_refused() -> None:
     for matrix, first, second, message, out in refused:
         with pytest.raises(RuntimeError, match=message):
             ops._batch_norm_out(matrix, first, second, *none, 1e-5, False, *rest, out)
+    blocks = like(17, 8, 2)
+    for given, message in (
+        ((blocks, 0), "block_rows is 0, of 4 rows; accepted are 1 to 16 blocks"),
+        ((blocks[1:, :7], 2), r"blocks must be contiguous of shape \[2, 8, 2\]"),
+        ((blocks[:1], 2), r"blocks must be contiguous of shape \[2, 8, 2\]"),
+        ((blocks.double(), 2), r"blocks must be contiguous of shape \[2, 8, 2\]"),
+        ((blocks, 2, like(1)), "counted must be one int64"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops._batch_norm_out(u, mean, mean, *none, 1e-5, False, *rest, like(4, 8), *given)
+    with pytest.raises(RuntimeError, match="accepted are 1 to 16 blocks"):
+        ops._batch_norm_out(like(17, 8), mean, mean, *none, 1e-5, False, *rest, like(17, 8), blocks, 1)
     wanted = (None,) * 5
     with pytest.raises(RuntimeError, match="workspace must be"):
         ops._batch_norm_backward_out(u, u, mean, mean, *none, 1e-5, False, *wanted, like(4, 8))

@@ -39,23 +39,23 @@ def launches(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, **opti
 @pytest.mark.usefixtures("described")
 def test_large_tiles_reduce_what_they_store() -> None:
     assert launches(16384, 8192, 8192) == ["fused", "merge"]
-    assert launches(1024, 8192, 8192, torch.float16) == ["fused", "merge"]
+    assert launches(2048, 8192, 8192, torch.float16) == ["fused", "merge"]
     families = build_info()["families"]
     tma = list(families).index("sm90_tma")
     for tile in range(families["sm90_tma"]["16_bits"]):
-        assert launches(1000, 1024, 512, plan=(0, tma, tile, 0, 8, 1)) == ["fused", "merge"]
+        assert launches(1300, 1024, 512, plan=(0, tma, tile, 0, 8, 1)) == ["fused", "merge"]
 
 
 @pytest.mark.usefixtures("described")
 def test_other_kernels_are_followed_by_one_that_reads_their_result() -> None:
     swap_ab = list(build_info()["families"]).index("sm90_swap_ab")
-    assert launches(16, 4096, 1024, plan=(0, swap_ab, 0, 0, 1, 1)) == ["fused", "blocks", "merge"]
+    assert launches(16, 4096, 1024, plan=(0, swap_ab, 0, 0, 1, 1)) == ["fused", "blocks"]
     assert launches(4096, 1024, 512, plan=dry_runs.FALLBACK, epilogue=BIAS) == [
         "torch_gemm",
         "blocks",
         "merge",
     ]
-    assert launches(512, 512, 512, torch.float64, epilogue=BIAS) == ["torch_gemm", "blocks", "merge"]
+    assert launches(2048, 512, 512, torch.float64, epilogue=BIAS) == ["torch_gemm", "blocks", "merge"]
 
 
 @pytest.mark.usefixtures("described")
@@ -83,7 +83,7 @@ def test_values(dtype: torch.dtype, has_bias: bool, has_scale: bool, rng: torch.
         torch.randn(size, generator=rng).to(dtype) for size in ((65, 32), (40, 32), 40, 40)
     )
     vectors = bias if has_bias else None, scale if has_scale else None
-    z, mean, variance = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
+    z, (mean, variance, *_) = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
     expected = expected * scale.double() if has_scale else expected
     rounding = 16 * torch.finfo(dtype).eps
@@ -97,15 +97,15 @@ def test_values(dtype: torch.dtype, has_bias: bool, has_scale: bool, rng: torch.
 
 def test_of_a_stored_matrix() -> None:
     z = torch.tensor([[1.0, 1e4], [3.0, 1e4 + 2]], dtype=torch.float32)
-    mean, variance = moments.column_moments(z)
+    mean, variance, *_ = moments.column_moments(z)
     assert mean.tolist() == [2.0, 1e4 + 1] and variance.tolist() == [1.0, 1.0]
-    mean, variance = moments.column_moments(z.t())
+    mean, variance, *_ = moments.column_moments(z.t())
     assert mean.tolist() == [5000.5, 5002.5]
     torch.testing.assert_close(variance, torch.full((2,), 4999.5**2))
 
 
 def test_one_row() -> None:
-    mean, variance = moments.column_moments(torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16))
+    mean, variance, *_ = moments.column_moments(torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16))
     assert mean.tolist() == [1.5, -2.0] and variance.tolist() == [0.0, 0.0]
 
 
@@ -125,8 +125,8 @@ def test_arguments_that_do_not_fit() -> None:
 def test_the_module_wants_a_gpu() -> None:
     x = torch.empty(8, 16)
     given = (BIAS.number, x, x, (None,), None, None, 0, None, 0, False, False, 0, None, None)
-    assert entry.ask_with_moments(*given, torch.empty(2, 8)) == Reason.DOES_NOT_FIT
-    with pytest.raises(TypeError, match="got 14 arguments; accepted are 15"):
+    assert entry.ask_with_moments(*given, torch.empty(2, 8), None) == Reason.DOES_NOT_FIT
+    with pytest.raises(TypeError, match="got 14 arguments; accepted are 16"):
         entry.ask_with_moments(*given)
 
 
@@ -143,20 +143,20 @@ def half_precision() -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
 def test_the_fold_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", result)
-    z, mean, variance = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
+    answers = Answers(monkeypatch, "ask_with_moments", (result, 0))
+    z, (mean, variance, *_) = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     assert z is result and mean.shape == variance.shape == (2048,) and mean.dtype is torch.float32
     (asked,) = answers.asked
     assert asked[0] == SCALE_BATCH_NORM.number and asked[3] == ()
     assert asked[4] == (*vectors, None, None, None, None, 0.0)
-    assert asked[-1].data_ptr() == mean.data_ptr()
+    assert asked[-2].data_ptr() == mean.data_ptr() and asked[-1] is None
 
 
 @pytest.mark.usefixtures("described")
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), result)
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (result, 0))
     assert moments.linear_folded_with_moments(x, weight, vectors, None, False, None)[0] is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
@@ -165,19 +165,41 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("reason", [Reason.NOT_READABLE, Reason.NO_MEMORY, Reason.IS_EMPTY], ids=str)
 def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
-    z, statistics = torch.empty(64, 8), (torch.empty(8), torch.empty(8))
+    z, statistics = torch.empty(64, 8), moments.Moments(torch.empty(8), torch.empty(8))
     Answers(monkeypatch, "ask_with_moments", int(reason))
     monkeypatch.setattr(entry, "linear", lambda *arguments: reason)
     monkeypatch.setattr(deeds, "linear", lambda call, fold: z)
-    monkeypatch.setattr(moments, "column_moments", lambda of: statistics)
+    monkeypatch.setattr(moments, "column_moments", lambda of, leaves_blocks: statistics)
     found = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
-    assert found[0] is z and found[1] is statistics[0] and found[2] is statistics[1]
+    assert found[0] is z and found[1] is statistics
 
 
 def test_under_autocast_the_result_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
-    answers = Answers(monkeypatch, "ask_with_moments", torch.empty(0))
+    answers = Answers(monkeypatch, "ask_with_moments", (torch.empty(0), 0))
     with torch.autocast("cpu", torch.bfloat16):
         moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     (asked,) = answers.asked
-    assert asked[5].shape == (4096, 2048) and asked[-4] == dry_runs.ROUTED | dry_runs.OUT_APART
+    assert asked[5].shape == (4096, 2048) and asked[-5] == dry_runs.ROUTED | dry_runs.OUT_APART
+
+
+@pytest.mark.parametrize(("rows", "block_rows"), [(1024, 64), (1024, 0), (2048, 128), (4096, 0)])
+def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for them is there if the rows may be few blocks. The call says whether it has left any."""
+    _, weight, vectors = half_precision()
+    x, result = torch.empty(rows, 1024, dtype=torch.bfloat16), torch.empty(rows, 2048)
+    answers = Answers(monkeypatch, "ask_with_moments", (result, block_rows))
+    z, found = moments.linear_folded_with_moments(x, weight, vectors, None, False, None, leaves_blocks=True)
+    given = answers.asked[0][-1]
+    assert z is result and found.block_rows == block_rows
+    assert (given is None) == (rows == 4096) and (found.blocks is None) == (block_rows == 0)
+    if given is not None:
+        assert given.shape == (moments.MOST_LEFT, 2048, 2) and given.dtype is torch.float32
+    if found.blocks is not None:
+        assert found.blocks is given
+
+
+@pytest.mark.usefixtures("described")
+def test_few_blocks_are_not_merged_by_a_kernel_of_their_own() -> None:
+    assert launches(1024, 8192, 8192, epilogue=BIAS) == ["fused"]
+    assert launches(1025, 8192, 8192, epilogue=BIAS) == ["fused", "merge"]

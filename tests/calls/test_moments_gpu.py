@@ -29,9 +29,10 @@ def test_linear_folded(dtype: torch.dtype, has_scale: bool, precision: str | Non
         for _ in range(2):
             poison_free_memory(DEVICE)
             found.append(moments.linear_folded_with_moments(x, weight, vectors, precision, False, None))
-        z, mean, variance = found[0]
+        z, (mean, variance, *_) = found[0]
         assert_close(z, mean, variance)
-        for first, second in zip(*found, strict=True):
+        assert torch.equal(z, found[1][0])
+        for first, second in zip(found[0][1][:2], found[1][1][:2], strict=True):
             assert torch.equal(first, second)
         product = x.double() @ weight.double().t() + bias.double()
         expected = product * scale.double() if has_scale else product
@@ -45,7 +46,7 @@ def test_under_autocast() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         found = moments.linear_folded_with_moments(x, weight, (bias, bias), None, False, None)
     assert found[0].dtype is torch.bfloat16
-    assert_close(*found)
+    assert_close(found[0], *found[1][:2])
 
 
 def test_strict_runs_fused() -> None:
@@ -54,4 +55,31 @@ def test_strict_runs_fused() -> None:
     )
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
-    assert_close(*moments.linear_folded_with_moments(x, weight, (bias, bias), None, True, None))
+    z, found = moments.linear_folded_with_moments(x, weight, (bias, bias), None, True, None)
+    assert_close(z, *found[:2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_few_blocks_are_left(dtype: torch.dtype) -> None:
+    """Their moments, merged in float64, are those of the result. More blocks are merged."""
+    for m, n, k in ((2, 16, 32), (1000, 200, 64), (1024, 4096, 512), (700, 65, 33)):
+        x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k)))
+        poison_free_memory(DEVICE)
+        vectors = None, None
+        z, found = moments.linear_folded_with_moments(
+            x, weight, vectors, None, False, None, leaves_blocks=True
+        )
+        assert found.blocks is not None
+        count = -(-m // found.block_rows)
+        mean, squares = found.blocks[:count].double().unbind(-1)
+        rows = torch.full((count, 1), float(found.block_rows), device=DEVICE, dtype=torch.float64)
+        rows[-1] = m - (count - 1) * found.block_rows
+        of_columns = (rows * mean).sum(0) / m
+        variance = (squares + rows * (mean - of_columns).square()).sum(0) / m
+        assert_close(z, of_columns.to(found.mean.dtype), variance.to(found.mean.dtype))
+    x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((4096, 64), (128, 64)))
+    z, found = moments.linear_folded_with_moments(
+        x, weight, (None, None), None, False, None, leaves_blocks=True
+    )
+    assert found.blocks is None
+    assert_close(z, *found[:2])

@@ -56,7 +56,7 @@ ROOMS = (
         "reduce",
         ("epilogue", "device"),
         ("CUDA",),
-        "column statistics: of blocks of rows, and merged",
+        "sums and statistics of columns: of blocks of rows, and merged",
     ),
     Room("gemm", PLAIN, (), "`problem.h` (plain structs), `families.def`, `launch`"),
     Room("gemm/planner", (*PLAIN, "gemm"), (), "the choice, the fallback, measured times, the plan cache"),
@@ -83,7 +83,7 @@ ROOMS = (
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
     Room(
         "elementwise",
-        PLAIN,
+        (*PLAIN, "reduce"),
         ("CUDA",),
         "the elementwise kernel, its derivative, BatchNorm's fold, BatchNorm in training, copies of rows",
     ),

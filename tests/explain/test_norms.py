@@ -41,11 +41,24 @@ def test_in_16_bits_the_products_kernel_reduces_what_it_stores() -> None:
     assert found.path == "fused" and gemm == found.kernel and gemm.endswith("epilogue bias")
     assert behind == [
         "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks",
-        "torch add_, to the number of batches",
         NORMALISED,
     ]
     assert "the product's kernel reduces" in found.reasons[0] and "two sums of each column" in found.backward
     assert "linear_scale_batch_norm, by the batch's own statistics" in found.op
+
+
+@pytest.mark.usefixtures("described")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_few_blocks_are_merged_where_it_normalises(dtype: torch.dtype) -> None:
+    layer = epigemm.nn.LinearScaleBatchNorm1d(64, 512, momentum=None, dtype=dtype)
+    for rows in (1024, 1300):
+        found = explained(layer, torch.zeros(rows, 64, dtype=dtype))
+        merge = "mean and variance of the columns, from those of the blocks"
+        is_apart = f"epigemm CUDA kernel, {merge}" in found.kernels
+        assert is_apart == (rows > 1024)
+        *_, counted, last = found.kernels
+        assert counted == "torch add_, to the number of batches"
+        assert last == (NORMALISED if is_apart else NORMALISED.replace("normal", f"{merge}; normal", 1))
 
 
 @pytest.mark.usefixtures("described")
@@ -111,6 +124,7 @@ def test_in_a_fused_model(served: bool, monkeypatch: pytest.MonkeyPatch) -> None
     assert product.explanation is not None
     kernels = product.explanation.kernels
     if served:
-        assert kernels[-1] == "epigemm CUDA kernel, normalisation and ReLU; the running statistics"
+        assert kernels[-1].startswith("epigemm CUDA kernel, mean and variance of the columns")
+        assert kernels[-1].endswith("; normalisation and ReLU; the running statistics")
     else:
         assert kernels[-3:] == ["torch mul", "torch batch_norm", "torch relu"]

@@ -29,7 +29,7 @@ def check(z: Tensor) -> None:
     found = []
     for _ in range(2):
         poison_free_memory(DEVICE)
-        found.append(column_moments(z))
+        found.append(column_moments(z)[:2])
     assert_close(z, *found[0])
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second) and first.is_contiguous()
@@ -67,7 +67,7 @@ def test_special_columns(dtype: torch.dtype) -> None:
     z[:, 0] = 3.140625
     z[150, 1] = float("nan")
     z[150, 2] = float("inf")
-    mean, variance = column_moments(z)
+    mean, variance, *_ = column_moments(z)
     assert mean[0] == 3.140625 and variance[0] == 0
     assert mean[1].isnan() and variance[1].isnan() and variance[2].isnan()
     assert_close(z[:, 3:], mean[3:], variance[3:])
@@ -75,12 +75,12 @@ def test_special_columns(dtype: torch.dtype) -> None:
 
 def test_columns_that_are_not_neighbours() -> None:
     z = torch.randn(130, 66, device=DEVICE)
-    assert_close(z[:, ::2], *column_moments(z[:, ::2]))
-    assert_close(z.t(), *column_moments(z.t()))
+    assert_close(z[:, ::2], *column_moments(z[:, ::2])[:2])
+    assert_close(z.t(), *column_moments(z.t())[:2])
 
 
 def test_no_rows_as_torch() -> None:
-    mean, variance = column_moments(torch.empty(0, 8, device=DEVICE))
+    mean, variance, *_ = column_moments(torch.empty(0, 8, device=DEVICE))
     assert bool(mean.isnan().all()) and bool(variance.isnan().all())
 
 

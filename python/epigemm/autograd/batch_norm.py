@@ -54,13 +54,11 @@ def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(weight)
     precision = None if call.precision == DEFAULT else call.precision
-    u, mean, var = moments.linear_folded_with_moments(
-        x, weight, (bias, None), precision, call.strict, call.pack_use
+    u, of_u = moments.linear_folded_with_moments(
+        x, weight, (bias, None), precision, call.strict, call.pack_use, leaves_blocks=True
     )
-    batch_norm.update_tracked(call.running)
-    norm = Norm.of(vectors, call.eps, call.relu)
-    y = batch_norm.normalise(u, mean, var, norm, call.running)
-    return y, u, mean, var
+    y = batch_norm.normalise(u, of_u, Norm.of(vectors, call.eps, call.relu), call.running)
+    return y, u, of_u.mean, of_u.var
 
 
 class _LinearBatchNorm(Function):

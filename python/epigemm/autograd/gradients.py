@@ -1,12 +1,12 @@
 """Derivatives of the operators.
 
-A call saves what PyTorch's operators would save. x is saved only if the weight needs a gradient, and the weight only if
-x does, so that either may be overwritten otherwise. Of a relu the result is saved, whose sign gives the derivative. For
-other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first derivatives
-need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's derivative,
-made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. Of vectors that are
-folded all are saved, also the bias: writing one in place before the backward pass is an error, as for all tensors that
-torch has saved.
+A call saves what PyTorch's operators would save. x is saved only if the weight needs a gradient, and the weight only
+if x does, so that either may be overwritten otherwise. Of a relu the result is saved, whose sign gives the derivative.
+For other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first
+derivatives need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's
+derivative, made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. On a GPU
+that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved,
+also the bias: writing one in place before the backward pass is an error, as for all tensors that torch has saved.
 
 A strict call stays one kernel, and so does a call in 16 bits whose bias is folded into its epilogue. Their derivatives
 compute the product again, with a copy of the bias. Second derivatives run the registry's differentiable reference under
@@ -80,12 +80,28 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     if again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *operands = ctx.saved_tensors
+    of_bias = None
     if epilogue is BIAS_RELU:
-        grad = _threshold_backward(grad, output, 0)
+        grad, of_bias = _gradients_of_relu(grad, output, needs[2])
     elif epilogue is not BIAS:
         grad = _derivative_of_scale(grad, operands)
-    found = product_gradients(grad, x, weight, needs[0], needs[1], needs[2], precision)
+    needs_bias = needs[2] and of_bias is None
+    found = product_gradients(grad, x, weight, needs[0], needs[1], needs_bias, precision)
+    if of_bias is not None:
+        found[2] = of_bias
     return found + [None] * len(operands) if operands else found
+
+
+def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient of what the relu was applied to; and that of its bias, if one kernel gives both.
+
+    The sign of the relu's result tells where it has cut, as that of its argument does.
+    """
+    if needs_bias and not _grad_enabled():
+        summed = _derivative_and_sum(ElementwiseCall(BIAS_RELU, output), grad)
+        if summed is not None:
+            return summed
+    return _threshold_backward(grad, output, 0), None
 
 
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -130,8 +146,11 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
     """Gradients with respect to (x, bias, *operands), where `needs` is true; that of x may be computed without."""
     if _grad_enabled() or True in needs[2:]:
         return _epilogue_gradients(call, grad, needs)
+    nothing = [None for _ in call.operands]
+    if needs[1] and (summed := _derivative_and_sum(call, grad)) is not None:
+        return [*summed, *nothing]
     found = _derivative(call, grad)
-    return [found, rows_of(found).sum(0) if needs[1] else None, *(None for _ in call.operands)]
+    return [found, rows_of(found).sum(0) if needs[1] else None, *nothing]
 
 
 def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
@@ -227,6 +246,32 @@ def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
     return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
+
+
+def gradients_of_product(
+    call: ElementwiseCall, grad: Tensor, needs_x: bool, needs_bias: bool, needs_operands: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
+    """Gradients with respect to x, to a bias that was added to x before, and to the operands.
+
+    That of the bias is the sum of x's over the rows. None: the caller has to compute it.
+    """
+    if needs_bias and not _grad_enabled() and True not in needs_operands:
+        summed = _derivative_and_sum(call, grad)
+        if summed is not None:
+            return *summed, [None] * len(call.operands)
+    found, _, *of_operands = elementwise_gradients(call, grad, (needs_x, False, *needs_operands))
+    return found, None, of_operands
+
+
+def _derivative_and_sum(call: ElementwiseCall, grad: Tensor) -> tuple[Tensor, Tensor] | None:
+    """grad times the epilogue's derivative at x, and its sum over the rows, by one kernel; None if none does both."""
+    x = call.x
+    columns = x.shape[-1] if x.dim() else 0
+    if call.epilogue.derives_operands or not elementwise_kernels.sums_columns(x, columns):
+        return None
+    sums = torch.empty(columns, dtype=x.dtype, device=x.device)
+    found = entry.derivative(call, grad.contiguous(), sums)
+    return None if found is None else (found, sums)
 
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:

@@ -97,18 +97,21 @@ class _LinearKeepingProduct(Function):
         _, needs_x, needs_weight, needs_bias, *needs_operands = ctx.needs_input_grad
         needs_product = needs_x or needs_weight or needs_bias
         grad_operands: list[Tensor | None] = [None] * len(operands)
+        grad_bias = None
         if grad is not None:
-            needs = (needs_product, False, *needs_operands)
             applied = ElementwiseCall(ctx.epilogue, product, None, operands, ctx.scalars)
-            found, _, *grad_operands = gradients.elementwise_gradients(applied, grad, needs)
+            sums_at_once = needs_bias and grad_product is None
+            found, grad_bias, grad_operands = gradients.gradients_of_product(
+                applied, grad, needs_product, sums_at_once, needs_operands
+            )
             grad_product = _sum(found, grad_product)
         if grad_product is None or not needs_product:
             return None, None, None, None, *grad_operands
-        wanted = (needs_x, needs_weight, needs_bias)
-        found_of_product = gradient_products.product_gradients(
+        wanted = (needs_x, needs_weight, needs_bias and grad_bias is None)
+        grad_x, grad_weight, summed = gradient_products.product_gradients(
             grad_product, x, weight, *wanted, ctx.precision
         )
-        return None, *found_of_product, *grad_operands
+        return None, grad_x, grad_weight, summed if grad_bias is None else grad_bias, *grad_operands
 
 
 class _FoldBatchNorm(Function):

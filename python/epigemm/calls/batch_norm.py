@@ -6,15 +6,17 @@ The kernels run on GPUs. Elsewhere PyTorch's operators compute the same formulas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from epigemm._native import operator
 from epigemm.calls.elementwise_kernels import has_native
+from epigemm.calls.moments import Moments
 from epigemm.epilogues.registry import compute_dtype
 
+_increment_version: Any = torch.autograd.graph.increment_version
 _batch_norm_out = operator("_batch_norm_out")
 _batch_norm_backward_out = operator("_batch_norm_backward_out")
 
@@ -51,25 +53,29 @@ class Norm(NamedTuple):
         return cls(scale, weight, bias, eps, relu)
 
 
-def update_tracked(running: Running) -> None:
-    """Count a batch."""
-    if running.tracked is not None:
-        running.tracked.add_(1)
+def normalise(u: Tensor, moments: Moments, norm: Norm, running: Running) -> Tensor:
+    """y, of u's dtype; the running statistics follow, and a batch is counted. `moments`: those of u.
 
-
-def normalise(u: Tensor, mean: Tensor, var: Tensor, norm: Norm, running: Running) -> Tensor:
-    """y, of u's dtype; the running statistics follow. `mean`, `var` (biased): u's moments in fp32 (fp64 of fp64).
+    Moments of blocks are merged by the same kernel.
 
     The version counters of the running statistics do not change, as with PyTorch's BatchNorm: a backward pass of an
-    earlier call may have saved them.
+    earlier call may have saved them. That of the number of batches does.
     """
-    if not _has_kernels(u):
+    tracked, counted, momentum = running.tracked, None, running.momentum
+    has_kernels = _has_kernels(u)
+    if tracked is not None and has_kernels and momentum is not None:
+        if not tracked.is_inference():
+            _increment_version(tracked)
+        tracked, counted = None, tracked
+    elif tracked is not None:
+        tracked.add_(1)
+    mean, var, blocks, block_rows = moments
+    if not has_kernels:
         return _normalise_by_torch(u, mean, var, norm, running)
     u = u.contiguous()
     out = torch.empty_like(u)
-    is_cumulative = running.momentum is None
-    tracked, momentum = (running.tracked, 0.0) if is_cumulative else (None, running.momentum)
-    _batch_norm_out(u, mean, var, *norm, running.mean, running.var, tracked, momentum, out)
+    last = (blocks, block_rows, counted)
+    _batch_norm_out(u, mean, var, *norm, running.mean, running.var, tracked, momentum or 0.0, out, *last)
     return out
 
 

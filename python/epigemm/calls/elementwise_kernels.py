@@ -64,6 +64,15 @@ def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     return out
 
 
+def sums_columns(like: Tensor, columns: int) -> bool:
+    """Whether the kernel of a derivative also sums the columns of what it computes, for so many of them.
+
+    They have to be whole vectors of 16 bytes. `like`: of the type and on the device of what it computes.
+    """
+    is_whole = columns > 0 and columns * like.element_size() % 16 == 0
+    return is_whole and like.is_cuda and has_native(like)
+
+
 def fold_batch_norm(call: FoldCall) -> Tensor:
     """The BatchNorm fold, `[2, columns]`: multiplier and offset in the epilogue's arithmetic type."""
     like, columns, vectors, eps = call

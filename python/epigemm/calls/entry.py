@@ -174,9 +174,14 @@ def ask(*arguments: Any) -> Tensor | int:
     return found
 
 
-def ask_with_moments(*arguments: Any) -> Tensor | int:
-    """The same, with the tensor for the column statistics behind the arguments (csrc/call/linear.h)."""
-    found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
+def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
+    """The same, with the tensors for the column statistics behind the arguments (csrc/call/linear.h).
+
+    Behind the result are the rows of a block, if the blocks' moments were left unmerged; else 0.
+    """
+    found: tuple[Tensor, int] | int = (
+        _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
+    )
     return found
 
 
@@ -291,10 +296,13 @@ def elementwise_operator(call: ElementwiseCall, circumstances: int = 0) -> Tenso
     return elementwise(epilogue, x, given, None, out, circumstances)
 
 
-def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
-    """grad times the epilogue's derivative at x, or None; operands as of `elementwise_operator`."""
+def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
+    """grad times the epilogue's derivative at x, or None; operands as of `elementwise_operator`.
+
+    `sums`: on a GPU, contiguous `[N]` of x's dtype, receives the sums of the result's columns.
+    """
     given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
     if given is None or _module is None or _is_compiling():
         return None
-    found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given, 0)
+    found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given, sums, 0)
     return None if type(found) is int else found  # type: ignore[return-value]

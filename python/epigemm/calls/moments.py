@@ -1,12 +1,13 @@
 """Linear calls that also return the column statistics of their result: the mean and the biased variance over its rows.
 
 On CUDA the large tiles' kernels reduce blocks of rows while they store them. Behind other kernels another one reads the
-result. A further kernel merges the blocks (csrc/reduce). Elsewhere `torch.var_mean` follows the call.
+result. A further kernel merges the blocks (csrc/reduce). Few blocks are left to BatchNorm's kernel, which merges them
+before it normalises. Elsewhere `torch.var_mean` follows the call.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +23,26 @@ from epigemm.packs import keep_mode
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 
-_BLOCK_ROWS = 64  # kMomentRows of csrc/reduce
+BLOCK_ROWS = 64
+"""Of a block that a kernel behind the product reduces: kMomentRows of csrc/reduce."""
+MOST_LEFT = 16
+"""The most blocks that are left to BatchNorm's kernel: kMostMergedBehind of csrc/reduce."""
+
 _any_autocast = torch._C._is_any_autocast_enabled
 _column_moments_out = operator("_column_moments_out")
+
+
+class Moments(NamedTuple):
+    """The mean and the biased variance of each column, `[N]` each in fp32 (fp64 of fp64).
+
+    If `blocks` is given, they are not computed yet, but those of blocks of `block_rows` rows are:
+    `[blocks, N, 2]`, mean and sum of squared deviations.
+    """
+
+    mean: Tensor
+    var: Tensor
+    blocks: Tensor | None = None
+    block_rows: int = 0
 
 
 def linear_folded_with_moments(
@@ -34,7 +52,9 @@ def linear_folded_with_moments(
     precision: str | None,
     strict: bool,
     pack_use: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    *,
+    leaves_blocks: bool = False,
+) -> tuple[Tensor, Moments]:
     """z = (x @ weight.T + bias) * scale, and the mean and the biased variance of each of its columns.
 
     For callers below autograd that have made autocast's casts. The statistics are those of z as it is stored, and the
@@ -47,9 +67,10 @@ def linear_folded_with_moments(
         precision: of the product in fp32, as of the public functions.
         strict: refuse PyTorch's GEMM.
         pack_use: what the call may do with the weight's pack; None: `epigemm.keep_packs` decides.
+        leaves_blocks: leave the merge of few blocks to the caller.
 
     Returns:
-        z `[M, N]` in x's dtype; mean and variance `[N]` in fp32, in fp64 of fp64.
+        z `[M, N]` in x's dtype, and the moments of its columns.
 
     Raises:
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run.
@@ -66,32 +87,50 @@ def linear_folded_with_moments(
         strict=strict,
     )
     if x.element_size() == 2 and plans.has_gpu_kernels(x):
-        moments = torch.empty((2, weight.shape[0]), dtype=compute_dtype(x.dtype), device=x.device)
-        found = _run(call, fold, moments)
-        if isinstance(found, Tensor):
-            return found, moments[0], moments[1]
+        moments, blocks = _memory(x, weight.shape[0], leaves_blocks)
+        found = _run(call, fold, moments, blocks)
+        if not isinstance(found, int):
+            z, block_rows = found
+            mean, var = moments.unbind(0)
+            return z, Moments(mean, var, blocks if block_rows else None, block_rows)
     z = _without_moments(call, fold, None if precision is None else call.precision)
-    return z, *column_moments(z)
+    return z, column_moments(z, leaves_blocks=leaves_blocks)
 
 
-def column_moments(z: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the biased variance of each column of a matrix `[M, N]`: `[N]` in fp32, in fp64 of fp64.
+def column_moments(z: Tensor, *, leaves_blocks: bool = False) -> Moments:
+    """The mean and the biased variance of each column of a matrix `[M, N]`.
 
-    For callers below autograd. Two calls give the same bits.
+    For callers below autograd. Two calls give the same bits. `leaves_blocks`: leave the merge of few blocks to the
+    caller.
     """
     wide = compute_dtype(z.dtype)
     rows, columns = z.shape
     if z.numel() == 0 or not plans.has_gpu_kernels(z):
         variance, mean = torch.var_mean(z.to(wide), 0, correction=0)
-        return mean, variance
+        return Moments(mean, variance)
     z = z if z.stride(1) == 1 or columns == 1 else z.contiguous()
-    blocks = torch.empty((-(-rows // _BLOCK_ROWS), columns, 2), dtype=wide, device=z.device)
+    count = -(-rows // BLOCK_ROWS)
+    blocks = torch.empty((count, columns, 2), dtype=wide, device=z.device)
     moments = torch.empty((2, columns), dtype=wide, device=z.device)
-    _column_moments_out(z, blocks, moments)
-    return moments[0], moments[1]
+    is_left = leaves_blocks and count <= MOST_LEFT
+    _column_moments_out(z, blocks, None if is_left else moments)
+    mean, var = moments.unbind(0)
+    return Moments(mean, var, blocks, BLOCK_ROWS) if is_left else Moments(mean, var)
 
 
-def _run(call: LinearCall, fold: tuple[Any, ...] | None, moments: Tensor) -> Tensor | int:
+def _memory(x: Tensor, columns: int, leaves_blocks: bool) -> tuple[Tensor, Tensor | None]:
+    """For the moments of the columns, and for those of blocks if these may be few enough to be left."""
+    like: Any = {"dtype": compute_dtype(x.dtype), "device": x.device}
+    moments = torch.empty((2, columns), **like)
+    rows = x.numel() // max(x.shape[-1], 1)
+    if not leaves_blocks or rows > MOST_LEFT * 2 * BLOCK_ROWS:  # no kernel's blocks have more rows
+        return moments, None
+    return moments, torch.empty((MOST_LEFT, columns, 2), **like)
+
+
+def _run(
+    call: LinearCall, fold: tuple[Any, ...] | None, moments: Tensor, blocks: Tensor | None
+) -> tuple[Tensor, int] | int:
     """A call in 16 bits, or the reason why there is no result, after what can be done about it."""
     out, circumstances = None, dry_runs.ROUTED
     if _any_autocast():
@@ -102,8 +141,8 @@ def _run(call: LinearCall, fold: tuple[Any, ...] | None, moments: Tensor) -> Ten
     options = (ORDERS[0].number, None, 0, call.strict, False, circumstances, None, None)
     met: set[int] = set()
     while True:
-        found = entry.ask_with_moments(*tensors, *options, moments)
-        if isinstance(found, Tensor) or found in met or not _is_mended(found, call, fold):
+        found = entry.ask_with_moments(*tensors, *options, moments, blocks)
+        if not isinstance(found, int) or found in met or not _is_mended(found, call, fold):
             return found
         met.add(found)
 

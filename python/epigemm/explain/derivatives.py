@@ -16,13 +16,26 @@ _REFERENCE = "the epilogue's differentiable PyTorch reference"
 
 def backward_linear(call: LinearCall) -> str:
     """The launches of a linear function's first derivative, for the operands that require a gradient."""
-    return f"{_backward_epilogue(call)}; {PRODUCTS}"
+    return f"{_backward_epilogue(call)}{_bias(call)}; {PRODUCTS}"
+
+
+def _bias(call: LinearCall) -> str:
+    """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
+    is_summed = call.epilogue is BIAS_RELU or gradients.keeps_product(call)
+    if not is_summed or call.bias is None or not call.bias.requires_grad or call.epilogue.derives_operands:
+        return ""
+    if any(operand.requires_grad for operand in call.operands):
+        return ""
+    columns = call.weight.shape[0]
+    return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
 
 
 def _backward_epilogue(call: LinearCall) -> str:
     x, epilogue, operands = call.x, call.epilogue, call.operands
     if epilogue is BIAS:
         return "nothing for the epilogue: the gradient of the result is that of the product"
+    if epilogue is BIAS_RELU and _bias(call):
+        return f"{_KERNEL} on the saved result, whose sign is the derivative of relu"
     if epilogue is BIAS_RELU:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
     if gradients.keeps_product(call):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from epigemm import batch_statistics
 from epigemm.arguments.calls import LinearCall
 from epigemm.batch_statistics import Asked, noted
+from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.registry import BIAS
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explanation import Explanation, explain_linear
@@ -44,28 +45,34 @@ def explained(
     product = call._replace(epilogue=BIAS, bias=bias, operands=[])
     in_gemm = product.x.element_size() == 2
     of_product = explain_linear(product, wants_gradients, moments=in_gemm)
-    in_gemm = in_gemm and "blocks" not in dry_runs.dry_run(product, moments=True).launches
+    launches = dry_runs.dry_run(product, moments=True).launches if in_gemm else []
+    in_gemm = in_gemm and "blocks" not in launches
+    rows = product.x.numel() // product.x.shape[-1]
+    merges = "merge" in launches if in_gemm else rows > MOST_LEFT * BLOCK_ROWS
     return replace(
         of_product,
         op=f"{found.op.partition(':')[0]}: {function_of(asked)}, by the batch's own statistics",
         reasons=[_WITHIN if in_gemm else _BEHIND, *of_product.reasons],
-        kernels=[*recorded.casts, *of_product.kernels, *_launches(asked, in_gemm)],
+        kernels=[*recorded.casts, *of_product.kernels, *_launches(asked, in_gemm, merges)],
         backward=_BACKWARD
         if differentiates
         else f"not needed: no argument requires grad (otherwise: {_BACKWARD})",
     )
 
 
-def _launches(asked: Asked, in_gemm: bool) -> Iterator[str]:
-    """What follows the product."""
+def _launches(asked: Asked, in_gemm: bool, merges: bool) -> Iterator[str]:
+    """What follows the product. `merges`: the blocks are so many that a kernel of its own merges them."""
+    merge = "mean and variance of the columns, from those of the blocks"
     if not in_gemm:
         yield f"{_KERNEL} mean and variance of blocks of rows"
-    yield f"{_KERNEL} mean and variance of the columns, from those of the blocks"
-    if asked.call.running.tracked is not None:
+    if merges:
+        yield f"{_KERNEL} {merge}"
+    running = asked.call.running
+    if running.tracked is not None and running.momentum is None:
         yield "torch add_, to the number of batches"
     relu = "" if not asked.call.relu else " and ReLU"
-    running = "" if asked.call.running.mean is None else "; the running statistics"
-    yield f"{_KERNEL} normalisation{relu}{running}"
+    written = "" if running.mean is None else "; the running statistics"
+    yield f"{_KERNEL} {'' if merges else f'{merge}; '}normalisation{relu}{written}"
 
 
 def _with_torchs(found: Explanation, asked: Asked, call: LinearCall, reason: str) -> Explanation:

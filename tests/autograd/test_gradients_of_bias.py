@@ -1,0 +1,205 @@
+"""The gradient of a bias behind a product: on a GPU the derivative's kernel sums it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm.arguments.calls import ElementwiseCall
+from epigemm.autograd import gradients
+from epigemm.calls import elementwise_kernels, entry
+from epigemm.epilogues.registry import BIAS_RELU, EPILOGUES, compute_dtype
+from tests.support.arithmetic import STORAGE
+from tests.support.cases import ELEMENTWISE, draw_operands, poisoned, signed
+from tests.support.moments import poison_free_memory
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHAPES = [(1, 8), (1, 4096), (5, 33), (33, 264), (2, 3, 40), (300, 264), (4097, 72), (16384, 1024), (0, 8)]
+ARITHMETICS = {arithmetic.dtype: arithmetic for arithmetic in STORAGE}
+FUNCTIONS = ("linear_relu", "linear_gelu", "linear_silu", "linear_tanh")
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+functions = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def assert_sums(sums: Tensor, summed: Tensor) -> None:
+    """Within the roundings of a sum whose longest chain has 600 additions, and one rounding to the result's type."""
+    wide = torch.finfo(compute_dtype(summed.dtype)).eps
+    exact = summed.double().reshape(-1, summed.shape[-1])
+    bound = 600 * wide * exact.abs().sum(0) + torch.finfo(summed.dtype).eps * exact.sum(0).abs()
+    bound += torch.finfo(summed.dtype).tiny
+    assert sums.dtype is summed.dtype and sums.shape == summed.shape[-1:]
+    assert bool(((sums.double() - exact.sum(0)).abs() <= bound).all())
+
+
+def leaves(
+    name: str, shape: tuple[int, ...], k: int, dtype: torch.dtype, device: Any, rng: torch.Generator
+) -> list[Tensor]:
+    """x, weight and bias."""
+    *rows, n = shape
+    sizes: list[tuple[int, ...]] = [(*rows, k), (n, k), (n,)]
+    return [(torch.randn(size, generator=rng) / 2).to(device, dtype).requires_grad_() for size in sizes]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
+    """The sums of each call of the derivative's kernel."""
+    asked: list[Tensor | None] = []
+    derivative = entry.derivative
+
+    def note(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
+        found = derivative(call, grad, sums)
+        asked.append(sums if found is not None else None)
+        return found
+
+    monkeypatch.setattr(entry, "derivative", note)
+    return asked
+
+
+# --- wherever the tests run ------------------------------------------------------------------------------------------
+
+
+@functions
+@dtypes
+def test_as_with_a_sum_of_its_own(
+    name: str, dtype: torch.dtype, device: torch.device, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other gradients have the same bits; the precision keeps PyTorch's own nodes away."""
+    for shape in SHAPES[:6]:
+        inputs = leaves(name, shape, 16, dtype, device, rng)
+        upstream = torch.randn(shape, generator=rng).to(device, dtype)
+        result = getattr(epigemm, name)(*inputs, precision="highest")
+        found = torch.autograd.grad(result, inputs, upstream, retain_graph=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: False)
+            apart = torch.autograd.grad(result, inputs, upstream)
+        for mine, other in zip(found[:2], apart[:2], strict=True):
+            assert torch.equal(mine, other)
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(found[2], apart[2], rtol=2 * unit, atol=8 * len(upstream) ** 0.5 * unit)
+
+
+@functions
+@pytest.mark.parametrize("columns", [8, 7])
+def test_derivatives_of_both_orders(
+    name: str, columns: int, device: torch.device, rng: torch.Generator
+) -> None:
+    inputs = leaves(name, (5, columns), 6, torch.float64, device, rng)
+
+    def run(*tensors: Tensor) -> Any:
+        return getattr(epigemm, name)(*tensors)
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+
+
+@functions
+def test_gradients_with_any_layout(name: str, device: torch.device, rng: torch.Generator) -> None:
+    inputs = leaves(name, (12, 16), 8, torch.float32, device, rng)
+    upstream = torch.randn(16, 24, generator=rng).to(device)
+    for grad in (upstream.t()[::2], upstream[:1, :1].expand(12, 16), upstream[:12, 8:]):
+        result = getattr(epigemm, name)(*inputs, precision="highest")
+        found = torch.autograd.grad(result, inputs, grad, retain_graph=True)
+        same = torch.autograd.grad(result, inputs, grad.contiguous())
+        for mine, other in zip(found, same, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+@functions
+def test_the_kernels_sums_are_the_gradient(
+    name: str, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: a kernel gives both. Not for second derivatives, nor where the bias needs none."""
+    inputs = leaves(name, (5, 8), 6, torch.float32, "cpu", rng)
+    asked: list[Tensor | None] = []
+
+    def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
+        asked.append(sums)
+        if sums is not None:
+            sums.fill_(7.0)
+        return torch.ones_like(grad)
+
+    monkeypatch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: columns == 8)
+    monkeypatch.setattr(entry, "derivative", derivative)
+    result = getattr(epigemm, name)(*inputs, precision="highest")
+    of_x, _, of_bias = torch.autograd.grad(result, inputs, torch.randn(5, 8), retain_graph=True)
+    assert bool((of_bias == 7).all()) and len(asked) == 1
+    torch.testing.assert_close(of_x, torch.ones(5, 8) @ inputs[1].detach())
+    asked.clear()
+    torch.autograd.grad(result, inputs, torch.randn(5, 8), create_graph=True)
+    assert not any(each is not None for each in asked)
+    asked.clear()
+    result = getattr(epigemm, name)(*inputs[:2], inputs[2].detach(), precision="highest")
+    torch.autograd.grad(result, inputs[:2], torch.randn(5, 8))
+    assert not any(each is not None for each in asked)
+
+
+# --- the kernel alone ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@dtypes
+def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """The sums are those of what is stored, the same bits at each run; what is stored is that of the other kernel."""
+    device = torch.device("cuda")
+    for shape in SHAPES:
+        x, grad = (signed(shape, rng).to(device, dtype) for _ in range(2))
+        operands = draw_operands(name, shape[-1], ARITHMETICS[dtype], device, rng)
+        for bias in (None, operands.bias):
+            call = ElementwiseCall(EPILOGUES[name], x, bias, operands.tensors, operands.scalars)
+            sums = [poisoned((shape[-1],), dtype, device) for _ in range(2)]
+            results = []
+            for each in sums:
+                poison_free_memory(device)
+                results.append(entry.derivative(call, grad, each))
+            is_served = x.numel() > 0 and shape[-1] * dtype.itemsize % 16 == 0
+            assert all((result is not None) == is_served for result in results)
+            if not is_served:
+                continue
+            first, second = results
+            plain = entry.derivative(call, grad)
+            assert first is not None and second is not None and plain is not None
+            assert torch.equal(first, second) and torch.equal(*sums)
+            assert torch.equal(first, plain)
+            assert_sums(sums[0], first)
+
+
+@pytest.mark.gpu
+@functions
+@dtypes
+def test_one_kernel_gives_both(
+    name: str, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = leaves(name, (64, 72), 32, dtype, torch.device("cuda"), rng)
+    asked = counted(monkeypatch)
+    result = getattr(epigemm, name)(*inputs, precision="highest")
+    result.backward(torch.randn_like(result))
+    if name == "linear_relu" and dtype is not torch.float32 and not asked:
+        return  # PyTorch's own nodes have recorded the call
+    (sums,) = asked
+    assert sums is not None and inputs[2].grad is not None and torch.equal(inputs[2].grad, sums)
+
+
+@pytest.mark.gpu
+def test_addresses_that_are_not_aligned() -> None:
+    x, grad = (torch.randn(8 * 16 + 1, device="cuda")[1:].view(8, 16) for _ in range(2))
+    sums = torch.empty(16, device="cuda")
+    assert entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums) is None
+    found, of_bias, _ = gradients.gradients_of_product(ElementwiseCall(BIAS_RELU, x), grad, True, True, ())
+    assert found is not None and of_bias is None
+
+
+@pytest.mark.gpu
+def test_special_values() -> None:
+    """Where a relu cuts, an infinite gradient does not count; elsewhere it does."""
+    x, grad = torch.ones(40, 16, device="cuda"), torch.ones(40, 16, device="cuda")
+    x[3, :4], grad[3, 0], grad[3, 1] = -1.0, float("inf"), float("nan")
+    grad[5, 5], grad[6, 6] = float("inf"), float("nan")
+    sums = torch.empty(16, device="cuda")
+    assert entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums) is not None
+    assert sums[:4].tolist() == [39.0] * 4 and sums[4] == 40
+    assert sums[5] == float("inf") and bool(sums[6].isnan())
