@@ -131,6 +131,7 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
 Answer look_at_plan(const LinearCall& call, const Decision& decision) {
   if (decision.plan.is_fused()) return Answer::Done;
   if (call.weight2) return Answer::NoPair;
+  if (call.stored) return Answer::NotFused;
   if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
   return has_elementwise(call.epilogue, call.x->is_cuda()) ? Answer::Done : Answer::ByReference;
 }

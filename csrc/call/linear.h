@@ -63,6 +63,8 @@ struct LinearCall {
   // moments are left here, and *block_rows receives the rows of a block. Else they are merged, and it receives 0.
   const Tensor* block_moments = nullptr;
   int* block_rows = nullptr;
+  // Like a new result: receives the second values of an epilogue that has them. Only fused kernels store it.
+  const Tensor* stored = nullptr;
   int fp32_order = 0;
   bool needs_other_setting = false;  // PyTorch's GEMM would be less accurate than the call asks for
   WeightSlices split, scaled;

@@ -55,6 +55,17 @@ bool moments_fit(const LinearCall& call, int64_t n) {
   return is_of_moments(moments, *call.x) && call.x->is_cuda();
 }
 
+// Whether there is a tensor for the epilogue's second values where it has some, of the result's shape and layout.
+bool stored_fits(const LinearCall& call, Problem* problem) {
+  const bool has_store = epilogue_info(call.epilogue).has_store;
+  if (!call.stored) return !has_store;
+  const Tensor &stored = *call.stored, &x = *call.x;
+  return has_store && stored.dim == x.dim && stored.element == x.element && stored.is_beside(x) &&
+         std::equal(stored.sizes, stored.sizes + stored.dim - 1, x.sizes) &&
+         stored.sizes[stored.dim - 1] == problem->n && stored.is_contiguous() &&
+         as_matrix(stored, problem->m, problem->n, &problem->stored);
+}
+
 // The second weight of a pair. False if its layout differs from the first one's: no kernel reads that.
 bool read_weight2(const Tensor& weight2, Problem* problem) {
   Matrix matrix;
@@ -89,7 +100,7 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
-  if (!moments_fit(call, problem.n)) return Answer::DoesNotFit;
+  if (!moments_fit(call, problem.n) || !stored_fits(call, &problem)) return Answer::DoesNotFit;
   problem.has_moments = call.moments != nullptr;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
@@ -97,7 +108,8 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   const bool do_rows_overlap = prepared->is_out_matrix && problem.m > 1 && problem.out.row_stride < problem.n;
   if (do_rows_overlap && !call.is_out_apart) return Answer::MayOverlap;
   prepared->is_out_padded = call.is_out_padded;
-  problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(problem.out.data)});
+  problem.alignment = std::min({alignment_of(x.data), alignment_of(weight.data), alignment_of(problem.out.data),
+                                alignment_of(problem.stored.data)});
   if (call.weight2 && !read_weight2(*call.weight2, &problem)) return Answer::NoPair;
   problem.has_bias = has_bias(call) || call.operands.fold;
   problem.are_operands_contiguous = call.operands.fold || are_contiguous(problem);

@@ -109,7 +109,7 @@ void check_operands(const std::string& name, const std::vector<RegisteredOperand
 }
 
 std::unique_ptr<Registered> make_entry(const std::string& name, const std::vector<RegisteredOperand>& operands,
-                                       int bias, const FunctorCost& cost, int index) {
+                                       int bias, const FunctorCost& cost, bool has_store, int index) {
   auto entry = std::make_unique<Registered>();
   entry->name = name;
   entry->named = operands;
@@ -124,7 +124,8 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
                  static_cast<int>(entry->operands.size()),
                  /*takes_bias=*/false,
                  bias,
-                 cost};
+                 cost,
+                 has_store};
   return entry;
 }
 
@@ -165,7 +166,7 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
 }
 
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
-                             const FunctorCost& cost) {
+                             const FunctorCost& cost, bool has_store) {
   check_operands(name, operands);
   if (find_built_in(name.data(), name.size())) {
     throw std::invalid_argument("an epilogue of epigemm's own is named '" + name + "'");
@@ -173,12 +174,12 @@ EpilogueId register_epilogue(const std::string& name, const std::vector<Register
   Table& all = table();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (const Registered* const known = find_registered(name.data(), name.size())) {
-    if (are_same(known->named, operands)) return known->info.id;
+    if (are_same(known->named, operands) && known->info.has_store == has_store) return known->info.id;
     throw std::invalid_argument("the epilogue '" + name + "' is there already, with other operands");
   }
   const int index = all.count.load(std::memory_order_relaxed);
   if (index == kMostRegistered) throw std::length_error("too many epilogues in one process");
-  const Registered* const entry = make_entry(name, operands, bias, cost, index).release();
+  const Registered* const entry = make_entry(name, operands, bias, cost, has_store, index).release();
   all.entries[index].store(entry, std::memory_order_release);
   all.count.store(index + 1, std::memory_order_release);
   return entry->info.id;

@@ -36,6 +36,7 @@ struct EpilogueInfo {
   bool takes_bias;          // its first operand is one: a vector that a call may leave out
   int bias;                 // the operand that is added to the accumulator before all else; 0: none is
   FunctorCost cost;         // the planner's measure of it
+  bool has_store = false;   // whether it has a second value for each element (csrc/open/contract.h)
 };
 
 // Whether the package has compiled kernels that compute the epilogue without a product: forward, derivative, and the
@@ -51,13 +52,13 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 // nullptr unless an epilogue has this number.
 const EpilogueInfo* epilogue_at(int64_t index);
 
-// An epilogue whose kernels are linked at run time. `operands`, which are copied, begin with the accumulator. `bias`:
-// as EpilogueInfo::bias. `cost`: of the primitives that python/epigemm/epilogues/tracing/cost.py counts. A name stands
-// for one operand list and one functor: registering them again gives the same id. An entry is never moved or removed.
-// Throws std::invalid_argument where the name is taken or the operands have no room, std::length_error when the table
-// is full.
+// An epilogue whose kernels are linked at run time. `operands`, which are copied, begin with the accumulator. `bias`,
+// `has_store`: as of EpilogueInfo. `cost`: of the primitives that python/epigemm/epilogues/tracing/cost.py counts. A
+// name stands for one operand list and one functor: registering them again gives the same id. An entry is never moved
+// or removed. Throws std::invalid_argument where the name is taken or the operands have no room, std::length_error when
+// the table is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
-                             const FunctorCost& cost);
+                             const FunctorCost& cost, bool has_store = false);
 
 // The value of one operand in one call.
 struct OperandValue {

@@ -64,6 +64,7 @@ struct Problem : Sizes {
   void* workspace = nullptr;           // fp16 slices of x, and of a weight that is not packed
   void* packed_weight = nullptr;       // the weight's pack, if there is one
   bool has_moments = false;            // the call also returns D's column statistics (csrc/reduce)
+  Matrix stored;                       // like out, for the second values of an epilogue that has them
   void* block_moments = nullptr;       // where a kernel that reduces blocks of D writes them (Family::moment_rows)
   Device device;
   void* stream = nullptr;  // cudaStream_t

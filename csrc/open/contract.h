@@ -80,6 +80,15 @@ extern "C" __device__ void epigemm_apply_four(const float* accs, const float* va
 extern "C" __device__ void epigemm_apply_near_four(const float* accs, const float* values, float* results,
                                                    bool& is_far);
 
+// A functor may have a second value for each element, which its kernel stores in a matrix beside the result's: whether
+// it has one; the value; and its near form, with the same meaning as above. Both values are functions of the same
+// operands, so `epigemm_operand` names those that either of them reads. Only the families of Family::stores call these
+// functions, and no other is chosen for such a functor.
+extern "C" __device__ bool epigemm_has_store();
+extern "C" __device__ float epigemm_store(float acc, EPIGEMM_SLOTS(float));
+extern "C" __device__ float epigemm_store_near(float acc, EPIGEMM_SLOTS(float), bool& is_far);
+extern "C" __device__ bool epigemm_has_far_store();
+
 // The epilogue's derivative by the operand in a slot, or by the accumulator (slot -1).
 extern "C" __device__ float epigemm_slope(float acc, EPIGEMM_SLOTS(float), int slot);
 extern "C" __device__ double epigemm_slope_double(double acc, EPIGEMM_SLOTS(double), int slot);

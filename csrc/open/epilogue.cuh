@@ -14,15 +14,13 @@ __device__ __forceinline__ float apply(float acc, const float (&v)[kSlots]) {
 __device__ __forceinline__ double apply(double acc, const double (&v)[kSlots]) {
   return epigemm_apply_double(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]);
 }
-__device__ __forceinline__ float apply_near(float acc, const float (&v)[kSlots], bool& is_far) {
-  return epigemm_apply_near(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], is_far);
-}
 __device__ __forceinline__ float slope(float acc, const float (&v)[kSlots], int slot) {
   return epigemm_slope(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], slot);
 }
 __device__ __forceinline__ double slope(double acc, const double (&v)[kSlots], int slot) {
   return epigemm_slope_double(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], slot);
 }
+
 static_assert(kSlots == 12, "the calls above name every slot");
 
 // Four elements, in the order of epigemm_apply_four.
@@ -34,10 +32,49 @@ struct Four {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) values[i * kSlots + slot] = v[slot];
   }
-  __device__ __forceinline__ void apply(float (&results)[4]) const { epigemm_apply_four(accs, values, results); }
-  __device__ __forceinline__ void apply_near(float (&results)[4], bool& is_far) const {
-    epigemm_apply_near_four(accs, values, results, is_far);
+};
+
+// The functor's values for an element, the result and the second one: each in both forms, of one element and of four,
+// and whether the near form is another one.
+struct Result {
+  template <class T>
+  __device__ __forceinline__ static T of(T acc, const T (&v)[kSlots]) {
+    return apply(acc, v);
   }
+  __device__ __forceinline__ static float near(float acc, const float (&v)[kSlots], bool& is_far) {
+    return epigemm_apply_near(acc, EPIGEMM_VALUES_IN(v), is_far);
+  }
+  __device__ __forceinline__ static void of_four(const Four& four, float (&results)[4]) {
+    epigemm_apply_four(four.accs, four.values, results);
+  }
+  __device__ __forceinline__ static void near_of_four(const Four& four, float (&results)[4], bool& is_far) {
+    epigemm_apply_near_four(four.accs, four.values, results, is_far);
+  }
+  __device__ __forceinline__ static bool has_far() { return epigemm_has_far(); }
+};
+
+struct Stored {
+  __device__ __forceinline__ static float of(float acc, const float (&v)[kSlots]) {
+    return epigemm_store(acc, EPIGEMM_VALUES_IN(v));
+  }
+  __device__ __forceinline__ static float near(float acc, const float (&v)[kSlots], bool& is_far) {
+    return epigemm_store_near(acc, EPIGEMM_VALUES_IN(v), is_far);
+  }
+  __device__ __forceinline__ static void of_four(const Four& four, float (&results)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const v = four.values + i * kSlots;
+      results[i] = epigemm_store(four.accs[i], EPIGEMM_VALUES_IN(v));
+    }
+  }
+  __device__ __forceinline__ static void near_of_four(const Four& four, float (&results)[4], bool& is_far) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const v = four.values + i * kSlots;
+      results[i] = epigemm_store_near(four.accs[i], EPIGEMM_VALUES_IN(v), is_far);
+    }
+  }
+  __device__ __forceinline__ static bool has_far() { return epigemm_has_far_store(); }
 };
 
 // Whether kWidth neighbours are known to be within the row, at an address that allows wide loads.
@@ -175,14 +212,16 @@ class Epilogue {
   }
 
   // The functor of one element.
+  template <class Value = Result>
   __device__ __forceinline__ Compute apply(Compute acc, const Row& row, int i) const {
     Compute values[kSlots];
     gather(row, i, values);
-    return open::apply(acc, values);
+    return Value::of(acc, values);
   }
 
   // The functor of all columns; of 16-bit results first in its near form (contract.h). Threads without columns in the
   // matrix do not call it, so the vote is that of the active ones.
+  template <class Value = Result>
   __device__ __forceinline__ void apply(const Compute (&accs)[kWidth], const Row& row,
                                         Compute (&results)[kWidth]) const {
     if constexpr (sizeof(Element) == 2) {
@@ -191,12 +230,12 @@ class Epilogue {
       for (int i = 0; i < kWidth; ++i) {
         Compute values[kSlots];
         gather(row, i, values);
-        results[i] = open::apply_near(accs[i], values, is_far);
+        results[i] = Value::near(accs[i], values, is_far);
       }
-      if (epigemm_has_far() && any_of_warp(is_far)) apply_again(accs, row, results);
+      if (Value::has_far() && any_of_warp(is_far)) apply_again<Value>(accs, row, results);
     } else {
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) results[i] = apply(accs[i], row, i);
+      for (int i = 0; i < kWidth; ++i) results[i] = apply<Value>(accs[i], row, i);
     }
   }
 
@@ -208,6 +247,7 @@ class Epilogue {
 
  private:
   // The functor of all columns. This runs seldom, so its code is short: it computes one element at a time.
+  template <class Value>
   __device__ __forceinline__ void apply_again(const Compute (&accs)[kWidth], const Row& row,
                                               Compute (&results)[kWidth]) const {
 #pragma unroll 1
@@ -219,7 +259,7 @@ class Epilogue {
         acc = accs[i];
         gather(row, i, values);
       }
-      const Compute result = open::apply(acc, values);
+      const Compute result = Value::of(acc, values);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) results[i] = i == which ? result : results[i];
     }

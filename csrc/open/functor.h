@@ -137,6 +137,10 @@ __device__ __forceinline__ void apply_to_four(const float* accs, const float* va
     return epigemm_apply(acc, EPIGEMM_VALUES);                                                                        \
   }                                                                                                                   \
   extern "C" __device__ bool epigemm_has_far() { return false; }                                                      \
+  extern "C" __device__ bool epigemm_has_store() { return false; }                                                    \
+  extern "C" __device__ float epigemm_store(float, EPIGEMM_SLOTS(float)) { return 0; }                                \
+  extern "C" __device__ float epigemm_store_near(float, EPIGEMM_SLOTS(float), bool&) { return 0; }                    \
+  extern "C" __device__ bool epigemm_has_far_store() { return false; }                                                \
   extern "C" __device__ void epigemm_apply_four(const float* accs, const float* values, float* results) {             \
     epigemm::open::apply_to_four<Functor, Number>(accs, values, results);                                             \
   }                                                                                                                   \

@@ -171,6 +171,18 @@ struct MomentsArguments : LinearArguments {
   }
 };
 
+// linear_with_store(..., stored) -> Tensor | int: `linear` of an epilogue that has a second value for each element
+//   stored: see call/linear.h
+struct StoreArguments : LinearArguments {
+  enum { Stored = LinearArguments::Count, Count };
+  call::Tensor stored;
+
+  bool read(Reader& reader, PyObject* const* given) {
+    linear.stored = &stored;
+    return LinearArguments::read(reader, given) && reader.read(given[Stored], &stored);
+  }
+};
+
 // A transposed view of a matrix.
 struct Transposed {
   call::Tensor tensor;
@@ -345,6 +357,7 @@ PyMODINIT_FUNC PyInit__entry() {
                                   method("sees", &sees),
                                   method("linear", &answer<LinearArguments>),
                                   method("linear_with_moments", &answer<MomentsArguments>),
+                                  method("linear_with_store", &answer<StoreArguments>),
                                   method("products", &answer<ProductsArguments>),
                                   method("elementwise", &answer<ElementwiseArguments>),
                                   method("derivative", &answer<DerivativeArguments>),

@@ -33,9 +33,10 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, moments, blocks, storage[kMaxOperands];
+  call::Tensor x, weight, weight2, out, moments, blocks, stored, storage[kMaxOperands];
   int64_t moments_sizes[2] = {2, 0}, moments_strides[2] = {0, 1};
   int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
+  std::vector<int64_t> stored_sizes, stored_strides;
   call::ForcedPlan forced;
   Device described;
   bool is_described = false;
@@ -57,6 +58,19 @@ struct DryCall {
     blocks = {nullptr, element, x.device_kind, x.device, 3, blocks_sizes, blocks_strides};
     linear.moments = &moments;
     linear.block_moments = &blocks;
+  }
+
+  // As if there were a tensor for the epilogue's second values, like a new result.
+  void add_stored() {
+    if (x.dim < 1 || weight.dim != 2) return;
+    stored_sizes.assign(x.sizes, x.sizes + x.dim);
+    stored_sizes.back() = weight.sizes[0];
+    stored_strides.assign(x.dim, 1);
+    for (int axis = x.dim - 2; axis >= 0; --axis) {
+      stored_strides[axis] = stored_strides[axis + 1] * stored_sizes[axis + 1];
+    }
+    stored = {nullptr, x.element, x.device_kind, x.device, x.dim, stored_sizes.data(), stored_strides.data()};
+    linear.stored = &stored;
   }
 
   // Assigns the operator's arguments to the epilogue's operands, except the first matrix of a pair of products. False
@@ -196,6 +210,7 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
     linear.out = &dry.out;
   }
   if (has_moments) dry.add_moments();
+  if (epilogue.has_store) dry.add_stored();
   DryTorch torch;
   torch.noted.wants_tried = wants_tried;
   if (!plan.values.empty()) {

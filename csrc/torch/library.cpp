@@ -80,7 +80,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> Tensor?");
   m.def(
       "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, int bias, str primitives,"
-      " bool has_short_forms) -> int");
+      " bool has_short_forms, bool has_store=False) -> int");
   m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
   m.def(

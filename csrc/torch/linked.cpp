@@ -23,10 +23,11 @@ std::vector<std::string> split(std::string_view text) {
   return parts;
 }
 
-// `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic; `bias`:
-// as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
+// `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic; `bias`,
+// `has_store`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
-                          const List<int64_t>& of_compute, int64_t bias, const Name& primitives, bool has_short_forms) {
+                          const List<int64_t>& of_compute, int64_t bias, const Name& primitives, bool has_short_forms,
+                          bool has_store) {
   const std::vector<std::string> names = split(operand_names.text());
   check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(),
         "names, kinds, of_compute: got ", names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(),
@@ -44,7 +45,7 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
                         of_compute.values[i] ? OperandElement::Compute : OperandElement::Input, names[i]});
   }
   return static_cast<int64_t>(register_epilogue(std::string(name.text()), operands, static_cast<int>(bias),
-                                                functor_cost(primitives.text(), has_short_forms)));
+                                                functor_cost(primitives.text(), has_short_forms), has_store));
 }
 
 #if EPIGEMM_WITH_CUDA

@@ -1,8 +1,9 @@
 """A Python function with several results, or with a reduction, as the epilogue of a linear layer.
 
-Today's kernels compute one matrix each. `epigemm.epilogues.parts` takes the function apart: the product and what all
-results share are one kernel, each other matrix is an elementwise one, reductions are PyTorch's operators. All of these
-are calls that differentiate, batch and compile by themselves, and so do calls with several results.
+`epigemm.epilogues.parts` takes the function apart: the product and what all results share are one kernel, each other
+matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
+compile by themselves, and so do calls with several results. Where two matrices are all that is read and no gradient is
+recorded, one kernel may compute both behind the product (`epigemm.calls.stores`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
-from epigemm.calls import reductions
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import ARITHMETIC, DEFAULT
+from epigemm.calls import reductions, stores
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.parts import Matrix, Parts, take_apart
+from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import BIAS, compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, Result, filled, written
 from epigemm.packs import weight_packs
@@ -38,6 +41,25 @@ class Part(NamedTuple):
     epilogue: UserEpilogue | None
 
 
+class Pair(NamedTuple):
+    """Two matrices of a call that one kernel may compute, and its epilogue."""
+
+    matrices: MatrixPair
+    epilogue: UserEpilogue
+
+    def call(
+        self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
+    ) -> tuple[LinearCall, tuple[Any, ...]]:
+        """The call of that kernel, and its operands in the entry's form."""
+        reads = self.matrices.operands(given)
+        epilogue, seen = self.epilogue.seen(x, reads)
+        tensors = [each for each in seen if isinstance(each, Tensor)]
+        numbers = [float(each) for each in seen if not isinstance(each, Tensor)]
+        asked = DEFAULT if precision is None else precision
+        made = LinearCall(epilogue, x, weight, None, tensors, numbers, asked)
+        return made._replace(strict=strict, invariant=invariance.enabled()), seen
+
+
 class ResultsEpilogue(Decorated):
     """A user's function with several results, or with a reduction: made by `epigemm.epilogue`."""
 
@@ -51,6 +73,7 @@ class ResultsEpilogue(Decorated):
         # By whether x has the type of the arithmetic.
         self._parts = {is_exact: take_apart(traced, is_exact=is_exact) for is_exact in (True, False)}
         self._made = {is_exact: _made(parts) for is_exact, parts in self._parts.items()}
+        self._pairs = {is_exact: _paired(parts) for is_exact, parts in self._parts.items()}
         self._reduces_columns = any(not each.is_stored and each.axis == 0 for each in self.results)
 
     def __call__(
@@ -65,7 +88,8 @@ class ResultsEpilogue(Decorated):
     ) -> Any:
         """The results of f(x @ weight.T, operands...).
 
-        The product and what all results share are one kernel, each other matrix is one more, and each reduction.
+        The product and what all results share are one kernel, each other matrix is one more, and each reduction. Where
+        two matrices are all that is read and no gradient is recorded, one kernel may compute both.
 
         Args:
             x: `[..., K]`, fp16, bf16, fp32 or fp64.
@@ -112,13 +136,16 @@ class ResultsEpilogue(Decorated):
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, weight_packs.KEEP
         x, weight = form.checked(x, weight, given, out)
+        both = form._both(x, weight, given, precision, strict=strict)
+        if both is not None:
+            return form._results(both, given)
         matrix, epilogue = form.matrices(x.dtype)[0]
         if epilogue is None:
             shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
         else:
             reads = matrix.operands(given)
             shared = epilogue.call(x, weight, reads, {}, None, precision, strict, pack_use)
-        return form._results(shared, given)
+        return form._results({0: shared}, given)
 
     def elementwise(
         self,
@@ -155,7 +182,7 @@ class ResultsEpilogue(Decorated):
         else:  # a result is no tensor of the caller's
             is_result = form.parts(z.dtype).stores_shared(form.results)
             shared = z.clone() if is_result else z
-        return form._results(shared, given)
+        return form._results({0: shared}, given)
 
     def form(
         self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]
@@ -173,6 +200,10 @@ class ResultsEpilogue(Decorated):
     def parts(self, dtype: torch.dtype) -> Parts:
         """The same as a description, and what follows: reductions, and where each result is from."""
         return self._parts[dtype is torch.float32 or dtype is torch.float64]
+
+    def pair(self, dtype: torch.dtype) -> Pair | None:
+        """The two matrices that one kernel may compute for an x of this type."""
+        return self._pairs[dtype is torch.float32 or dtype is torch.float64]
 
     def named_results(self, names: Sequence[str]) -> str:
         """What the function returns, each result by a name."""
@@ -220,10 +251,24 @@ class ResultsEpilogue(Decorated):
                 "accepted are reductions of each row"
             )
 
-    def _results(self, shared: Tensor, given: Sequence[Any]) -> Any:
-        """All results, of the shared matrix."""
-        lead, columns = shared.shape[:-1], shared.shape[-1]
-        parts, matrices = self.parts(shared.dtype), self._matrices(shared, given)
+    def _both(
+        self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
+    ) -> dict[int, Tensor] | None:
+        """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
+        pair = self.pair(x.dtype)
+        if pair is None or _is_compiling() or not x.is_cuda or precision not in (None, *ARITHMETIC):
+            return None
+        call, seen = pair.call(x, weight, given, precision, strict=strict)
+        found = stores.linear(call, seen, precision)
+        if found is None:
+            return None
+        return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
+
+    def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
+        """All results, of the matrices that there are: the shared one, or all that have x's dtype."""
+        some = next(iter(found.values()))
+        lead, columns = some.shape[:-1], some.shape[-1]
+        parts, matrices = self.parts(some.dtype), self._matrices(found, given)
         flat, invariant = (math.prod(lead), columns), invariance.enabled()
         reduced = [
             reductions.reduce(
@@ -240,12 +285,19 @@ class ResultsEpilogue(Decorated):
             values.append(value.float() if result.is_fp32 else value)
         return filled(self.traced.results.structure, values)
 
-    def _matrices(self, shared: Tensor, given: Sequence[Any]) -> list[Tensor]:
-        """The shared matrix, and the others."""
-        found, wide = [shared], compute_dtype(shared.dtype)
-        for matrix, epilogue in self.matrices(shared.dtype)[1:]:
+    def _matrices(self, found: dict[int, Tensor], given: Sequence[Any]) -> dict[int, Tensor]:
+        """All matrices that are read, by their numbers."""
+        dtype = next(iter(found.values())).dtype
+        for number, (matrix, epilogue) in enumerate(self.matrices(dtype)):
+            if number in found or matrix.source not in found:
+                continue
             z = found[matrix.source]
-            found.append(z.to(wide) if epilogue is None else self._elementwise(epilogue, matrix, z, given))
+            made = (
+                z.to(compute_dtype(dtype))
+                if epilogue is None
+                else self._elementwise(epilogue, matrix, z, given)
+            )
+            found[number] = made
         return found
 
     def _elementwise(self, epilogue: UserEpilogue, matrix: Matrix, z: Tensor, given: Sequence[Any]) -> Tensor:
@@ -264,6 +316,10 @@ def _made(parts: Parts) -> list[Part]:
         Part(matrix, None if matrix.traced is None else UserEpilogue(matrix.traced))
         for matrix in parts.matrices
     ]
+
+
+def _paired(parts: Parts) -> Pair | None:
+    return None if parts.pair is None else Pair(parts.pair, UserEpilogue(parts.pair.traced))
 
 
 def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:

@@ -121,7 +121,7 @@ class UserEpilogue(Decorated):
             if self._ends[0]:
                 x, weight = _detached(x), _detached(weight)
         if self.copied is None and not _is_compiling():
-            epilogue, seen = self._seen(x, given)
+            epilogue, seen = self.seen(x, given)
             found = entry.linear(epilogue, x, weight, seen, None, precision, out, pack_use, strict)
             if isinstance(found, Tensor):
                 return found
@@ -180,7 +180,7 @@ class UserEpilogue(Decorated):
             given = self._unrecorded(given)
             z = _detached(z) if self._ends[0] else z
         if not _is_compiling():
-            epilogue, seen = self._seen(z, given)
+            epilogue, seen = self.seen(z, given)
             found = entry.elementwise(epilogue, z, seen, None, out)
             if isinstance(found, Tensor):
                 return found
@@ -235,7 +235,7 @@ class UserEpilogue(Decorated):
         folded = zip(self._are_scalars, dtypes, strict=True)
         return self._epilogue(tuple(each or of is torch.float32 for each, of in folded))
 
-    def _seen(
+    def seen(
         self, x: Tensor, given: Sequence[Tensor | float]
     ) -> tuple[LinkedEpilogue, tuple[Tensor | float, ...]]:
         """The epilogue and its operands in the form of the entry, which checks them."""

@@ -69,6 +69,9 @@ inline double matrix_bytes(const Problem& p) {
   return bytes * as_double(p.m) * as_double(p.n);
 }
 
+// Matrices that are written: the result, and the second values of an epilogue that has them.
+inline double written_matrices(const Problem& p) { return epilogue_info(p.epilogue).has_store ? 2 : 1; }
+
 // The rounds in which a persistent kernel computes its clusters of tiles.
 struct Rounds {
   double count;   // the last one included

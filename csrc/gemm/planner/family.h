@@ -65,6 +65,9 @@ class Family {
   // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes none, and does not read the pointer.
   virtual int moment_rows(const Problem&, const Plan&) const { return 0; }
 
+  // Whether the kernels store the second values of an epilogue that has them (csrc/open/contract.h), to problem.stored.
+  virtual bool stores() const { return false; }
+
   // The open kernels of this plan, in the order of `launch`.
   virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
 

@@ -19,11 +19,14 @@ bool is_offered(const Problem& problem, const Family& family) {
   return problem.is_any_family_offered || family.is_offered(problem.device);
 }
 
+bool has_store(const Problem& problem) { return epilogue_info(problem.epilogue).has_store; }
+
 template <class Visit>
 void for_each_family(const Problem& problem, Visit visit) {
   for (int id = 0; id < kFamilyCount; ++id) {
     const Family& family = family_of(static_cast<FamilyId>(id));
-    if (is_offered(problem, family) && family.computes(problem)) visit(family);
+    const bool computes = family.computes(problem) && (family.stores() || !has_store(problem));
+    if (is_offered(problem, family) && computes) visit(family);
   }
 }
 
@@ -53,6 +56,7 @@ std::string why_not_computed(const Problem& p) {
   if (is_computed) return std::string();
   // If the device has no kernels at all, that is the reason to give.
   if (std::string reason = why_not_on_device(p); !reason.empty()) return reason;
+  if (has_store(p)) return "no fused kernel stores a matrix beside the result in this arithmetic";
   if (p.is_pair) return "no fused kernel multiplies x by two weights in this arithmetic";
   if (p.x.element == ElementType::Float64) {
     return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
@@ -293,6 +297,8 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
   const Problem problem = on_copies(given);
   const Family& family = family_of(plan.family);
   if (!is_offered(problem, family)) return text(family_name(plan.family), " has not been run yet");
+  if (has_store(problem) && !family.stores())
+    return text(family_name(plan.family), " stores nothing beside the result");
   if (!family.computes(problem)) {
     return text(family_name(plan.family), " does not multiply ", problem.is_pair ? "by two weights" : "",
                 problem.is_pair ? " " : "", "in this arithmetic");
@@ -335,7 +341,7 @@ double expected_microseconds(const Problem& problem, const Plan& plan) {
 }
 
 bool is_tunable(const Problem& problem) {
-  if (problem.is_batch_invariant || problem.is_pair) return false;
+  if (problem.is_batch_invariant || problem.is_pair || has_store(problem)) return false;
   // The key of a measurement has no strides, so it only stands for the copies that the sizes require, and for rows that
   // are read by elements in place of these copies.
   const Copies copies = is_by_elements(problem) ? copies_for(problem) : problem.copies;

@@ -7,6 +7,10 @@
 // brings those of a tile when the tile before it is on its way. So the warpgroup waits for nothing but its slots, and
 // its mainloop hides what the helper does.
 //
+// If the functor has a second value for each element (csrc/open/contract.h), each pass is followed by another one, of
+// that value, which the helper stores in a second matrix. Both values are computed from the sums and the operands, so
+// what they share is computed twice. In return a pass needs one slot, whatever it stores.
+//
 // Rows and columns are the kernel's. Where it computes the transpose of D, D's columns are its rows: vectors change
 // places, and stmatrix turns what is written to a slot.
 #pragma once
@@ -41,20 +45,28 @@ struct EpilogueConsumer {
   CUTLASS_DEVICE void finish(SlotRing& ring, Sums const& sums, Place tile) const {
     if (layout.hands_over) Handover::of_operands(group).wait();
     CUTLASS_PRAGMA_UNROLL
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+    for (int pass = 0; pass < C::kPasses; ++pass) {
       const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
-      char* const slot = layout.slot(shared, group, ring.slot);
-      wait_for(shared.ready[group][ring.slot], ring.phase);
-      finish_pass(sums, m, n, {tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns}, slot);
-      asm volatile("" ::: "memory");  // writes are not moved behind the fence
-      cutlass::arch::fence_view_async_shared();
-      __syncwarp();
-      if (lane == 0 || C::has_moments(params)) shared.written[group][ring.slot].arrive();
+      const Place place{tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns};
+      run_pass<open::Result>(ring, sums, m, n, place);
+      if (epigemm_has_store()) run_pass<open::Stored>(ring, sums, m, n, place);
     }
     if (layout.hands_over) Handover::of_room(group).arrive();
   }
 
  private:
+  // `Value`: of the functor, open::Result or open::Stored.
+  template <class Value, class Sums>
+  CUTLASS_DEVICE void run_pass(SlotRing& ring, Sums const& sums, int m, int n, Place place) const {
+    wait_for(shared.ready[group][ring.slot], ring.phase);
+    finish_pass<Value>(sums, m, n, place, layout.slot(shared, group, ring.slot));
+    asm volatile("" ::: "memory");  // writes are not moved behind the fence
+    cutlass::arch::fence_view_async_shared();
+    __syncwarp();
+    if (lane == 0 || C::has_moments(params)) shared.written[group][ring.slot].arrive();
+    ring.advance(layout.slots);
+  }
+
   // --- a slot ------------------------------------------------------------------------------------------------------
 
   // The address of 16 bytes of a row of D, swizzled as by TMA.
@@ -166,7 +178,7 @@ struct EpilogueConsumer {
 
   // --- a pass ------------------------------------------------------------------------------------------------------
 
-  template <class Sums>
+  template <class Value, class Sums>
   CUTLASS_DEVICE void finish_pass(Sums const& sums, int m, int n, Place place, char* slot) const {
     // Values that are not read may be undefined.
     float of_row[C::kByRow][2], scalars[open::kScalars];
@@ -214,14 +226,14 @@ struct EpilogueConsumer {
         }
       };
       if constexpr (kIsNarrow) {
-        put_chunk(for_each, slot, first);
+        put_chunk<Value>(for_each, slot, first);
       } else {
         open::Four four;
         for_each([&](int j, int r, int c, Element const& element) {
           four.set(of_four(r, c), element.sum, element.slots);
           if (r == 0 || c == 0) return;
           float results[4];
-          four.apply(results);
+          Value::of_four(four, results);
           put(slot, first + j, 0, {results[of_four(0, 0)], results[of_four(0, 1)]});
           put(slot, first + j, 1, {results[of_four(1, 0)], results[of_four(1, 1)]});
         });
@@ -232,8 +244,6 @@ struct EpilogueConsumer {
   // What the functor is given for one element.
   struct Element {
     float sum, slots[open::kSlots];
-
-    CUTLASS_DEVICE float apply() const { return open::apply(sum, slots); }
   };
 
   // An element of an eight, among the four for which the functor is called.
@@ -254,9 +264,9 @@ struct EpilogueConsumer {
     }
   }
 
-  // 16 bits: the results of a chunk, by the functor's near form (open/contract.h). Called by all threads of a warp, as
+  // 16 bits: the values of a chunk, by the functor's near form (open/contract.h). Called by all threads of a warp, as
   // stmatrix has to be; rows and columns beyond D are computed, too.
-  template <class ForEach>
+  template <class Value, class ForEach>
   CUTLASS_DEVICE void put_chunk(ForEach const& for_each, char* slot, int first) const {
     uint32_t words[kChunk * 2];  // [j][r]
     bool is_far = false;
@@ -265,11 +275,11 @@ struct EpilogueConsumer {
       four.set(of_four(r, c), element.sum, element.slots);
       if (r == 0 || c == 0) return;
       float results[4];
-      four.apply_near(results, is_far);
+      Value::near_of_four(four, results, is_far);
       words[j * 2] = rounded(results[of_four(0, 0)], results[of_four(0, 1)]);
       words[j * 2 + 1] = rounded(results[of_four(1, 0)], results[of_four(1, 1)]);
     });
-    if (epigemm_has_far() && any_of_whole_warp(is_far)) compute_again(for_each, words);
+    if (Value::has_far() && any_of_whole_warp(is_far)) compute_again<Value>(for_each, words);
     using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kChunk; j += 2) {
@@ -278,9 +288,9 @@ struct EpilogueConsumer {
     }
   }
 
-  // All results of a chunk, by the functor's other form. This runs seldom, so its code is short: it computes one
-  // element at a time.
-  template <class ForEach>
+  // All values of a chunk, by the functor's other form. This runs seldom, so its code is short: it computes one element
+  // at a time.
+  template <class Value, class ForEach>
   CUTLASS_DEVICE static void compute_again(ForEach const& for_each, uint32_t (&words)[kChunk * 2]) {
     asm volatile("" ::: "memory");  // operands are read again, and need no registers until then
     CUTLASS_PRAGMA_NO_UNROLL
@@ -289,7 +299,7 @@ struct EpilogueConsumer {
       for_each([&](int j, int r, int c, Element const& element) {
         if (which == j * 4 + r * 2 + c) chosen = element;
       });
-      const float result = chosen.apply();
+      const float result = Value::of(chosen.sum, chosen.slots);
       const uint32_t twice = rounded(result, result), halves = which % 2 ? 0x7610 : 0x3254;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kChunk * 2; ++i) {

@@ -13,6 +13,7 @@ struct EpilogueHelper {
   EpilogueParams const& params;
   typename C::Shared& shared;
   const int group, lane;
+  CUtensorMap const* stored;  // of the functor's second values
   const EpilogueLayout<C> layout{};
 
   // Brings a tile's operands.
@@ -32,22 +33,27 @@ struct EpilogueHelper {
   // Prepares the first passes of a tile, whose slots TMA may still be reading.
   CUTLASS_DEVICE void prepare(SlotRing ring, Place tile) const {
     if (lane == 0) cute::tma_store_wait<0>();
-    for (int pass = 0; pass < layout.slots; ++pass, ring.advance(layout.slots)) make_ready(tile, pass, ring.slot);
+    for (int step = 0; step < layout.slots; ++step, ring.advance(layout.slots)) make_ready(tile, step, ring.slot);
   }
 
-  // Starts the stores of a tile's results. Afterwards there is room for the next tile's operands.
+  // Starts the stores of a tile's results, and of the functor's second values. Afterwards there is room for the next
+  // tile's operands.
   CUTLASS_DEVICE void store(SlotRing& ring, Place tile) const {
-    for (int pass = 0; pass < C::kPasses; ++pass, ring.advance(layout.slots)) {
+    const int steps = C::kPasses * values();
+    for (int step = 0; step < steps; ++step, ring.advance(layout.slots)) {
+      const int pass = step / values();
+      const bool is_result = step % values() == 0;
       if (lane == 0 || C::has_moments(params)) wait_for(shared.written[group][ring.slot], ring.phase);
       if (lane == 0) {
+        CUtensorMap const* const to = is_result ? &params.out : stored;
         for_each_slab(tile, pass, ring.slot,
-                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(&params.out, slab, x, y); });
+                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(to, slab, x, y); });
         cute::tma_store_arrive();
       }
-      if (C::has_moments(params)) reduce(tile, pass, ring.slot);
-      if (pass + layout.slots >= C::kPasses) continue;
+      if (is_result && C::has_moments(params)) reduce(tile, pass, ring.slot);
+      if (step + layout.slots >= steps) continue;
       if (lane == 0) cute::tma_store_wait<0>();
-      make_ready(tile, pass + layout.slots, ring.slot);
+      make_ready(tile, step + layout.slots, ring.slot);
     }
     __syncwarp();
     if (layout.hands_over) Handover::of_room(group).wait();
@@ -59,6 +65,9 @@ struct EpilogueHelper {
   }
 
  private:
+  // The functor's, for each of which a pass has a step of its own.
+  CUTLASS_DEVICE static int values() { return epigemm_has_store() ? 2 : 1; }
+
   // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
   template <class Vectors>
   CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {
@@ -128,7 +137,7 @@ struct EpilogueHelper {
   }
 
   // By all lanes, but without moments only the first one counts.
-  CUTLASS_DEVICE void make_ready(Place tile, int pass, int slot) const {
+  CUTLASS_DEVICE void make_ready(Place tile, int step, int slot) const {
     constexpr auto kCached = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     Barrier& ready = shared.ready[group][slot];
     if (lane != 0) {
@@ -140,7 +149,7 @@ struct EpilogueHelper {
       return;
     }
     ready.arrive_and_expect_tx(C::kSlotBytes);
-    for_each_slab(tile, pass, slot, [&](char* slab, int x, int y) {
+    for_each_slab(tile, step / values(), slot, [&](char* slab, int x, int y) {
       cute::SM90_TMA_LOAD_2D::copy(&params.matrix, reinterpret_cast<uint64_t*>(&ready), kCached, slab, x, y);
     });
   }

@@ -88,6 +88,7 @@ struct Kernel {
     int lines_of_rows, lines_of_columns;  // the grid of tiles of clusters
     int swizzle;
     bool is_along_rows;
+    CUtensorMap stored;  // the matrix of the functor's second values, of D; last, because few kernels read it
   };
 
   struct Shared {
@@ -156,7 +157,7 @@ struct Kernel {
   }
 
   CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
-    const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane};
+    const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane, &p.stored};
     SlotRing ring;
     for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
       // The operands come while TMA still reads the last passes of the tile before.

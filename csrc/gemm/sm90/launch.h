@@ -68,7 +68,8 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
     return sm90::encode(map, kMapType<Output>, sizeof(Output), of.data, of.row_stride, m, n,
                         kTransposed ? Epilogue::kPassColumns : kPassRows, Epilogue::kRowBytes);
   };
-  if (!encode(&epilogue.out, problem.out) || (matrix.data && !encode(&epilogue.matrix, matrix))) {
+  if (!encode(&epilogue.out, problem.out) || (matrix.data && !encode(&epilogue.matrix, matrix)) ||
+      (problem.stored.data && !encode(&params.stored, problem.stored))) {
     return kNoDescriptor;
   }
   epilogue.operands = operands_of(problem);

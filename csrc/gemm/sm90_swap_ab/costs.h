@@ -100,7 +100,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double read = cost::matrix_bytes(p), read_last = read / rounds;
   const double memory =
       (bytes * ((m * k + n * k) * kMemoryFactor * (1 + kMemoryMisaligned * (c.misaligned[alignment] - 1)) +
-                m * n * c.visible_writes) +
+                cost::written_matrices(p) * m * n * c.visible_writes) +
        (read - read_last)) /
       cost::memory_bytes_per_cycle(p.device);
   double epilogue = c.epilogue_cycles[plan.tile] +

@@ -68,6 +68,8 @@ class SwapAB final : public Family {
     return sm90_swap_ab::microseconds(problem, plan);
   }
 
+  bool stores() const override { return true; }
+
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     static const sm90::TileNames all("sm90_swap_ab", kTileCount);
     open::KernelNames names;

@@ -20,7 +20,7 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "device/types.cuh"
 #include "gemm/sm90_swap_ab/tiles.h"
-#include "open/contract.h"
+#include "open/epilogue.cuh"
 
 namespace epigemm::sm90_swap_ab {
 
@@ -54,6 +54,8 @@ struct Arguments {
   int m, n;
   int steps;  // stages of K, over all CTAs of a cluster
   open::Operands<float> operands;
+  void* stored;  // for the functor's second values, like `out`; last, because few kernels write it
+  int64_t stored_row_stride;
 };
 
 template <class Stored_, int TileIndex>
@@ -215,12 +217,12 @@ __device__ __forceinline__ float4 sum_up(const float4 (&parts)[Splits]) {
 }
 
 // Addresses and lengths of D's rows are multiples of 16 bytes, so a vector is in D as a whole, or not at all.
-template <class Epilogue, class Stored>
+template <class Value, class Epilogue, class Stored>
 __device__ __forceinline__ void store(Stored* out, float4 z, const Epilogue& epilogue,
                                       const typename Epilogue::Row& row) {
   const float sums[kVector] = {z.x, z.y, z.z, z.w};
   float results[kVector];
-  epilogue.apply(sums, row, results);
+  epilogue.template apply<Value>(sums, row, results);
   struct alignas(sizeof(Stored) * kVector) {
     Stored elements[kVector];
   } vector;
@@ -276,8 +278,13 @@ __device__ __forceinline__ void finish(const Arguments& p, const typename Config
     for (int i = 0; i < kAtOnce; ++i) {
       const int row = share.row(segment + i * share.step);
       if (row >= rows) break;
+      const float4 sum = sum_up(parts[i]);
       Stored* const out = static_cast<Stored*>(p.out) + (m0 + row) * p.out_row_stride + n0 + column;
-      store(out, sum_up(parts[i]), epilogue, of_rows[i]);
+      store<open::Result>(out, sum, epilogue, of_rows[i]);
+      if (epigemm_has_store()) {
+        Stored* const beside = static_cast<Stored*>(p.stored) + (m0 + row) * p.stored_row_stride + n0 + column;
+        store<open::Stored>(beside, sum, epilogue, of_rows[i]);
+      }
     }
   }
 }

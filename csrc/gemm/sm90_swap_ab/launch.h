@@ -37,7 +37,9 @@ const char* launch_tile(Problem const& problem, Plan const& plan, const void* ke
                       static_cast<int>(problem.m),
                       static_cast<int>(problem.n),
                       static_cast<int>(ceil_div(problem.k, Config::kTileK)),
-                      operands_of(problem)};
+                      operands_of(problem),
+                      problem.stored.data,
+                      problem.stored.row_stride};
   const auto tiles_m = static_cast<unsigned>(ceil_div(problem.m, Config::tile.m));
   const auto tiles_n = static_cast<unsigned>(ceil_div(problem.n, Config::tile.n));
   const auto splits = static_cast<unsigned>(plan.splits);

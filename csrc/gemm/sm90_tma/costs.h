@@ -142,6 +142,12 @@ inline double matrix_share(const Problem& p, int tile, double read) {
   return !p.is_pair && tile == kTileOfMatrices && read <= results ? 0.5 : 1;
 }
 
+// The epilogue's passes over a tile that store the functor's second values, which are counted as cheap ones.
+inline double store_cycles(const Problem& p, int tile) {
+  if (!epilogue_info(p.epilogue).has_store || p.is_pair) return 0;
+  return (element_bytes(p.x.element) == 2 ? kCheapIn16Bits : kCheapInTF32).epilogue_cycles[tile];
+}
+
 inline const Tile& tile_of(const Problem& p, int index) { return p.is_pair ? kPairTiles[index] : kTiles[index]; }
 
 inline double weights_of(const Problem& p) { return p.is_pair ? 2 : 1; }
@@ -212,7 +218,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double steps = as_double(ceil_div(p.k * element_bytes(p.x.element), kTileKBytes));
   const double per_byte =
       (1 + kMemoryMisaligned * (misaligned - 1)) * kMemoryFactor / cost::memory_bytes_per_cycle(p.device);
-  const double written = bytes * m * n;
+  const double written = cost::written_matrices(p) * bytes * m * n;
   // The epilogue waits for the same share of its reads as of its writes.
   const double read = cost::matrix_bytes(p), read_beside = (1 - c.visible_writes) * read;
   const Loads loads = loads_of(p, plan, grid, rounds.places);
@@ -228,7 +234,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
 
   const bool are_writes_misaligned = cost::alignment_class(p.n * element_bytes(p.out.element)) == 3;
   const double epilogue =
-      c.epilogue_cycles[plan.tile] / weights +
+      c.epilogue_cycles[plan.tile] / weights + store_cycles(p, plan.tile) +
       c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
           (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
       c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +

@@ -58,6 +58,8 @@ class Tma final : public Family {
     return problem.is_pair ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
   }
 
+  bool stores() const override { return true; }
+
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair");
     open::KernelNames names;

@@ -185,6 +185,12 @@ def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
     return found
 
 
+def ask_with_store(*arguments: Any) -> Tensor | int:
+    """The same, with the tensor for the epilogue's second values behind the arguments."""
+    found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear_with_store(*arguments)
+    return found
+
+
 def _may_torch_record(x: Tensor, precision: str | None) -> bool:
     """Whether PyTorch's own nodes may record a call.
 

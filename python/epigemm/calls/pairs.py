@@ -44,7 +44,7 @@ def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
     found = _run(call, weight2, 0)
     if isinstance(found, Tensor):
         return found
-    if found != Reason.NOT_PLAIN or not _is_routed(call, weight2):
+    if found != Reason.NOT_PLAIN or not is_routed(call.x, call.weight, weight2, *call.operands, call.out):
         return None
     if not _is_profiling():
         found = _run(call, weight2, dry_runs.ROUTED)
@@ -69,15 +69,13 @@ def _run(call: LinearCall, weight2: Tensor, circumstances: int) -> Tensor | int:
         met.add(found)
 
 
-def _is_routed(call: LinearCall, weight2: Tensor) -> bool:
+def is_routed(x: Tensor, *others: Tensor | None) -> bool:
     """Whether only autocast or a profiler has kept a call from being plain, and autocast has nothing to cast."""
-    if not (_any_autocast() or _is_profiling()):
+    if not (_any_autocast() or _is_profiling()) or entry.sees(x, *others) is not None:
         return False
-    if entry.sees(call.x, call.weight, weight2, *call.operands, call.out) is not None:
-        return False
-    device = call.x.device.type
-    is_cast = not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) is call.x.dtype
-    return is_cast and plans.has_gpu_kernels(call.x)
+    device = x.device.type
+    is_cast = not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) is x.dtype
+    return is_cast and plans.has_gpu_kernels(x)
 
 
 def _is_mended(reason: int, call: LinearCall, weight2: Tensor) -> bool:

@@ -28,6 +28,7 @@ from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 from epigemm.epilogues.tracing import cost, reference, source
 from epigemm.epilogues.tracing.program import Program, words
 from epigemm.epilogues.tracing.results import Results
+from epigemm.epilogues.tracing.stored import STORED
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 _TAKEN = words("x weight z out precision strict self operands named")  # used by the calls themselves
@@ -78,6 +79,7 @@ class Traced(Declared):
     source: str = field(repr=False)  # the functor in C++
     digest: str  # of the source and the operands' kinds, the same in every process
     is_own: bool = False  # whether it is one of epigemm's own (`own`)
+    stored: Program | None = field(default=None, repr=False)  # of a second value, stored beside the result
     # by the numbers of the operands that are None: what the function is of the others
     without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
 
@@ -110,7 +112,7 @@ class Traced(Declared):
     def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
         """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call."""
         long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
-        functions = source.kernel_functions(self.program, self.kinds, elements, parts, long)
+        functions = source.kernel_functions(self.program, self.kinds, elements, parts, long, self.stored)
         return f"{source.prelude()}\n{self.source}\n{functions}"
 
 
@@ -222,12 +224,16 @@ def made(
     captured: constants.Captures = constants.NONE,
     *,
     is_own: bool = False,
+    stored: Program | None = None,
 ) -> Traced:
-    """The epilogue of a program."""
+    """The epilogue of a program; `stored`: that of a second value for each element."""
     kinds = tuple(operand.kind for operand in operands)
     text = source.functor_text(program, kinds)
+    if stored is not None:
+        text += source.functor_text(stored, kinds, STORED)
     graph = reference.reference_module(program)
-    return Traced(name, operands, captured, program, graph, text, formulas.digest(text, kinds), is_own)
+    about = formulas.digest(text, kinds)
+    return Traced(name, operands, captured, program, graph, text, about, is_own, stored)
 
 
 def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:

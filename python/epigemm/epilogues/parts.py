@@ -1,14 +1,15 @@
-"""A function with several results, taken apart into what today's kernels compute: one matrix each.
+"""A function with several results, taken apart into what kernels compute: one matrix each, or two beside a product.
 
 The matrix that all results go through is the product's epilogue. It is stored in x's dtype. Each other matrix is an
 elementwise function of it, and each reduction is one of a matrix. `Parts` is the one list of these that a call,
-`explain` and `precompile` go through.
+`explain` and `precompile` go through. A GEMM that stores a matrix beside its result computes two of them at once
+(`Parts.pair`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from epigemm.epilogues.declaring import Traced, TracedResults, made
@@ -40,6 +41,19 @@ class Matrix:
         return [given[place] for place in self.places]
 
 
+class MatrixPair(NamedTuple):
+    """Two matrices that one kernel may compute behind the product, both from the accumulator itself."""
+
+    traced: Traced  # of the result, with the second value beside it
+    places: tuple[int, ...]  # of the operands that they read, among the function's
+    result: int  # the matrices' numbers
+    stored: int
+
+    def operands(self, given: Sequence[Any]) -> list[Any]:
+        """Of a call's operands those that they read."""
+        return [given[place] for place in self.places]
+
+
 class Reduction(NamedTuple):
     """One reduction of a matrix; of `VAR`, the mean comes with it."""
 
@@ -57,11 +71,13 @@ class Parts:
         matrices: the first is that of the product.
         reductions: what they are reduced to.
         sources: of each result, the number of its matrix, or of its reduction.
+        pair: two of the matrices, where these are all that are read and have x's dtype; else None.
     """
 
     matrices: list[Matrix] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
+    pair: MatrixPair | None = None
 
     def stores_shared(self, results: Sequence[Result]) -> bool:
         """Whether the first matrix is a result."""
@@ -76,7 +92,7 @@ def take_apart(traced: TracedResults, *, is_exact: bool) -> Parts:
     first one; a reduction of a matrix that is stored reads it as it is stored.
     """
     found = _Apart(traced, is_exact)
-    return found.parts
+    return replace(found.parts, pair=found.pair())
 
 
 class _Apart:
@@ -85,6 +101,7 @@ class _Apart:
         self._shared = traced.results.shared(is_exact=is_exact)
         self._numbers: dict[tuple[str, bool], int] = {(repr(Ref(self._shared)), False): 0}
         self.parts = Parts()
+        self._values: list[Value] = [Ref(self._shared)]  # of each matrix
         first = traced.results.program(Ref(self._shared))
         self.parts.matrices.append(self._matrix(first, "shared", is_wide=False))
         every = traced.results.results
@@ -94,6 +111,28 @@ class _Apart:
         for number, each in enumerate(every):
             source = of_stored[number] if each.is_stored else self._reduced(each, number)
             self.parts.sources.append(source)
+
+    def pair(self) -> MatrixPair | None:
+        """The matrices of x's dtype that are read, if these are two, and both are functions of the accumulator."""
+        parts, every = self.parts, self._traced.results.results
+        read = {
+            source if result.is_stored else parts.reductions[source].matrix
+            for result, source in zip(every, parts.sources, strict=True)
+        }
+        while (
+            more := {self.parts.matrices[each].source for each in read if parts.matrices[each].is_wide} - read
+        ):
+            read |= more
+        narrow = sorted(each for each in read if not parts.matrices[each].is_wide)
+        programs = [self._traced.results.program(self._values[each]) for each in narrow]
+        if len(narrow) != 2 or not all(0 in each.reads() for each in programs):
+            return None
+        # The first matrix is the one that all others are functions of: as a rule the shorter program.
+        stored, result = narrow
+        (of_stored, of_result), places = narrowed(*programs)
+        operands = tuple(self._traced.operands[place] for place in places)
+        name = f"{self._traced.name[:_LONGEST]}_and_stored"
+        return MatrixPair(made(name, operands, of_result, stored=of_stored), places, result, stored)
 
     def _stored(self, result: Result, number: int) -> int:
         return self._number(result.value, number, is_wide=result.is_fp32 and not self._is_exact)
@@ -120,13 +159,14 @@ class _Apart:
             source = self._number(first, result, is_wide=True) if is_wide and value != first else 0
             program = self._traced.results.rest(value, self._shared)
             self.parts.matrices.append(self._matrix(program, f"result{result}", source, is_wide=is_wide))
+            self._values.append(value)
             self._numbers[key] = len(self.parts.matrices) - 1
         return self._numbers[key]
 
     def _matrix(self, program: Program, name: str, source: int = 0, *, is_wide: bool) -> Matrix:
         if program.result == Ref(0):
             return Matrix(None, (), is_wide)
-        program, places = narrowed(program)
+        (program,), places = narrowed(program)
         operands = tuple(self._traced.operands[place] for place in places)
         traced = made(f"{self._traced.name[:_LONGEST]}_{name}", operands, program)
         return Matrix(traced, places, is_wide, source)

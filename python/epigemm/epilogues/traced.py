@@ -58,14 +58,17 @@ class LinkedEpilogue(Epilogue):
         self.traced = traced
         kinds = [KINDS[operand.kind].code for operand in operands]
         of_compute = [int(operand.folded) for operand in operands]
+        # Both values are computed from the start.
+        primitives = [cost.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
         self.number = ops._register_epilogue(
             name,
             ",".join(names),
             kinds or None,
             of_compute or None,
             self.bias_place or 0,
-            cost.primitives(traced.program, traced.kinds),
+            ",".join(filter(None, primitives)),
             short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
+            traced.stored is not None,
         )
         # The package's kernels read operands that have x's type.
         is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)

@@ -104,20 +104,20 @@ def test_the_programs_on_both_sides_are_the_function(rng: torch.Generator) -> No
         torch.randn(size, generator=rng, dtype=torch.float64) for size in ((5, 4), (4,), (5, 1), (5, 4))
     )
     operands = (bias, row, other)
-    first, places = narrowed(made.program(Ref(shared)))
+    (first,), places = narrowed(made.program(Ref(shared)))
     assert places == (0, 1) and first.operands == 2
     z = reference_module(first)(acc, *(operands[place] for place in places))
     torch.testing.assert_close(z, F.silu(acc + bias) * row)
     for result, want in zip(made.results, function(acc, bias, row, other), strict=True):
-        rest, places = narrowed(made.rest(result.value, shared))
+        (rest,), places = narrowed(made.rest(result.value, shared))
         assert rest.reads() - {0} == set(range(1, rest.operands + 1))
         found = reference_module(rest)(z, *(operands[place] for place in places))
         torch.testing.assert_close(found, want)
-    assert narrowed(Program(2, (), Ref(0))) == (Program(0, (), Ref(0)), ())
-    assert narrowed(Program(2, (Step("add", (B, 1.0), REAL, ""),), Ref(3))) == (
-        Program(1, (Step("add", (A, 1.0), REAL, ""),), Ref(2)),
-        (1,),
-    )
+    assert narrowed(Program(2, (), Ref(0))) == ([Program(0, (), Ref(0))], ())
+    of_second = Program(2, (Step("add", (B, 1.0), REAL, ""),), Ref(3))
+    assert narrowed(of_second) == ([Program(1, (Step("add", (A, 1.0), REAL, ""),), Ref(2))], (1,))
+    both = [Program(1, (), Ref(0)), Program(1, (Step("add", (A, 1.0), REAL, ""),), Ref(2))]
+    assert narrowed(Program(2, (), Ref(0)), of_second) == (both, (1,))
 
 
 def test_steps_that_are_the_same_are_one() -> None:

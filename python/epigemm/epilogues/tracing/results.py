@@ -169,9 +169,13 @@ class Results:
         return self.steps[number - self.operands - 1].inputs
 
 
-def narrowed(program: Program) -> tuple[Program, tuple[int, ...]]:
-    """The program of the operands alone that it reads, and the places of these."""
-    read = sorted(program.reads() - {0})
+def narrowed(*programs: Program) -> tuple[list[Program], tuple[int, ...]]:
+    """Programs of the operands alone that some of them reads, and the places of these."""
+    read = sorted(frozenset[int]().union(*(each.reads() for each in programs)) - {0})
+    return [_renumbered(each, read) for each in programs], tuple(number - 1 for number in read)
+
+
+def _renumbered(program: Program, read: Sequence[int]) -> Program:
     moved: dict[Value, Value] = {Ref(number): Ref(place) for place, number in enumerate(read, 1)}
     moved[Ref(0)] = Ref(0)
     for number in range(len(program.steps)):
@@ -179,8 +183,7 @@ def narrowed(program: Program) -> tuple[Program, tuple[int, ...]]:
     steps = tuple(
         replace(step, inputs=tuple(moved.get(each, each) for each in step.inputs)) for step in program.steps
     )
-    result = moved.get(program.result, program.result)
-    return Program(len(read), steps, result), tuple(number - 1 for number in read)
+    return Program(len(read), steps, moved.get(program.result, program.result))
 
 
 def structured(returned: object) -> tuple[list[Any], Structure]:

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from epigemm.epilogues.kinds import SLOTS, slots_of
-from epigemm.epilogues.tracing import four
+from epigemm.epilogues.tracing import four, stored
 from epigemm.epilogues.tracing.program import (
     BFLOAT16,
     BOOL,
@@ -182,10 +182,11 @@ def kernel_functions(
     # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
     parts: Sequence[str] = ("operand", "apply"),
     long_parts: Container[str] = (),  # those for which the functor is long (`cost.is_long`)
+    beside: Program | None = None,  # of the second value (`stored`)
 ) -> str:
     """The functions that open kernels leave undefined, by `Functor`."""
     slots = slots_of(kinds)
-    read = program.reads()
+    read = program.reads() | (frozenset() if beside is None else beside.reads())
     text = []
     if "operand" in parts:
         table = "".join(
@@ -205,6 +206,9 @@ def kernel_functions(
             if form or part == "apply":
                 is_long = part in long_parts
                 text.append(four.functions(slots, short, is_long=is_long, near=False))
+                second = short_number(beside, form) if beside is not None and form else None
+                has_far = beside is not None and has_near_form(beside)
+                text.append(stored.functions(beside is not None, slots, second, form is not None, has_far))
             if form:
                 apart = (
                     four.functions(slots, near, is_long=is_long, near=True) if near else four.same_as_near()

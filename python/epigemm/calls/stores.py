@@ -1,0 +1,102 @@
+"""A product with an epilogue that gives two values for each element: one kernel stores both matrices, where that pays.
+
+The epilogue is one of `epigemm.epilogues.traced` whose function has a second value (`Traced.stored`). Kernels for 16
+bits and for TF32 store it. Where no such kernel runs, the caller computes the matrices one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import ORDERS, Order
+from epigemm.calls import entry
+from epigemm.calls.pairs import is_routed
+from epigemm.linking import loading
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.reasons import Reason
+
+_is_profiling = torch._C._autograd._profiler_enabled
+
+
+class Both(NamedTuple):
+    """The two matrices of a call."""
+
+    result: Tensor
+    stored: Tensor
+
+
+def order_of(x: Tensor, precision: str | None) -> Order | None:
+    """The arithmetics of such a call; None if it must be several calls.
+
+    That is so for fp32 whose products may run on fp16 slices, which no kernel with two results reads, and for fp64.
+    """
+    if x.dtype is torch.float64:
+        return None
+    if x.dtype is not torch.float32:
+        return ORDERS[0]
+    order = _precision.order(precision, x.device.type)
+    return None if order.slices or order.overrides else order
+
+
+def linear(
+    call: LinearCall, given: entry.Vectors, precision: str | None, *, is_recorded: bool = False
+) -> Both | None:
+    """Both results of one kernel; None if the caller has to compute them one after the other.
+
+    That is so if something has to intercept the call, if several kernels are expected to be faster, or if the kernel
+    cannot read or write the tensors as they lie.
+
+    Args:
+        call: with the epilogue that has a second value; its operands are used to link the kernel.
+        given: the operands in the entry's form.
+        precision: of products in fp32, as of the public functions.
+        is_recorded: whether autograd has handled the call, and tracers and modes have.
+    """
+    x = call.x
+    order = order_of(x, precision)
+    if order is None or call.invariant or not plans.has_gpu_kernels(x):
+        return None
+    circumstances = dry_runs.ROUTED if is_recorded else 0
+    found = _run(call, given, order, circumstances)
+    if isinstance(found, Both):
+        return found
+    if found != Reason.NOT_PLAIN or is_recorded or not is_routed(x, call.weight, *_tensors(given)):
+        return None
+    if not _is_profiling():
+        found = _run(call, given, order, dry_runs.ROUTED)
+    else:
+        with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+            found = _run(call, given, order, dry_runs.ROUTED)
+    return found if isinstance(found, Both) else None
+
+
+def _run(call: LinearCall, given: entry.Vectors, order: Order, circumstances: int) -> Both | int:
+    """Both results, or the reason why there are none, after what can be done about it."""
+    tensors = (call.epilogue.number, call.x, call.weight, given, None, None)
+    options = (order.number, None, 0, call.strict, False, circumstances, None, None)
+    stored = call.new_out()
+    met: set[int] = set()
+    while True:
+        found = entry.ask_with_store(*tensors, *options, stored)
+        if isinstance(found, Tensor):
+            return Both(found, stored)
+        if found in met or not _is_mended(found, call, order):
+            return found
+        met.add(found)
+
+
+def _is_mended(reason: int, call: LinearCall, order: Order) -> bool:
+    """Whether the call can be made again, after its kernel was linked."""
+    if reason != Reason.NOT_LINKED:
+        return False
+    found = dry_runs.dry_run(call, order=order)
+    return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)
+
+
+def _tensors(given: entry.Vectors) -> list[Tensor]:
+    return [each for each in given if isinstance(each, Tensor)]

@@ -1,0 +1,133 @@
+"""Two results of one kernel: what the planner takes, what is done about each reason, and where calls remain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import PerColumn
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import stores
+from epigemm.planning import dry_runs, plans
+from epigemm.planning.dry_runs import DryRun
+from epigemm.planning.reasons import Reason
+from tests.gemm.query import H200
+from tests.support.answers import Answers
+from tests.support.plans import FAMILIES, FP16X3, MMA, SWAP_AB, TMA, numbers
+
+M, N, K = 4096, 2048, 1024
+
+
+@epigemm.epilogue
+def gelu_beside(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
+    z = acc + bias
+    return F.gelu(z), z
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+
+
+def call(
+    m: int = M, n: int = N, k: int = K, dtype: torch.dtype = torch.bfloat16, precision: str | None = None
+) -> tuple[LinearCall, tuple[Any, ...]]:
+    x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), (n,)))
+    pair = gelu_beside.pair(dtype)
+    assert pair is not None
+    return pair.call(x, weight, [bias], precision, strict=False)
+
+
+def dry(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, plan: tuple[int, ...] = ()) -> DryRun:
+    return dry_runs.dry_run(call(m, n, k, dtype)[0], plan=plan)
+
+
+# --- the planner -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "size", [(16384, 8192, 8192), (4096, 4096, 512), (16, 4096, 4096), (256, 1024, 1024)]
+)
+def test_one_kernel_where_it_is_faster(size: tuple[int, int, int]) -> None:
+    found = dry(*size)
+    assert found.fused and found.launches == ["fused"] and not found.answer
+    assert list(FAMILIES)[found.plan[0]] in (TMA, SWAP_AB)
+
+
+@epigemm.epilogue
+def gelu_alone(acc: Tensor, bias: PerColumn) -> Tensor:
+    return F.gelu(acc + bias)
+
+
+@pytest.mark.parametrize("size", [(4096, 4096, 512), (16, 4096, 4096)])
+def test_a_second_matrix_takes_time(size: tuple[int, int, int]) -> None:
+    made, _ = call(*size)
+    both, one = (predicted(each) for each in (made, made._replace(epilogue=gelu_alone.linked((False,)))))
+    assert both.keys() & one.keys() and all(both[tile] > one[tile] for tile in both.keys() & one.keys())
+
+
+def predicted(made: LinearCall) -> dict[str, float]:
+    """What the planner expects of each tile that it compares."""
+    (tried,) = dry_runs.dry_run(made, tried=True).tried
+    return {str(each["plan"]): each["predicted_us"] for each in tried.plan["candidates"]}
+
+
+@pytest.mark.parametrize("family", [FP16X3, MMA])
+def test_other_families_store_nothing(family: str) -> None:
+    arithmetic = dry_runs.ARITHMETICS.index("split" if family == FP16X3 else "ieee")
+    dtype = torch.float32 if family == FP16X3 else torch.bfloat16
+    found = dry(M, N, K, dtype=dtype, plan=(arithmetic, *numbers(family)))
+    assert "beside the result" in found.refused
+
+
+def test_rows_that_tma_does_not_store_are_left_to_several_calls() -> None:
+    """A copy of the result from padded rows would need one of the stored matrix, too."""
+    for size in ((M, N + 1, K), (M, N + 2, K)):
+        found = dry(*size)
+        assert found.answer == Reason.NOT_FUSED and not found.fused
+    assert dry(M, N, K - 1).launches == ["copy", "fused"]
+    assert dry(M, N, K, dtype=torch.float64).answer == Reason.NOT_FUSED
+
+
+# --- the call ---------------------------------------------------------------------------------------------------------
+
+
+def test_both_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = torch.empty(M, N)
+    answers = Answers(monkeypatch, "ask_with_store", result)
+    made, given = call()
+    found = stores.linear(made, given, None)
+    assert found is not None and found.result is result
+    (asked,) = answers.asked
+    assert asked[0] == made.epilogue.number and asked[3] is given and asked[-1] is found.stored
+    assert found.stored.shape == (M, N) and found.stored.dtype is torch.bfloat16
+
+
+def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, "ask_with_store", int(Reason.NOT_LINKED), torch.empty(M, N))
+    assert stores.linear(*call(), None) is not None
+    (linked,) = answers.linked
+    assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED}))
+def test_several_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, "ask_with_store", int(reason))
+    assert stores.linear(*call(), None) is None and len(answers.asked) == 1 and not answers.linked
+
+
+def test_types_that_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp32 may run on fp16 slices, whose kernels store one matrix."""
+    answers = Answers(monkeypatch, "ask_with_store", torch.empty(M, N))
+    assert stores.linear(*call(dtype=torch.float32), None) is None
+    assert stores.linear(*call(dtype=torch.float64), None) is None
+    made, given = call()
+    assert stores.linear(made._replace(invariant=True), given, None) is None
+    assert not answers.asked
+    assert stores.linear(*call(dtype=torch.float32, precision="tf32"), "tf32") is not None
