@@ -58,6 +58,7 @@ extern "C" __device__ int epigemm_operand(int slot);
 // The operands' values by slot: parameters of these functions, and their names.
 #define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
 #define EPIGEMM_VALUES c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1
+#define EPIGEMM_VALUES_IN(v) v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]
 
 // The epilogue of one element.
 extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));
