@@ -81,7 +81,15 @@ struct Four {
   float of[4];
 };
 
-// `values`: of each operand in turn, four.
+// The values of one element by slot, from four of each operand in turn.
+template <class Functor, int Place = 1>
+__device__ __forceinline__ void take_values(const float* given, int element, float* by_slot) {
+  if constexpr (Place < Functor::operands.size()) {
+    by_slot[slot_of<Functor>(Place)] = given[(Place - 1) * 4 + element];
+    take_values<Functor, Place + 1>(given, element, by_slot);
+  }
+}
+
 template <class Functor, class... Floats>
 __device__ __noinline__ Four four_apart(float acc_0, float acc_1, float acc_2, float acc_3, Floats... values) {
   const float accs[] = {acc_0, acc_1, acc_2, acc_3}, given[] = {values..., 0.0f};
@@ -89,10 +97,7 @@ __device__ __noinline__ Four four_apart(float acc_0, float acc_1, float acc_2, f
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float by_slot[kSlots];
-#pragma unroll
-    for (int place = 1; place < static_cast<int>(Functor::operands.size()); ++place) {
-      by_slot[slot_of<Functor>(place)] = given[(place - 1) * 4 + i];
-    }
+    take_values<Functor>(given, i, by_slot);
     found.of[i] = apply_functor<Functor>(Values<float, float>{by_slot}, accs[i]);
   }
   return found;
@@ -102,7 +107,8 @@ __device__ __noinline__ Four four_apart(float acc_0, float acc_1, float acc_2, f
 template <class Functor, int Place = 1, class... Floats>
 __device__ __forceinline__ Four four_of(const float* accs, const float* values, Floats... given) {
   if constexpr (Place < Functor::operands.size()) {
-    const float* const v = values + slot_of<Functor>(Place);
+    constexpr int slot = slot_of<Functor>(Place);
+    const float* const v = values + slot;
     return four_of<Functor, Place + 1>(accs, values, given..., v[0], v[kSlots], v[2 * kSlots], v[3 * kSlots]);
   } else {
     return four_apart<Functor>(accs[0], accs[1], accs[2], accs[3], given...);
