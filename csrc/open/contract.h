@@ -65,9 +65,9 @@ extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));
 extern "C" __device__ double epigemm_apply_double(double acc, EPIGEMM_SLOTS(double));
 
 // The near form of a functor, called by kernels with 16-bit results. Some short functions take more instructions where
-// their argument is large, and a branch to these in each element would keep a thread's elements from being computed
-// side by side. The near form has no such branch. It sets `is_far` to true if its result is wrong because an argument
-// was large, and leaves `is_far` unchanged otherwise. A kernel computes several elements by it, and if `is_far` is true
+// an argument or a quotient is large, and a branch to these in each element would keep a thread's elements from being
+// computed side by side. The near form has no such branch. It sets `is_far` to true if its result is wrong because of
+// that, and leaves `is_far` unchanged otherwise. A kernel computes several elements by it, and if `is_far` is true
 // in any thread of the warp, computes them again by epigemm_apply. `epigemm_has_far`: whether the functor ever sets
 // `is_far`. If not, its near form is epigemm_apply.
 extern "C" __device__ float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool& is_far);

@@ -388,3 +388,50 @@ def test_near_quotients(tmp_path: Path) -> None:
         options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "quotients")], check=True)
         assert printed(tmp_path / "quotients") == [0.0, 1.0]
+
+
+LOGADDEXP_PROGRAM = """
+template <class Number>
+void look() {
+  double worst = 0.0, worst_of_result = 0.0;
+  for (int way = 0; way < 2; ++way) {
+    for (float a : {0.0f, 0.5f, -0.6f, 1.0f, -1.0f}) {
+      for (int step = 0; step < 200000; ++step) {
+        const float b = a - 0.0004f * float(step);
+        const Number left(way ? a : b), right(way ? b : a);
+        for (bool is_two : {false, true}) {
+          const double sum = double(b) - double(a), size = is_two ? 1.0 / std::log(2.0) : 1.0;
+          const double wanted = double(a) + size * std::log1p(is_two ? std::exp2(sum) : std::exp(sum));
+          const Number found = is_two ? epigemm::math::logaddexp2(left, right) : epigemm::math::logaddexp(left, right);
+          const double error = std::fabs(double(found.value) - wanted);
+          worst = error > worst ? error : worst;
+          if (a == 0.0f && error > worst_of_result * wanted) worst_of_result = error / wanted;
+        }
+      }
+    }
+  }
+  std::printf("%.9g %.9g\\n", worst, worst_of_result);
+}
+int main(int, char** given) {
+  exp2_factor = std::atof(given[1]);
+  look<epigemm::Rounded>();
+  look<epigemm::RoundedToBFloat16>();
+}
+"""
+
+
+def test_logaddexp(tmp_path: Path) -> None:
+    """Its logarithm is off by at most 2^-20, and relatively by as much as `log1p`."""
+    assert COMPILER is not None
+    includes = ["cmath", "cstdint", "cstdio", "cstdlib", "cstring", "initializer_list"]
+    lines = [f"#include <{name}>" for name in includes]
+    lines += ["static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;", disturbed(prelude())]
+    source = tmp_path / "logaddexp.cpp"
+    source.write_text("\n".join([*lines, LOGADDEXP_PROGRAM]))
+    options = ["-std=c++17", "-O2", "-ffp-contract=off"]
+    subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "logaddexp")], check=True)
+    for sign in (-1.0, 1.0):
+        found = printed(tmp_path / "logaddexp", 1.0 + sign * EXP2_ERROR)
+        of_fp16, of_bfloat16 = 2.0**-15, ERRORS["log1p_bfloat16"]
+        assert found[0] <= 2.0**-20 and found[2] <= 2.0**-20, found
+        assert found[1] <= of_fp16 and found[3] <= of_bfloat16, found

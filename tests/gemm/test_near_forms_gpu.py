@@ -159,10 +159,11 @@ SOME = {plans.TMA: 4, plans.SWAP_AB: 0, plans.MMA: 0}
 
 
 def expected_of(name: str, angle: Tensor) -> tuple[Tensor, Tensor]:
-    """In fp64, and the size of the terms: of remainders none, for these are exact."""
-    if name in ("fmod", "remainder"):
-        whole = torch.fmod(angle, STEP) if name == "fmod" else torch.remainder(angle, -STEP)
-        return whole, torch.zeros_like(angle)
+    """In fp64, and the size of the terms. fmod is exact; remainder rounds its sum with the divisor to fp32."""
+    if name == "fmod":
+        return torch.fmod(angle, STEP), torch.zeros_like(angle)
+    if name == "remainder":
+        return torch.remainder(angle, -STEP), torch.full_like(angle, 2.0**-9 * STEP)
     if name == "floor_div":
         count = torch.div(angle, STEP, rounding_mode="floor")
         return count, torch.where(angle.abs() > 2.0**20 * STEP, count.abs(), 0.0)
