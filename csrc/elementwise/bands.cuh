@@ -116,8 +116,8 @@ __device__ __forceinline__ void store_row(Element* matrix, int64_t offset, const
   }
 }
 
-// The rows that a thread writes, kAtOnce at a time, each `Warps` behind the last.
-template <int Warps>
+// The rows that a thread writes, `AtOnce` at a time, each `Warps` behind the last.
+template <int Warps, int AtOnce = kAtOnce>
 struct Batches {
   int64_t offset, step;  // of the first one, and to the next one, in elements
   int left;              // rows of the CTA from the first one on; none outside the matrix
@@ -133,17 +133,15 @@ struct Batches {
   __device__ bool has(int i) const { return i * Warps < left; }
   __device__ int64_t offset_of(int i) const { return offset + i * step; }
   __device__ void advance() {
-    left -= kAtOnce * Warps;
-    offset += kAtOnce * step;
+    left -= AtOnce * Warps;
+    offset += AtOnce * step;
   }
 
-  template <class Element, int Size>
-  __device__ __forceinline__ void load(const void* matrix, Pack<Element, Size> (&out)[kAtOnce]) const {
+  template <class Element, class Access>
+  __device__ __forceinline__ void load(const Element* matrix, Access (&out)[AtOnce]) const {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (has(i)) {
-        out[i] = *reinterpret_cast<const Pack<Element, Size>*>(static_cast<const Element*>(matrix) + offset_of(i));
-      }
+    for (int i = 0; i < AtOnce; ++i) {
+      if (has(i)) out[i] = *reinterpret_cast<const Access*>(matrix + offset_of(i));
     }
   }
 };

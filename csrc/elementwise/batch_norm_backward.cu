@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Element) == 4 ? 3 : 2)
   const Place place = place_of(p.rows, p.columns, kBand<Size>, rows_of_cta);
   Batches<kWarps> rows(place, p.columns, Size);
   Pack<Element, Size> u[kAtOnce], grad[kAtOnce];
-  rows.load(p.u, u);
-  rows.load(p.grad, grad);
+  rows.load(static_cast<const Element*>(p.u), u);
+  rows.load(static_cast<const Element*>(p.grad), grad);
   if (const int64_t column = place.first_column + threadIdx.x; threadIdx.x < kBand<Size> && column < p.columns) {
     const Compute* const factors = factors_of<Compute>(p) + column;
     for (int i = 0; i < 3; ++i) shared[i][threadIdx.x] = factors[i * p.columns];
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Element) == 4 ? 3 : 2)
       store_row(static_cast<Element*>(p.grad_u), rows.offset_of(i), from_compute<Element>(values));
     }
     rows.advance();
-    rows.load(p.u, u);
-    rows.load(p.grad, grad);
+    rows.load(static_cast<const Element*>(p.u), u);
+    rows.load(static_cast<const Element*>(p.grad), grad);
   }
 }
 

@@ -58,7 +58,7 @@ __device__ __forceinline__ void normalise(const BatchNormForward& p, const Band<
       store_row(static_cast<Element*>(p.y), rows.offset_of(i), from_compute<Element>(values));
     }
     rows.advance();
-    rows.load(p.u, u);
+    rows.load(static_cast<const Element*>(p.u), u);
   }
 }
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const Batches<kWarps> rows(place, p.columns, Size);
   count_batch(p);
   Pack<Element, Size> u[kAtOnce];
-  rows.load(p.u, u);
+  rows.load(static_cast<const Element*>(p.u), u);
   const int own = static_cast<int>(threadIdx.x);
   if (const int64_t column = place.first_column + own; own < kBand<Size> && column < p.columns) {
     const NormColumn<Compute> of(p, column);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kMergingThreads, kMergingCtas)
   const Batches<kMergingWarps> rows(place, p.columns, Size);
   count_batch(p);
   Pack<Element, Size> u[kAtOnce];
-  rows.load(p.u, u);
+  rows.load(static_cast<const Element*>(p.u), u);
   const int own = static_cast<int>(threadIdx.x) % kColumns, part = static_cast<int>(threadIdx.x) / kColumns;
   const int64_t column = place.first_column + own;
   const bool is_inside = column < p.columns;

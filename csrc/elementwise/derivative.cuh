@@ -87,12 +87,12 @@ __global__ void __launch_bounds__(kThreads)
   out[index] = derivative_of_one<Functor>(grad[index], x[index], operands, column, OperandIndices<Functor>{});
 }
 
-// One that also sums the columns of what it writes, over the rows of each CTA. Two CTAs of a multiprocessor have 64 KB
-// of loads in flight. In fp64 the registers of two would not do.
-constexpr int kSumWarps = 8;
+// One that also sums the columns of what it writes, over the rows of each CTA. Two rows of grad and x of each thread of
+// three CTAs are 48 KB of loads in flight on a multiprocessor. In fp64 the registers of three would not do.
+constexpr int kSumWarps = 8, kSumRows = 2;
 
 template <class Functor, class Element>
-__global__ void __launch_bounds__(bands::kLanes* kSumWarps, sizeof(Element) == 8 ? 1 : 2)
+__global__ void __launch_bounds__(bands::kLanes* kSumWarps, sizeof(Element) == 8 ? 1 : 3)
     derivative_sums_kernel(const Element* grad, const Element* x, Element* out, int64_t rows, int64_t columns,
                            int64_t rows_of_cta, typename ComputeType<Element>::type* partial_sums,
                            Operands<typename ComputeType<Element>::type> operands) {
@@ -100,29 +100,30 @@ __global__ void __launch_bounds__(bands::kLanes* kSumWarps, sizeof(Element) == 8
   constexpr int kSize = Vector<Element>::kSize, kBand = bands::kBand<kSize>;
   __shared__ Compute shared[kSumWarps][kBand];
   const bands::Place place = bands::place_of(rows, columns, kBand, rows_of_cta);
-  const int lane = static_cast<int>(threadIdx.x) % bands::kLanes, warp = static_cast<int>(threadIdx.x) / bands::kLanes;
-  const int64_t column = place.first_column + lane * kSize;
+  const int own = static_cast<int>(threadIdx.x), lane = own % bands::kLanes, warp = own / bands::kLanes;
+  bands::Batches<kSumWarps, kSumRows> batch(place, columns, kSize);
   Compute sums[kSize] = {};
-  if (column < columns) {
-    const VectorEpilogue<Functor, Element, Columns::Aligned> loaded(operands, static_cast<uint32_t>(column), 0);
-    bands::for_rows<kSumWarps>(place, [&](int64_t row, auto count) {
-      const int64_t offset = row * columns + column;
-      Vector<Element> grads[count.value], values[count.value];
-      bands::load_rows<kSumWarps>(grad, offset, columns, grads);
-      bands::load_rows<kSumWarps>(x, offset, columns, values);
+  if (batch.has(0)) {
+    const auto column = static_cast<uint32_t>(place.first_column + lane * kSize);
+    const VectorEpilogue<Functor, Element, Columns::Aligned> loaded(operands, column, 0);
+#pragma unroll 1
+    for (; batch.has(0); batch.advance()) {
+      Vector<Element> grads[kSumRows], values[kSumRows];
+      batch.load(grad, grads);
+      batch.load(x, values);
 #pragma unroll
-      for (int i = 0; i < count.value; ++i) {
+      for (int i = 0; i < kSumRows; ++i) {
+        if (!batch.has(i)) break;
         const Vector<Element> found = derivative_of_vector(grads[i], values[i], loaded);
-        bands::store_row(out, offset + i * kSumWarps * columns, found);
+        bands::store_row(out, batch.offset_of(i), found);
 #pragma unroll
         for (int j = 0; j < kSize; ++j) sums[j] += to_compute(found.values[j]);
       }
-    });
+    }
   }
 #pragma unroll
   for (int j = 0; j < kSize; ++j) shared[warp][lane * kSize + j] = sums[j];
   __syncthreads();
-  const int own = static_cast<int>(threadIdx.x);
   if (own >= kBand || place.first_column + own >= columns) return;
   Compute total = 0;
 #pragma unroll

@@ -6,17 +6,17 @@ The kernels run on GPUs. Elsewhere PyTorch's operators compute the same formulas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from epigemm._native import operator
+from epigemm.calls import entry
 from epigemm.calls.elementwise_kernels import has_native
 from epigemm.calls.moments import Moments
 from epigemm.epilogues.registry import compute_dtype
 
-_increment_version: Any = torch.autograd.graph.increment_version
 _batch_norm_out = operator("_batch_norm_out")
 _batch_norm_backward_out = operator("_batch_norm_backward_out")
 
@@ -64,8 +64,7 @@ def normalise(u: Tensor, moments: Moments, norm: Norm, running: Running) -> Tens
     tracked, counted, momentum = running.tracked, None, running.momentum
     has_kernels = _has_kernels(u)
     if tracked is not None and has_kernels and momentum is not None:
-        if not tracked.is_inference():
-            _increment_version(tracked)
+        entry.mark_written(tracked)
         tracked, counted = None, tracked
     elif tracked is not None:
         tracked.add_(1)
