@@ -103,6 +103,7 @@ def forced_into(
         spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
     )
     asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
+    answer: Tensor | int | tuple[Tensor, int]
     if stored is not None:
         answer = entry.ask_with_store(*asked, stored)
     else:

@@ -60,7 +60,7 @@ bool stored_fits(const LinearCall& call, Problem* problem) {
   const bool has_store = epilogue_info(call.epilogue).has_store;
   if (!call.stored) return !has_store;
   const Tensor &stored = *call.stored, &x = *call.x;
-  return has_store && stored.dim == x.dim && stored.element == x.element && stored.is_beside(x) &&
+  return has_store && !call.weight2 && stored.dim == x.dim && stored.element == x.element && stored.is_beside(x) &&
          std::equal(stored.sizes, stored.sizes + stored.dim - 1, x.sizes) &&
          stored.sizes[stored.dim - 1] == problem->n && stored.is_contiguous() &&
          as_matrix(stored, problem->m, problem->n, &problem->stored);

@@ -42,7 +42,7 @@ struct Result {
     return apply(acc, v);
   }
   __device__ __forceinline__ static float near(float acc, const float (&v)[kSlots], bool& is_far) {
-    return epigemm_apply_near(acc, EPIGEMM_VALUES_IN(v), is_far);
+    return epigemm_apply_near(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], is_far);
   }
   __device__ __forceinline__ static void of_four(const Four& four, float (&results)[4]) {
     epigemm_apply_four(four.accs, four.values, results);
@@ -55,23 +55,25 @@ struct Result {
 
 struct Stored {
   __device__ __forceinline__ static float of(float acc, const float (&v)[kSlots]) {
-    return epigemm_store(acc, EPIGEMM_VALUES_IN(v));
+    return epigemm_store(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]);
   }
   __device__ __forceinline__ static float near(float acc, const float (&v)[kSlots], bool& is_far) {
-    return epigemm_store_near(acc, EPIGEMM_VALUES_IN(v), is_far);
+    return epigemm_store_near(acc, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], is_far);
   }
   __device__ __forceinline__ static void of_four(const Four& four, float (&results)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const v = four.values + i * kSlots;
-      results[i] = epigemm_store(four.accs[i], EPIGEMM_VALUES_IN(v));
+      results[i] =
+          epigemm_store(four.accs[i], v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]);
     }
   }
   __device__ __forceinline__ static void near_of_four(const Four& four, float (&results)[4], bool& is_far) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float* const v = four.values + i * kSlots;
-      results[i] = epigemm_store_near(four.accs[i], EPIGEMM_VALUES_IN(v), is_far);
+      results[i] = epigemm_store_near(four.accs[i], v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10],
+                                      v[11], is_far);
     }
   }
   __device__ __forceinline__ static bool has_far() { return epigemm_has_far_store(); }

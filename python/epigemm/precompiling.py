@@ -15,7 +15,7 @@ from epigemm._native import build_info
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import elementwise_kernels
+from epigemm.calls import elementwise_kernels, stores
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
@@ -30,11 +30,12 @@ _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
 
 
 class _Wanted(NamedTuple):
-    """An epilogue whose calls need kernels: behind a product, or of a matrix alone."""
+    """An epilogue whose calls need kernels: behind a product, of a matrix alone, or either."""
 
     epilogue: UserEpilogue
     types: _Types
     has_product: bool = True
+    is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
 
 
 def precompile(
@@ -102,11 +103,17 @@ def precompile(
         return [
             name
             for form, symbols in zip(forms, chosen, strict=True)
+            if symbols
             for name in _link_for(form, symbols, elsewhere.capability)
         ]
     if arch is not None:
         capability = _capability(arch, sizes, device)
-        return [name for form in forms for name in _link_for(form, _of_any_gpu(form, training), capability)]
+        return [
+            name
+            for form in forms
+            if not form.is_pair
+            for name in _link_for(form, _of_any_gpu(form, training), capability)
+        ]
     place = elementwise_kernels.gpu(device)
     linked: list[str] = []
     wanted = list(itertools.product(forms, sizes))
@@ -132,6 +139,8 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types) -> Iterator[
         for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
             if epilogue is not None:
                 yield _Wanted(epilogue, (wide, wide) if matrix.is_wide else types, number == 0)
+        if (pair := form.pair(dtype)) is not None:
+            yield _Wanted(pair.epilogue, types, is_pair=True)
 
 
 def _sizes(shapes: object) -> list[tuple[int, int, int]]:
@@ -201,7 +210,7 @@ def _chosen(
     gpu: GPU,
 ) -> list[str]:
     """The kernels that calls of these sizes take on a GPU elsewhere, each once."""
-    found = dict.fromkeys(_alone(form.types[0], training))
+    found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
     for size in sizes:
         call = _call(form.epilogue, size, form.types, precision, torch.device("meta"))
         for run in _dry_runs(form, call, gpu.numbers):
@@ -260,8 +269,9 @@ def _call(
 
 def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
     """The names of the kernels that are still missing, joined by commas."""
-    yield elementwise_kernels.missing(call.epilogue, call.x)
-    if training:
+    if not form.is_pair:
+        yield elementwise_kernels.missing(call.epilogue, call.x)
+    if training and not form.is_pair:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
     for run in _dry_runs(form, call):
         yield ",".join(run.missing)
@@ -273,6 +283,10 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
     Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
     """
     if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
+        return
+    if form.is_pair:
+        if stores.order_on(call, "cuda") is not None and (run := dry_runs.dry_run(call, gpu=gpu)).fused:
+            yield run
         return
     for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
         yield dry_runs.dry_run(call, slices, gpu=gpu)

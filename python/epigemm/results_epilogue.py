@@ -256,10 +256,10 @@ class ResultsEpilogue(Decorated):
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
         pair = self.pair(x.dtype)
-        if pair is None or _is_compiling() or not x.is_cuda or precision not in (None, *ARITHMETIC):
+        if pair is None or _is_compiling() or precision not in (None, *ARITHMETIC):
             return None
         call, seen = pair.call(x, weight, given, precision, strict=strict)
-        found = stores.linear(call, seen, precision)
+        found = stores.linear(call, seen)
         if found is None:
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}

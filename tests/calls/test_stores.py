@@ -102,7 +102,7 @@ def test_both_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
     answers = Answers(monkeypatch, "ask_with_store", result)
     made, given = call()
-    found = stores.linear(made, given, None)
+    found = stores.linear(made, given)
     assert found is not None and found.result is result
     (asked,) = answers.asked
     assert asked[0] == made.epilogue.number and asked[3] is given and asked[-1] is found.stored
@@ -111,7 +111,7 @@ def test_both_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_store", int(Reason.NOT_LINKED), torch.empty(M, N))
-    assert stores.linear(*call(), None) is not None
+    assert stores.linear(*call()) is not None
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
 
@@ -119,15 +119,15 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED}))
 def test_several_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_store", int(reason))
-    assert stores.linear(*call(), None) is None and len(answers.asked) == 1 and not answers.linked
+    assert stores.linear(*call()) is None and len(answers.asked) == 1 and not answers.linked
 
 
 def test_types_that_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 may run on fp16 slices, whose kernels store one matrix."""
     answers = Answers(monkeypatch, "ask_with_store", torch.empty(M, N))
-    assert stores.linear(*call(dtype=torch.float32), None) is None
-    assert stores.linear(*call(dtype=torch.float64), None) is None
+    assert stores.linear(*call(dtype=torch.float32)) is None
+    assert stores.linear(*call(dtype=torch.float64)) is None
     made, given = call()
-    assert stores.linear(made._replace(invariant=True), given, None) is None
+    assert stores.linear(made._replace(invariant=True), given) is None
     assert not answers.asked
-    assert stores.linear(*call(dtype=torch.float32, precision="tf32"), "tf32") is not None
+    assert stores.linear(*call(dtype=torch.float32, precision="tf32")) is not None

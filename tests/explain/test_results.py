@@ -11,8 +11,11 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn
-from epigemm.calls import reductions
+from epigemm.calls import elementwise_kernels, reductions
 from epigemm.explain import results
+from epigemm.linking import loading
+from epigemm.planning import plans
+from tests.gemm.query import H200
 from tests.support.results import FUNCTIONS, NAMES, draw, in_fp32, squares, statistics, the_product_twice
 from tests.support.stage import Stage
 
@@ -69,6 +72,32 @@ def test_in_16_bits_others_are_computed_in_fp32() -> None:
         "torch sum of each column: r3",
         "torch var_mean of each row: r5, r6",
     ]
+
+
+def test_one_kernel_for_two_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H200, and not where gradients are recorded."""
+
+    @epigemm.epilogue
+    def beside(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+        z = acc + bias
+        return F.gelu(z), z, z.sum(0), z.float()
+
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+    monkeypatch.setattr(loading, "would_link", lambda *_: "")
+    monkeypatch.setattr(elementwise_kernels, "why_none", lambda x: "")
+    x, weight, bias = (
+        torch.empty(size, dtype=torch.bfloat16) for size in ((4096, 1024), (2048, 1024), (2048,))
+    )
+    found = epigemm.explain(beside, x, weight, bias)
+    assert found.path == "fused" and "one kernel computes two matrices" in found.reasons[-1]
+    kernel, *others = found.kernels
+    assert kernel.startswith("epigemm fused GEMM, tile ") and kernel.endswith(": r0, r1")
+    assert others == ["torch cast of [4096, 2048] to float32: r3", "torch sum of each column: r2"]
+    assert found.op.startswith("beside: (r0, r1, r2, r3), of epigemm::linear, epilogue beside_and_stored.")
+    several = epigemm.explain(beside, x, weight.requires_grad_(), bias)
+    assert "beside_result0" in " ".join(several.kernels) and "are one kernel" not in several.reasons[-1]
+    assert "one kernel computes two" not in several.reasons[-1]
 
 
 def test_casts() -> None:
@@ -156,7 +185,8 @@ def test_on_a_gpu_the_product_is_one_kernel(stage: Stage) -> None:
     """A pretended one, whose kernels are in Python."""
     x, weight, bias, other = (each.bfloat16() for each in given(m=256))
     found = epigemm.explain(several, x, weight, bias, other)
-    assert any("several_result0" in kernel and kernel.endswith(": r0") for kernel in found.kernels)
+    assert "several_and_stored" in found.kernels[0] and found.kernels[0].endswith(": r0, r1")
+    assert not any("several_result0" in kernel for kernel in found.kernels)
     got = several(x, weight, bias, other)
     assert got[0].shape == (256, 64)
     tuned = epigemm.tune(several, x, weight, bias, other)

@@ -85,7 +85,7 @@ class Pretended:
         """PyTorch's operators compute it."""
         return int(Reason.NOT_PLAIN)
 
-    derivative = products = elementwise
+    derivative = products = linear_with_store = elementwise
 
     def linear(
         self,

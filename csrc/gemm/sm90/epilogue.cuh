@@ -49,7 +49,7 @@ struct EpilogueConsumer {
       const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
       const Place place{tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns};
       run_pass<open::Result>(ring, sums, m, n, place);
-      if (epigemm_has_store()) run_pass<open::Stored>(ring, sums, m, n, place);
+      if (C::has_store()) run_pass<open::Stored>(ring, sums, m, n, place);
     }
     if (layout.hands_over) Handover::of_room(group).arrive();
   }

@@ -66,7 +66,7 @@ struct EpilogueHelper {
 
  private:
   // The functor's, for each of which a pass has a step of its own.
-  CUTLASS_DEVICE static int values() { return epigemm_has_store() ? 2 : 1; }
+  CUTLASS_DEVICE static int values() { return C::has_store() ? 2 : 1; }
 
   // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
   template <class Vectors>

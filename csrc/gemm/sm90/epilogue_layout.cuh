@@ -121,6 +121,9 @@ struct EpilogueConfig {
   static_assert(!Reduces || (Gates == 0 && kRoots == 0));
   CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.moments; }
 
+  // Whether the functor has second values. The same kernels store them.
+  CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }
+
   static constexpr int kMatrixByTma = Gates;
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;

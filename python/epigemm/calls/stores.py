@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.arguments.precision import ORDERS, Order
+from epigemm.arguments.precision import Order
 from epigemm.calls import entry
 from epigemm.calls.pairs import is_routed
 from epigemm.linking import loading
@@ -30,22 +29,18 @@ class Both(NamedTuple):
     stored: Tensor
 
 
-def order_of(x: Tensor, precision: str | None) -> Order | None:
-    """The arithmetics of such a call; None if it must be several calls.
+def order_on(call: LinearCall, device_type: str) -> Order | None:
+    """The arithmetics of such a call on a device of this type; None if it must be several calls.
 
     That is so for fp32 whose products may run on fp16 slices, which no kernel with two results reads, and for fp64.
     """
-    if x.dtype is torch.float64:
+    if call.x.dtype is torch.float64 or call.invariant:
         return None
-    if x.dtype is not torch.float32:
-        return ORDERS[0]
-    order = _precision.order(precision, x.device.type)
+    order = dry_runs.order_on(call, device_type)
     return None if order.slices or order.overrides else order
 
 
-def linear(
-    call: LinearCall, given: entry.Vectors, precision: str | None, *, is_recorded: bool = False
-) -> Both | None:
+def linear(call: LinearCall, given: entry.Vectors, *, is_recorded: bool = False) -> Both | None:
     """Both results of one kernel; None if the caller has to compute them one after the other.
 
     That is so if something has to intercept the call, if several kernels are expected to be faster, or if the kernel
@@ -54,12 +49,11 @@ def linear(
     Args:
         call: with the epilogue that has a second value; its operands are used to link the kernel.
         given: the operands in the entry's form.
-        precision: of products in fp32, as of the public functions.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
     x = call.x
-    order = order_of(x, precision)
-    if order is None or call.invariant or not plans.has_gpu_kernels(x):
+    order = order_on(call, x.device.type)
+    if order is None or not plans.has_gpu_kernels(x):
         return None
     circumstances = dry_runs.ROUTED if is_recorded else 0
     found = _run(call, given, order, circumstances)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from epigemm import functional
 from epigemm.arguments import invariance
-from epigemm.calls import reductions
+from epigemm.calls import reductions, stores
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
@@ -27,8 +27,10 @@ _SHARED = (
     "the results come from one matrix, which is stored in x's dtype: each other matrix is one kernel more, each "
     "reduction one of PyTorch's"
 )
-
-
+_BOTH = (
+    "one kernel computes two matrices from the product and stores both; each other matrix is one kernel more, each "
+    "reduction one of PyTorch's"
+)
 _OF_REDUCTIONS = "of reductions and casts PyTorch's own derivatives"
 
 
@@ -41,7 +43,8 @@ class _Call(NamedTuple):
     args: tuple[Any, ...]
     options: dict[str, Any]
     shape: tuple[int, ...]
-    like: Tensor  # of its type, on its device
+    like: Tensor  # of its type, on its device; behind a product x, as autocast has it
+    weight: Tensor | None = None  # the same of a product's weight
 
 
 def takes(fn: object) -> bool:
@@ -66,30 +69,55 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     """As `explanation.explain`, of a function with several results or its `elementwise`."""
     call = _taken(fn)(*args, **kwargs)
     form, dtype = call.form, call.like.dtype
-    matrices = _of_matrices(call)
+    both = _of_both(call)
+    matrices = _of_matrices(call, both)
     names = [f"r{number}" for number in range(len(form.results))]
     kernels = [*itertools.chain(*(each.kernels for each in matrices)), *_of_reductions(form, dtype)]
     if dtype is torch.float64:
         casts = zip(names, form.results, strict=True)
         kernels += [f"torch cast to float32: {name}" for name, result in casts if result.is_fp32]
     needed = [each.backward for each in matrices if each.backward and not each.backward.startswith("not ")]
-    first = next((each for each in matrices if each.op), matrices[0])
+    first = both or next((each for each in matrices if each.op), matrices[0])
     return replace(
         first,
         op=f"{form.traced.name}: {form.named_results(names)}, of {first.op or 'z'}",
-        reasons=[*first.reasons, _SHARED],
+        reasons=[*first.reasons, _SHARED if both is None else _BOTH],
         kernels=kernels,
         backward="; ".join([*dict.fromkeys(needed), _OF_REDUCTIONS]) if needed else first.backward,
         results=[f"{name}: {each}" for name, each in zip(names, form.results, strict=True)],
     )
 
 
-def _of_matrices(call: _Call) -> list[Explanation]:
-    """What makes each matrix, the shared one first."""
+def _of_both(call: _Call) -> Explanation | None:
+    """The kernel that stores two matrices; None where each is made by kernels of its own."""
+    pair = call.form.pair(call.like.dtype)
+    if call.weight is None or pair is None or _wants_gradients(*call.args):
+        return None
+    options = {**call.options, "strict": False}
+    made, _ = pair.call(call.like, call.weight, call.given, **options)
+    if stores.order_on(made, call.like.device.type) is None:
+        return None
+    found = explanation.explain_linear(made, wants_gradients=False)
+    if found.path != explanation.FUSED:
+        return None
+    parts = pair.matrices
+    readers = _readers(call.form, call.like.dtype, parts.result, parts.stored)
+    return replace(
+        found,
+        op=f"epigemm::linear, epilogue {made.epilogue.name}: {made.epilogue.formula}",
+        kernels=[*found.kernels[:-1], found.kernels[-1] + readers],
+        backward="not needed: no argument requires grad (otherwise: each matrix by a kernel of its own)",
+    )
+
+
+def _of_matrices(call: _Call, both: Explanation | None) -> list[Explanation]:
+    """What makes each matrix, the shared one or `both` of x's dtype first."""
     form, dtype = call.form, call.like.dtype
     shared = call.like.new_empty(call.shape).requires_grad_(_wants_gradients(*call.args))
-    found = []
+    found = [] if both is None else [both]
     for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
+        if both is not None and not matrix.is_wide:
+            continue
         made = _of_matrix(matrix, epilogue, shared, call.given) if number else _of_shared(call)
         if made.kernels:
             made = replace(
@@ -121,7 +149,7 @@ def _taken(fn: Any) -> Callable[..., _Call]:
         shape = (*x.shape[:-1], plain.shape[0])
         reads = matrix.operands(given)
         function = functional.linear if epilogue is None else epilogue
-        return _Call(form, given, function, (x, weight, *reads), options, shape, cast)
+        return _Call(form, given, function, (x, weight, *reads), options, shape, cast, plain)
 
     def elementwise(z: Tensor, *operands: Any, out: None = None, **named: Any) -> _Call:
         form, given = made.form(operands, named)
@@ -181,10 +209,10 @@ def _of_reductions(form: ResultsEpilogue, dtype: torch.dtype) -> list[str]:
     return found
 
 
-def _readers(form: ResultsEpilogue, dtype: torch.dtype, matrix: int) -> str:
-    """Which results a matrix is."""
+def _readers(form: ResultsEpilogue, dtype: torch.dtype, *matrices: int) -> str:
+    """Which results some matrices are."""
     every = zip(itertools.count(), form.results, form.parts(dtype).sources)
-    stored = [f"r{place}" for place, each, source in every if each.is_stored and source == matrix]
+    stored = [f"r{place}" for place, each, source in every if each.is_stored and source in matrices]
     return f": {', '.join(stored)}" if stored else ", which others read"
 
 
