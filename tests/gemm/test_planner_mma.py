@@ -11,7 +11,7 @@ import pytest
 
 from tests.gemm.query import H200, Query
 from tests.support import plans
-from tools.mma_choices import GPUS, SHAPES, Choice, choices, table
+from tools.mma_choices import FP32, GPUS, MULTIPLIED, SHAPES, Choice, choices, table
 
 AMPERE = list(GPUS.values())
 LARGE = Query(m=8192, n=8192, k=8192, gpu=GPUS["A100 40 GB"])
@@ -228,12 +228,17 @@ def test_half_rate_sums_take_longer() -> None:
     assert slow["candidates"][0]["predicted_us"] > 1.9 * fast["candidates"][0]["predicted_us"]
 
 
-def test_a_choice_gains_a_tenth() -> None:
-    """A fifth by elements."""
-    every = list(choices())
+@pytest.mark.parametrize("multiplied", MULTIPLIED.values(), ids=MULTIPLIED)
+def test_a_choice_gains_a_tenth(multiplied: tuple[str, str]) -> None:
+    """A fifth by elements, and of a short fp32 product with a short K."""
+    every = list(choices(multiplied))
     assert len(every) == len(GPUS) * len(SHAPES)
     for choice in every:
-        least = 1.10 if all(size % 8 == 0 for size in choice.shape[1:]) else 1.20
+        _, n, k = choice.shape
+        if multiplied == FP32:
+            least = 1.20 if choice.fallback_us < 20 and k < 600 else 1.10
+        else:
+            least = 1.10 if n % 8 == 0 and k % 8 == 0 else 1.20
         assert (choice.tile != Choice.FALLBACK) == (choice.gain >= least)
 
 
