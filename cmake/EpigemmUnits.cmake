@@ -88,7 +88,7 @@ endif()
 
 set(cuda_flags -O3 --expt-relaxed-constexpr)
 file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/device/*.cu" "${csrc}/elementwise/*.cu"
-     "${csrc}/reduce/*.cu" "${csrc}/gemm/sm90_fp16x3/split_rows.cu" "${csrc}/link/*.cu")
+     "${csrc}/reduce/*.cu" "${csrc}/gemm/fp16_slices/split_rows.cu" "${csrc}/link/*.cu")
 epigemm_objects(epigemm_elementwise SOURCES ${EPIGEMM_ELEMENTWISE_SOURCES} ${elementwise_sources})
 target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEMENTWISE_FLAGS})
 
@@ -105,7 +105,7 @@ if(EPIGEMM_GEMM_ARCHITECTURES)
                                                          "${EPIGEMM_CUTLASS_PATH}/tools/util/include")
   set_target_properties(epigemm_sm90 PROPERTIES JOB_POOL_COMPILE epigemm_gemm)
   # Behind the GEMMs on slices; plain CUDA for the same architectures.
-  epigemm_objects(epigemm_fixup SOURCES "${csrc}/gemm/sm90_fp16x3/open_fixup.cu")
+  epigemm_objects(epigemm_fixup SOURCES "${csrc}/gemm/fp16_slices/open_fixup.cu")
   target_compile_options(epigemm_fixup PRIVATE ${cuda_flags} ${EPIGEMM_GEMM_FLAGS})
 endif()
 include(EpigemmOpen)

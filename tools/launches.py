@@ -53,7 +53,7 @@ SETTINGS = {
 _FORCED_SHARE, _ALIGNED_SHARE, _PLAIN_SHARE, _ALIGNED = 0.75, 0.6, 0.5, 8
 _OFFSETS, _GAPS = (0, 1, 2, 8, 24), (0, 1, 4, 8, 40)
 _BYTES_OF_PADDING = 16
-_LEAST_K_OF_SPLIT = 128  # below, no call chooses it: csrc/gemm/sm90_fp16x3/family.cpp
+_LEAST_K_OF_SPLIT = 128  # below, no call chooses it: csrc/gemm/fp16_slices/coverage.cpp
 _FUSED_ROUNDINGS, _FALLBACK_ROUNDINGS = 0, 3  # to the output's type, before the last one
 
 

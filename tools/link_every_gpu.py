@@ -5,6 +5,7 @@
 
 Takes NVRTC and nvJitLink (pip install 'epigemm[jit]') and nvdisasm (PyPI's nvidia-cuda-nvdisasm), no GPU and no driver.
 Exits with 1 where a kernel spills, takes more shared memory than the GPU has, or lacks the instructions that it is for.
+The fixup of fp32 on fp16 slices, which multiplies in fp32, is linked beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from epigemm.planning import plans
 from tools.check_wheel import cuda_tool
 
 FAMILY = "sm80_mma"
-ELEMENTS = ("float16", "bfloat16", "tf32")
+OPERANDS = {
+    "float16": ("float16", "ieee"),
+    "bfloat16": ("bfloat16", "ieee"),
+    "tf32": ("float32", "tf32"),
+    "split": ("float32", "split"),
+    "scaled": ("float32", "scaled"),
+}
+"""The kernels by what they multiply: dtype and arithmetic."""
+FIXUP = "epigemm_open_sm80_fixup"
+FIXUPS_SPILLS = 10
+"""In code for sm_120, of six values. It is bound to 128 registers for the sake of its check, and seldom goes on."""
 SHARED_KB = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
 """The GPUs, and the largest CTA's shared memory in each (CUDA's programming guide, technical specifications)."""
 MULTIPLY, COPY, SPILLS = "HMMA", "LDGSTS", ("LDL", "STL")
@@ -48,14 +59,14 @@ class Found(NamedTuple):
     instructions: dict[str, int]
 
 
-def tiles(element: str) -> dict[int, Tile]:
-    """All tiles of an element by number: those for rows of whole 16 bytes, and in 16 bits those for other rows."""
-    multiplied = ("float32", "tf32") if element == "tf32" else (element, "ieee")
+def tiles(operand: str) -> dict[int, Tile]:
+    """All tiles of an operand by number: those for rows of whole 16 bytes, and in 16 bits those for other rows."""
     every = {}
     for columns in (128, 127):
-        answer = plans.ask("bias", 128, 128, columns, *multiplied, any_family=True, gpu=_ANY_TILE_FITS)
+        answer = plans.ask("bias", 128, 128, columns, *OPERANDS[operand], any_family=True, gpu=_ANY_TILE_FITS)
         for each in answer["candidates"]:
-            every[each["plan"][1]] = Tile(each["tile"], each["schedule"], each["shared_bytes"])
+            if each["family"] == FAMILY:
+                every[each["plan"][1]] = Tile(each["tile"], each["schedule"], each["shared_bytes"])
     return dict(sorted(every.items()))
 
 
@@ -107,17 +118,31 @@ def problems(tile: Tile, found: Found) -> Iterator[str]:
         yield f"{found.registers} registers"
 
 
-def kernels(gpu: str, epilogue: str) -> Iterator[tuple[str, Tile, bytes]]:
-    """The symbol, the tile and the machine code of each."""
-    for element in ELEMENTS:
-        functor: bytes | None = None
-        for number, tile in tiles(element).items():
-            symbol = f"epigemm_open_{FAMILY}_{element}_{number}"
-            path = cubins.ir_path(symbol)
-            if path is None:
-                raise SystemExit(f"link_every_gpu: this build has no kernel {symbol}")
-            functor = functor or compile_functor(EPILOGUES[epilogue].source(symbol), gpu)
-            yield symbol, tile, link(path.read_bytes(), functor, symbol, gpu)
+def problems_of_fixup(found: Found) -> Iterator[str]:
+    """The same for the fixup."""
+    spills = sum(found.instructions[name] for name in SPILLS)
+    if spills > FIXUPS_SPILLS:
+        yield f"{spills} spills"
+    if found.instructions[MULTIPLY] or not found.instructions[COPY]:
+        yield f"{found.instructions[MULTIPLY]} {MULTIPLY} and {found.instructions[COPY]} {COPY}"
+
+
+def linked(symbol: str, epilogue: str, gpu: str) -> bytes:
+    """The machine code of a kernel."""
+    path = cubins.ir_path(symbol)
+    if path is None:
+        raise SystemExit(f"link_every_gpu: this build has no kernel {symbol}")
+    functor = compile_functor(EPILOGUES[epilogue].source(symbol), gpu)
+    return link(path.read_bytes(), functor, symbol, gpu)
+
+
+def kernels(gpu: str, epilogue: str) -> Iterator[tuple[str, Tile | None, Found]]:
+    """The symbol, the tile and what the machine code of each has. The fixup has no tile."""
+    for operand in OPERANDS:
+        for number, tile in tiles(operand).items():
+            symbol = f"epigemm_open_{FAMILY}_{operand}_{number}"
+            yield symbol, tile, inspect(linked(symbol, epilogue, gpu))
+    yield FIXUP, None, inspect(linked(FIXUP, epilogue, gpu))
 
 
 def main() -> int:
@@ -133,15 +158,16 @@ def main() -> int:
         f"{'GPU':<8}{'kernel':<40}{'tile':<12}{'registers':>9}{'shared':>8}  fits  {MULTIPLY:>5}{COPY:>8}  spills"
     )
     for gpu in given.gpu:
-        for symbol, tile, cubin in kernels(gpu, given.epilogue):
-            found = inspect(cubin)
+        for symbol, tile, found in kernels(gpu, given.epilogue):
             counts = found.instructions
-            fits = "yes" if tile.shared_bytes <= 1024 * SHARED_KB[gpu] else "no"
+            text, shared = ("", 0) if tile is None else (tile.text, tile.shared_bytes)
+            fits = "yes" if shared <= 1024 * SHARED_KB[gpu] else "no"
             print(
-                f"{gpu:<8}{symbol:<40}{tile.text:<12}{found.registers:>9}{tile.shared_bytes:>8}  {fits:<4}  "
+                f"{gpu:<8}{symbol:<40}{text:<12}{found.registers:>9}{shared:>8}  {fits:<4}  "
                 f"{counts[MULTIPLY]:>5}{counts[COPY]:>8}  {sum(counts[name] for name in SPILLS)}"
             )
-            wrong += [f"{gpu}: {symbol} has {each}" for each in problems(tile, found)]
+            of_kernel = problems_of_fixup(found) if tile is None else problems(tile, found)
+            wrong += [f"{gpu}: {symbol} has {each}" for each in of_kernel]
     for each in wrong:
         print(f"link_every_gpu: {each}")
     return 1 if wrong else 0

@@ -7,6 +7,7 @@ They are not: csrc/gemm/sm80_mma/family.cpp. All times are predictions from assu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -27,7 +28,10 @@ _WEIGHTS = (  # N, K
 SHAPES = [(m, n, k) for (n, k), m in product(_WEIGHTS, _ROWS)]
 """M, N, K."""
 
-EPILOGUE, DTYPE = "bias_gelu", "bfloat16"
+EPILOGUE = "bias_gelu"
+MULTIPLIED = {"bf16": ("bfloat16", "ieee"), "fp32 in three products of fp16, packed": ("float32", "split")}
+"""Dtype and arithmetic, with a name for the table."""
+BF16, FP32 = MULTIPLIED.values()
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Choice:
     gpu: str
     shape: tuple[int, int, int]
     tile: str
-    fused_us: float
+    fused_us: float  # infinite: there is no fused plan
     fallback_us: float
 
     FALLBACK: ClassVar[str] = "fallback"
@@ -48,32 +52,40 @@ class Choice:
         return self.fallback_us / self.fused_us
 
 
-def choices() -> Iterator[Choice]:
+def choices(multiplied: tuple[str, str] = BF16) -> Iterator[Choice]:
     """For every GPU and shape."""
     for (name, gpu), shape in product(GPUS.items(), SHAPES):
-        found = plans.ask(EPILOGUE, *shape, DTYPE, "ieee", any_family=True, gpu=gpu)
-        best = found["candidates"][0]
-        tile = best["tile"] if found["fused"] else Choice.FALLBACK
-        yield Choice(name, shape, tile, best["predicted_us"], found["fallback_us"])
+        found = plans.ask(EPILOGUE, *shape, *multiplied, any_family=True, packed=multiplied == FP32, gpu=gpu)
+        best_us = min((each["predicted_us"] for each in found["candidates"]), default=math.inf)
+        tile = found["tile"] if found["fused"] else Choice.FALLBACK
+        yield Choice(name, shape, tile, best_us, found["fallback_us"])
 
 
 def table() -> str:
-    """The choices as text: a line a shape, a column a GPU, with the expected gain in it."""
+    """The choices as text."""
+    head = [
+        f"{EPILOGUE}: the tile that the planner would choose, and the fallback's predicted time over the best fused",
+        "plan's (0.00: none is accurate enough). From assumed figures: nothing was measured, and they have not been run",
+        "there. Written by python -m tools.mma_choices",
+    ]
+    return "\n".join([*head, *(line for name in MULTIPLIED for line in _lines(name))]) + "\n"
+
+
+def _lines(name: str) -> list[str]:
+    """A line a shape, a column a GPU, with the expected gain in it."""
     lines = [
-        f"{EPILOGUE}, {DTYPE}: the tile that the planner would choose, and the fallback's predicted time over the",
-        "best fused plan's. From assumed figures: nothing was measured, and they have not been run there. Written by",
-        "python -m tools.mma_choices",
         "",
+        f"{name}:",
         f"{'M':>6}{'N':>7}{'K':>7}" + "".join(f"  {name:<17}" for name in GPUS).rstrip(),
     ]
     cells = {
         (each.shape, each.gpu): f"  {each.tile.replace('fallback', '-'):<11}{each.gain:4.2f}  "
-        for each in choices()
+        for each in choices(MULTIPLIED[name])
     }
     for shape in SHAPES:
         m, n, k = shape
         lines.append(f"{m:>6}{n:>7}{k:>7}" + "".join(cells[shape, name] for name in GPUS).rstrip())
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 if __name__ == "__main__":

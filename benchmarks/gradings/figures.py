@@ -20,7 +20,7 @@ PANELS = {
     "outliers": ("outlier_",),
     "sparse": ("sparse_",),
 }
-# The K from which on, and up to which, the planner may choose an arithmetic (csrc/gemm/sm90_fp16x3/family.cpp).
+# The K from which on, and up to which, the planner may choose an arithmetic (csrc/gemm/fp16_slices/coverage.cpp).
 CHOSEN: dict[str, tuple[int, ...]] = {SPLIT: (128,), SCALED: (16, 8192)}
 _TITLES = {SPLIT: "fp16x3", SCALED: "fp16x1", "sgemm": "SGEMM", "tf32": "TF32"}
 _STYLES = {"max_ratio": "-", "rms_ratio": "--"}

@@ -52,10 +52,6 @@ struct Tried {
 // A batch-invariant call runs in the first arithmetic that is accurate enough for its K. Predicted times are not used.
 const FP32Order& order_of(const Prepared& prepared);
 
-inline bool is_on_slices(Arithmetic arithmetic) {
-  return arithmetic == Arithmetic::Split || arithmetic == Arithmetic::Scaled;
-}
-
 Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic);
 
 // The decision: which kernels run the call.
@@ -66,7 +62,7 @@ struct Decision {
   bool is_padded = false;  // on slices: the result is written to rows of whole 16 bytes and then copied
   Copies copies = {};      // 16 bits: what the call copies for its kernel
 
-  bool is_on_slices() const { return plan.is_fused() && call::is_on_slices(arithmetic); }
+  bool is_on_slices() const { return plan.is_fused() && epigemm::is_on_slices(arithmetic); }
 };
 
 // `tried`: if not null, gets the outcome of every arithmetic of the order, also of those after the one that runs.

@@ -38,6 +38,7 @@ std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair,
   const auto id = static_cast<FamilyId>(numbers[1]);
   Problem problem;
   problem.arithmetic = forced->arithmetic;
+  if (problem.arithmetic != Arithmetic::IEEE) problem.x.element = ElementType::Float32;
   problem.is_pair = is_pair;
   const int tiles = family_of(id).tile_count(problem);
   if (numbers[2] < 0 || numbers[2] >= tiles) {

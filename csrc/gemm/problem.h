@@ -17,6 +17,10 @@ enum class Arithmetic {
   Scaled,  // fp16x1: one product of fp16 slices, every row scaled to fp16's range, TF32's mantissas at twice its rate
 };
 
+constexpr bool is_on_slices(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::Split || arithmetic == Arithmetic::Scaled;
+}
+
 // A matrix in memory.
 struct Matrix {
   void* data = nullptr;

@@ -1,13 +1,13 @@
 // epigemm::_split_rows_out: writes the fp16 slices of an fp32 matrix, for the pack of a weight.
-#include "gemm/sm90_fp16x3/layout.h"
-#include "gemm/sm90_fp16x3/split_rows.h"
+#include "gemm/fp16_slices/layout.h"
+#include "gemm/fp16_slices/split_rows.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
 namespace epigemm::binding {
 namespace {
 
-using sm90_fp16x3::StridedMatrix;
+using fp16_slices::StridedMatrix;
 
 StridedMatrix strided(const TensorView& tensor, const char* argument) {
   check(tensor.dim() == 2, argument, " has shape ", Shape{tensor}, ", expected 2 dimensions");
@@ -20,8 +20,8 @@ void* buffer_of(const TensorView& buffer, int64_t bytes, const char* argument) {
   check(buffer.dtype() == aoti_torch_dtype_uint8() && buffer.dim() == 1 && buffer.is_contiguous(), argument,
         " must be a contiguous one-dimensional uint8 tensor");
   check(buffer.size(0) >= bytes, argument, " has ", buffer.size(0), " bytes, expected at least ", bytes);
-  check(reinterpret_cast<uintptr_t>(buffer.data()) % sm90_fp16x3::kBufferAlignment == 0, argument,
-        " must start at a multiple of ", sm90_fp16x3::kBufferAlignment, " bytes");
+  check(reinterpret_cast<uintptr_t>(buffer.data()) % fp16_slices::kBufferAlignment == 0, argument,
+        " must start at a multiple of ", fp16_slices::kBufferAlignment, " bytes");
   return buffer.mutable_data();
 }
 
@@ -34,10 +34,10 @@ void split_rows_out(const TensorView& matrix, int64_t slices, const TensorView& 
   const StridedMatrix rows = strided(matrix, "matrix");
   const int count = static_cast<int>(slices);
   check_same_device(pack, matrix, "pack");
-  void* buffer = buffer_of(pack, sm90_fp16x3::split_bytes(rows.rows, rows.columns, count), "pack");
+  void* buffer = buffer_of(pack, fp16_slices::split_bytes(rows.rows, rows.columns, count), "pack");
   const int device = matrix.device();
   const CurrentDevice guard(device);
-  const char* const refused = sm90_fp16x3::split_rows_cuda(rows, count, buffer, device, current_stream(device));
+  const char* const refused = fp16_slices::split_rows_cuda(rows, count, buffer, device, current_stream(device));
   check(!refused, "the rows could not be split: ", refused ? refused : "");
 }
 

@@ -73,8 +73,14 @@ ROOMS = (
         "every GPU since Ampere: its limits, a roofline for its cuBLAS",
     ),
     Room(
+        "gemm/fp16_slices",
+        (*PLAIN, "gemm", "gemm/planner"),
+        ("CUDA",),
+        "fp32 on fp16 slices, whatever the GEMM: layout, split of rows, range check, fixup",
+    ),
+    Room(
         FAMILY,
-        (*PLAIN, "gemm", "gemm/planner", "gemm/sm90", "gemm/sm80"),
+        (*PLAIN, "gemm", "gemm/planner", "gemm/fp16_slices", "gemm/sm90", "gemm/sm80"),
         ("CUDA", "CUTLASS"),
         "a family of kernels: tiles, costs, names, launch. `sm90_tma`: large tiles; `sm90_swap_ab`: few rows or few "
         "tiles; `sm90_fp16x3`: fp32 on fp16 slices; `sm80_mma`: every GPU since Ampere, chosen "
@@ -96,7 +102,7 @@ ROOMS = (
     ),
     Room(
         "torch",
-        (*PLAIN, "reduce", "gemm", "gemm/planner", FAMILY, "link", "elementwise", "cpu", "call"),
+        (*PLAIN, "reduce", "gemm", "gemm/planner", "gemm/fp16_slices", "link", "elementwise", "cpu", "call"),
         ("torch's stable ABI",),
         "schemas, argument checks, compiled graphs' operators",
     ),

@@ -68,6 +68,7 @@ SOURCES = [
     "elementwise/open_names.cpp",
     "gemm/planner/families.cpp",
     "gemm/planner/copies.cpp",
+    "gemm/fp16_slices/coverage.cpp",
     *[f"gemm/{family}/family.cpp" for family in ("sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma")],
     "gemm/sm80/cublas.cpp",
     "gemm/sm90/coverage.cpp",
@@ -84,9 +85,11 @@ def names_of_the_build() -> list[str]:
         names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]
     names += [f"sm90_swap_ab_{e}_{i}" for e in ("float16", "bfloat16", "tf32") for i in range(8)]
     names += [f"sm80_mma_{e}_{i}" for e in ("float16", "bfloat16") for i in range(10)]
-    names += [f"sm80_mma_tf32_{i}" for i in range(3)]
+    names += [
+        f"sm80_mma_{e}_{i}" for e, tiles in (("tf32", 3), ("split", 2), ("scaled", 3)) for i in range(tiles)
+    ]
     names += [f"sm90_fp16x3_split_{i}" for i in range(4)] + [f"sm90_fp16x3_scaled_{i}" for i in range(3)]
-    return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "fp32"])
+    return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "sm80_fixup", "fp32"])
 
 
 def test_families_name_the_kernels_that_are_built(tmp_path: Path) -> None:
@@ -96,10 +99,11 @@ def test_families_name_the_kernels_that_are_built(tmp_path: Path) -> None:
     command = [COMPILER or "", "-std=c++17", f"-I{CSRC}", *map(str, files), "-o", str(program)]
     subprocess.run(command, check=True)
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
-    fixups = lines.count("epigemm_open_fixup")
-    assert fixups == 4 + 3  # behind every tile on slices
+    # Behind every tile on slices.
+    fixups = [lines.count(f"epigemm_open_{name}") for name in ("fixup", "sm80_fixup")]
+    assert fixups == [4 + 3, 2 + 3]
     assert sorted(set(lines)) == names_of_the_build()
-    assert len(lines) - fixups + 1 == len(set(lines)), "two kernels have one name"
+    assert len(lines) - sum(fixups) + 2 == len(set(lines)), "two kernels have one name"
 
 
 def test_the_index_of_this_build_has_every_name() -> None:

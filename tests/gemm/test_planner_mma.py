@@ -11,7 +11,7 @@ import pytest
 
 from tests.gemm.query import H200, Query
 from tests.support import plans
-from tools.mma_choices import GPUS, SHAPES, Choice, choices, table
+from tools.mma_choices import FP32, GPUS, MULTIPLIED, SHAPES, Choice, choices, table
 
 AMPERE = list(GPUS.values())
 LARGE = Query(m=8192, n=8192, k=8192, gpu=GPUS["A100 40 GB"])
@@ -122,6 +122,84 @@ def test_tf32_takes_twice_as_long() -> None:
     assert of_tf32["fallback_us"] == pytest.approx(2 * of_16_bits["fallback_us"], rel=0.02)
 
 
+SPLIT = replace(LARGE, dtype="float32", arithmetic="split", packed=True)
+SCALED = replace(SPLIT, arithmetic="scaled", tf32_allowed=True)
+ON_SLICES = {"split": SPLIT, "scaled": SCALED}
+on_slices = pytest.mark.parametrize("query", ON_SLICES.values(), ids=ON_SLICES)
+
+
+@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+@on_slices
+def test_slices_are_not_offered_either(gpu: tuple[int, ...], query: Query) -> None:
+    for m, n, k in SHAPES[::20]:
+        found = replace(query, m=m, n=n, k=k, gpu=gpu).plan()
+        assert plans.MMA not in {each["family"] for each in found["candidates"]}
+        assert gpu is H200 or (not found["fused"] and "(Hopper)" in found["why_not"])
+
+
+@pytest.mark.parametrize("gpu", [*AMPERE, H200])
+@on_slices
+def test_every_candidate_on_slices_fits_its_gpu(gpu: tuple[int, ...], query: Query) -> None:
+    """Whatever N, K and the strides: the rows of slices are the package's own."""
+    tiles = {"split": ["128x128x32", "64x128x32"], "scaled": ["128x128x32", "128x256x32", "64x64x64"]}
+    for m, n, k in ((16, 4096, 4096), (777, 1001, 521), (8192, 8192, 8192)):
+        found = asked(replace(query, m=m, n=n, k=k, gpu=gpu, x_row_stride=k + 1))
+        mine = [each for each in found["candidates"] if each["family"] == plans.MMA]
+        assert sorted(each["tile"] for each in mine) == tiles[query.arithmetic]
+        assert all(each["shared_bytes"] <= 1024 * 99 and each["schedule"] == "multistage" for each in mine)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "least", "most"),
+    [
+        ("A100 40 GB", 3.5, 5.3),
+        ("A100 80 GB", 3.5, 5.3),
+        ("A10", 1, 1.33),
+        ("L40S", 1, 1.33),
+        ("RTX 4090", 0, 0.67),
+    ],
+)
+def test_three_products_of_fp16_against_sgemm(gpu: str, least: float, most: float) -> None:
+    """At most by the rates: of tensor cores in 16 bits, a third, over that of fp32."""
+    found = asked(replace(SPLIT, gpu=GPUS[gpu]))
+    assert least < found["fallback_us"] / found["candidates"][0]["predicted_us"] < most
+    if gpu == "RTX 4090":
+        assert not found["fused"]
+        assert (
+            "PyTorch's GEMM with one elementwise kernel is expected to be at least as fast"
+            in found["why_not"]
+        )
+
+
+@pytest.mark.parametrize("gpu", AMPERE)
+def test_one_product_of_fp16_is_no_slower_than_one_of_tf32(gpu: tuple[int, ...]) -> None:
+    of_slices, of_tf32 = (asked(replace(query, gpu=gpu))["candidates"][0] for query in (SCALED, TF32))
+    assert 1.2 < of_tf32["predicted_us"] / of_slices["predicted_us"] < 2.2
+
+
+@on_slices
+def test_a_pack_saves_the_split_of_the_weight(query: Query) -> None:
+    times = [
+        asked(replace(query, packed=packed))["candidates"][0]["predicted_us"] for packed in (True, False)
+    ]
+    assert times[0] < times[1]
+
+
+def test_slices_are_taken_where_they_are_accurate() -> None:
+    """As on Hopper."""
+    for changed, words in (
+        ({"k": 127}, "K = 127 is below 128"), ({"m": 15}, "M = 15 is below 16"), ({"m": 2**31}, "M and N must be")
+    ):  # fmt: skip
+        assert words in asked(replace(SPLIT, **changed))["why_not"]
+    assert "K = 8193 is outside 16..8192" in asked(replace(SCALED, k=8193))["why_not"]
+
+
+@on_slices
+def test_the_invariant_plan_on_slices(query: Query) -> None:
+    found = [asked(replace(query, m=m, k=4096, invariant=True))["candidates"] for m in (1, 77, 4096)]
+    assert [each["tile"] for (each,) in found] == 3 * ["128x128x32"]
+
+
 def test_long_sums_in_tf32_are_no_less_accurate_than_cublas() -> None:
     """As on Hopper: the tensor cores truncate when they accumulate."""
     assert asked(replace(TF32, k=12288))["candidates"] != []
@@ -150,12 +228,17 @@ def test_half_rate_sums_take_longer() -> None:
     assert slow["candidates"][0]["predicted_us"] > 1.9 * fast["candidates"][0]["predicted_us"]
 
 
-def test_a_choice_gains_a_tenth() -> None:
-    """A fifth by elements."""
-    every = list(choices())
+@pytest.mark.parametrize("multiplied", MULTIPLIED.values(), ids=MULTIPLIED)
+def test_a_choice_gains_a_tenth(multiplied: tuple[str, str]) -> None:
+    """A fifth by elements, and of a short fp32 product with a short K."""
+    every = list(choices(multiplied))
     assert len(every) == len(GPUS) * len(SHAPES)
     for choice in every:
-        least = 1.10 if all(size % 8 == 0 for size in choice.shape[1:]) else 1.20
+        _, n, k = choice.shape
+        if multiplied == FP32:
+            least = 1.20 if choice.fallback_us < 20 and k < 600 else 1.10
+        else:
+            least = 1.10 if n % 8 == 0 and k % 8 == 0 else 1.20
         assert (choice.tile != Choice.FALLBACK) == (choice.gain >= least)
 
 

@@ -1,6 +1,6 @@
 """The split of fp32 rows into fp16 slices on a CPU, which the package has for GPUs alone: tests need no GPU for packs.
 
-csrc/gemm/sm90_fp16x3/slices.h has the formula, layout.h the sections of a pack. Both give the same bits.
+csrc/gemm/fp16_slices/slices.h has the formula, layout.h the sections of a pack. Both give the same bits.
 """
 
 from __future__ import annotations

@@ -12,21 +12,23 @@ import pytest
 from epigemm.linking import cubins, libraries
 from tests.support import plans
 from tools import link_every_gpu
-from tools.link_every_gpu import SHARED_KB, Found, Tile, problems, registers
+from tools.link_every_gpu import SHARED_KB, Found, Tile, problems, problems_of_fixup, registers
 
 ROOT = Path(__file__).parents[2]
 TILE = Tile("128x128x32", "multistage", 49152)
 RIGHT = {"HMMA": 64, "LDGSTS": 24, "LDL": 0, "STL": 0}
 
 
-@pytest.mark.parametrize(("element", "size"), [("float16", 2), ("bfloat16", 2), ("tf32", 4)])
-def test_the_tiles_are_the_familys(element: str, size: int) -> None:
-    found = link_every_gpu.tiles(element)
-    is_tf32 = element == "tf32"
-    assert [*found] == list(range(plans.FAMILIES[plans.MMA]["tf32" if is_tf32 else "16_bits"]))
-    schedules = {"multistage"} if is_tf32 else {"multistage", "by elements"}
+@pytest.mark.parametrize(
+    ("operand", "size"), [("float16", 2), ("bfloat16", 2), ("tf32", 4), ("split", 4), ("scaled", 2)]
+)
+def test_the_tiles_are_the_familys(operand: str, size: int) -> None:
+    found = link_every_gpu.tiles(operand)
+    is_fp32 = operand in ("tf32", "split", "scaled")
+    assert [*found] == list(range(plans.FAMILIES[plans.MMA][operand if is_fp32 else "16_bits"]))
+    schedules = {"multistage"} if is_fp32 else {"multistage", "by elements"}
     assert {each.schedule for each in found.values()} == schedules
-    most = 99 if is_tf32 else max(SHARED_KB.values())
+    most = 99 if is_fp32 else max(SHARED_KB.values())
     for each in found.values():
         m, n, k = map(int, each.text.split("x"))
         assert 0 < 2 * size * k * (m + n) <= each.shared_bytes <= 1024 * most
@@ -52,6 +54,14 @@ def test_right_code_has_no_problem() -> None:
 def test_wrong_code_has_one(tile: Tile, found: Found, words: str) -> None:
     (problem,) = problems(tile, found)
     assert words in problem
+
+
+def test_the_fixup_multiplies_in_fp32() -> None:
+    right = RIGHT | {"HMMA": 0, "STL": 4, "LDL": 6}
+    assert not [*problems_of_fixup(Found(128, right))]
+    for wrong, words in (({"HMMA": 1}, "1 HMMA"), ({"LDGSTS": 0}, "0 LDGSTS"), ({"STL": 9}, "15 spills")):
+        (problem,) = problems_of_fixup(Found(128, right | wrong))
+        assert words in problem
 
 
 def elf(sections: dict[str, bytes]) -> bytes:

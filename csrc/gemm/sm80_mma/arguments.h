@@ -9,7 +9,8 @@ namespace epigemm::sm80_mma {
 
 struct Rows {
   const void* data;
-  int64_t stride;  // elements from row to row
+  int64_t stride;                // elements from row to row: of slices, their columns together
+  const float* roots = nullptr;  // of slices, the roots of the rows' scales (gemm/fp16_slices/layout.h)
 };
 
 // The order in which CTAs compute the tiles: strips that are `width` tiles wide, along one axis.
@@ -23,7 +24,8 @@ struct Arguments {
   Rows x, weight;
   void* out;
   int64_t out_row_stride;
-  int m, n, k;
+  int m, n;
+  int k;  // elements of a row: of slices, their columns together
   Order order;
   open::Operands<float> operands;
 };

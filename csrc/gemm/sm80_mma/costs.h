@@ -6,9 +6,10 @@
 
 #include <algorithm>
 
+#include "gemm/fp16_slices/costs.h"
 #include "gemm/planner/cost.h"
 #include "gemm/sm80/architecture.h"
-#include "gemm/sm80_mma/tiles.h"
+#include "gemm/sm80_mma/inputs.h"
 
 namespace epigemm::sm80_mma {
 
@@ -35,9 +36,41 @@ constexpr double kShareOfRateTF32[] = {
 };
 static_assert(sizeof(kShareOfRateTF32) / sizeof(double) == kTileCountTF32, "every tile needs its cost");
 
+// Of a third of the rate of 16 bits: three products.
+constexpr double kShareOfRateSplit[] = {
+    0.75,  // 128x128x32
+    0.60,  // 64x128x32
+};
+static_assert(sizeof(kShareOfRateSplit) / sizeof(double) == kTileCountSplit, "every tile needs its cost");
+
+constexpr double kShareOfRateScaled[] = {
+    0.80,  // 128x256x32
+    0.80,  // 128x128x32
+    0.50,  // 64x64x64
+};
+static_assert(sizeof(kShareOfRateScaled) / sizeof(double) == kTileCountScaled, "every tile needs its cost");
+
 inline double flops_per_cycle(const Problem& p, int tile) {
   const double of_16_bits = Sm80::tensor_flops_per_cycle(p.device);
-  return element_bytes(p.x.element) == 4 ? kShareOfRateTF32[tile] * of_16_bits / 2 : kShareOfRate[tile] * of_16_bits;
+  switch (inputs_of(p)) {
+    case Inputs::Split:
+      return kShareOfRateSplit[tile] * of_16_bits / 3;
+    case Inputs::Scaled:
+      return kShareOfRateScaled[tile] * of_16_bits;
+    case Inputs::TF32:
+      return kShareOfRateTF32[tile] * of_16_bits / 2;
+    case Inputs::Bits16:
+      break;
+  }
+  return kShareOfRate[tile] * of_16_bits;
+}
+
+// What a product on slices takes beside the GEMM: the splits, and the fixup, which seldom has anything to do.
+inline double slices_microseconds(const Problem& p) {
+  constexpr double kFixupUs = 4;
+  if (!is_on_slices(p.arithmetic)) return 0;
+  const double of_weight = p.is_packed ? 0 : fp16_slices::split_microseconds(p, p.n);
+  return fp16_slices::split_microseconds(p, p.m) + of_weight + kFixupUs;
 }
 
 // CTAs of a multiprocessor, limited by shared memory and by registers. A thread has 48 to 108 registers beside its sums
@@ -53,10 +86,10 @@ inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
 // of that axis is read again for every strip, except for the part that is still in L2.
 inline double loaded_bytes(const Problem& p, const Plan& plan) {
   using cost::as_double;
-  const Tile& tile = tile_of(element_bytes(p.x.element), plan.tile);
+  const Tile& tile = tile_of(p, plan.tile);
   const bool is_along_m = plan.raster == Raster::AlongM;
-  const double x = tile.element_bytes * as_double(p.m) * as_double(p.k);
-  const double weight = tile.element_bytes * as_double(p.n) * as_double(p.k);
+  const double x = tile.bytes() * as_double(p.m) * as_double(p.k);
+  const double weight = tile.bytes() * as_double(p.n) * as_double(p.k);
   const double walked = is_along_m ? x : weight;
   const double strips = as_double(ceil_div(is_along_m ? ceil_div(p.n, tile.n) : ceil_div(p.m, tile.m), plan.swizzle));
   const double missed = std::clamp(walked / Sm80::l2_bytes(p.device) - 0.5, 0.0, 1.0);
@@ -85,19 +118,18 @@ inline double microseconds_by_elements(const Problem& p, const Plan& plan, doubl
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr double kBaseUs = 5, kShareOfL2 = 0.7, kEpiloguePerElement = 0.25;  // cycles of a multiprocessor
   using cost::as_double;
-  const Tile& tile = tile_of(element_bytes(p.x.element), plan.tile);
+  const Tile& tile = tile_of(p, plan.tile);
   const int most = ctas_per_multiprocessor(tile, p.device);
   const double multiprocessors = p.device.multiprocessors, area = tile.m * tile.n;
   const double tiles = as_double(ceil_div(p.m, tile.m)) * as_double(ceil_div(p.n, tile.n));
-  const double columns = as_double(round_up(p.k, tile.k));
+  const double columns = as_double(round_up(p.k, tile.columns()));
 
   // CTAs of the busiest multiprocessor: whole rounds, and the partly filled last one.
   const double of_busiest = std::ceil(tiles / multiprocessors);
   const double compute = of_busiest * 2 * area * columns / flops_per_cycle(p, plan.tile);
-  const double l2 =
-      of_busiest * tile.element_bytes * (tile.m + tile.n) * columns / (kShareOfL2 * Sm80::kL2BytesPerCycle);
+  const double l2 = of_busiest * tile.bytes() * (tile.m + tile.n) * columns / (kShareOfL2 * Sm80::kL2BytesPerCycle);
   const double moved =
-      loaded_bytes(p, plan) + tile.element_bytes * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
+      loaded_bytes(p, plan) + element_bytes(p.out.element) * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
   const double memory = moved / cost::memory_bytes_per_cycle(p.device);
 
   if (tile.loads == Loads::Elements) return microseconds_by_elements(p, plan, of_busiest, memory);
@@ -106,7 +138,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double of_tile =
       kEpiloguePerElement * area + cost::longer_functor_cycles(p, FunctorKernel::SwapAB, area, /*has_sigmoid=*/false);
   const double epilogue = of_tile * std::max(1.0, of_busiest / most);
-  return kBaseUs + (cost::norm4(compute, l2, memory) + epilogue) / p.device.clock_mhz;
+  return kBaseUs + (cost::norm4(compute, l2, memory) + epilogue) / p.device.clock_mhz + slices_microseconds(p);
 }
 
 }  // namespace epigemm::sm80_mma

@@ -1,4 +1,7 @@
-// The mma.sync kernels in 16 bits and TF32: every GPU since Ampere.
+// The mma.sync kernels in 16 bits, TF32, and fp32 on fp16 slices: every GPU since Ampere.
+#include <iterator>
+
+#include "gemm/fp16_slices/coverage.h"
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm80_mma/costs.h"
@@ -17,24 +20,43 @@ static_assert(kTiles[kInvariantTile].m == 128 && kTiles[kInvariantTile].n == 128
 static_assert(kTiles[kInvariantTileByElements].loads == Loads::Elements);
 constexpr int kInvariantTileTF32 = 1;
 static_assert(kTilesTF32[kInvariantTileTF32].m == 128 && kTilesTF32[kInvariantTileTF32].n == 128);
+constexpr int kInvariantTileSplit = 0, kInvariantTileScaled = 1;
+static_assert(kTilesSplit[kInvariantTileSplit].m == 128 && kTilesSplit[kInvariantTileSplit].n == 128);
+static_assert(kTilesScaled[kInvariantTileScaled].m == 128 && kTilesScaled[kInvariantTileScaled].n == 128);
 
 Plan plan_of(int index) { return {FamilyId::sm80_mma, index, Raster::AlongM, kSwizzle, /*splits=*/1}; }
 
-bool is_tf32(const Problem& problem) { return element_bytes(problem.x.element) == 4; }
+bool is_tf32(const Problem& problem) { return inputs_of(problem) == Inputs::TF32; }
+
+// Slices are our own: their rows are whole 16 bytes.
+bool has_whole_vectors(const Problem& problem) {
+  return is_on_slices(problem.arithmetic) || sm90::why_not_whole_vectors(problem).empty();
+}
 
 // On Hopper the kernels that load by TMA are faster where they can run.
 bool is_left_to_tma(const Problem& problem) { return Sm90::is_of(problem.device) && !problem.is_any_family_offered; }
 
-const Tile& tile_for(const Problem& problem, int index) { return tile_of(element_bytes(problem.x.element), index); }
-
-// Of TF32 there are fewer tiles, all by vectors, as are those of 16 bits with their numbers.
+// Of fp32 there are fewer tiles, all by vectors, as are those of 16 bits with their numbers.
 bool is_by_elements(const Plan& plan) { return kTiles[plan.tile].loads == Loads::Elements; }
-static_assert(kTileCountTF32 <= kInvariantTileByElements);
+static_assert(kTileCountTF32 <= kInvariantTileByElements && kTileCountSplit <= kInvariantTileByElements &&
+              kTileCountScaled <= kInvariantTileByElements);
+
+open::KernelName gemm_name(const Problem& problem, int tile) {
+  constexpr open::KernelName kSplitNames[] = {"epigemm_open_sm80_mma_split_0", "epigemm_open_sm80_mma_split_1"};
+  constexpr open::KernelName kScaledNames[] = {"epigemm_open_sm80_mma_scaled_0", "epigemm_open_sm80_mma_scaled_1",
+                                               "epigemm_open_sm80_mma_scaled_2"};
+  static_assert(std::size(kSplitNames) == kTileCountSplit && std::size(kScaledNames) == kTileCountScaled);
+  static const sm90::TileNames others("sm80_mma", kTileCount);
+  const Inputs inputs = inputs_of(problem);
+  return inputs == Inputs::Split    ? kSplitNames[tile]
+         : inputs == Inputs::Scaled ? kScaledNames[tile]
+                                    : others.of(problem.x.element, tile);
+}
 
 class Mma final : public Family {
  public:
   bool computes(const Problem& problem) const override {
-    return !problem.is_pair && sm90::multiplies_as_stored(problem);
+    return fp16_slices::computes(problem) || (!problem.is_pair && sm90::multiplies_as_stored(problem));
   }
 
   // They were compiled, linked and inspected for each of these GPUs, but have run on Hopper alone. There calls choose
@@ -52,30 +74,35 @@ class Mma final : public Family {
   std::string why_not(const Problem& problem) const override {
     std::string reason = why_not_on(problem.device);
     if (!reason.empty()) return reason;
+    if (is_on_slices(problem.arithmetic)) {
+      return problem.batch == 1 ? fp16_slices::why_not_sizes(problem) : sm90::kOneProduct;
+    }
     // There are no tiles by elements in TF32, and none for batch-invariant calls on Hopper.
     const bool is_by_vectors_alone = is_tf32(problem) || (problem.is_batch_invariant && is_left_to_tma(problem));
     return is_by_vectors_alone ? sm90::why_not_addressable(problem) : sm90::why_not_matrices(problem);
   }
 
   std::string why_not_planned(const Problem& problem, const Plan& plan) const override {
-    const Tile& tile = tile_for(problem, plan.tile);
+    const Tile& tile = tile_of(problem, plan.tile);
     if (plan.splits != 1) return text("splits must be 1 for an mma.sync tile, got ", plan.splits);
     if (tile.shared_bytes() > Sm80::shared_of_cta(problem.device)) {
       return text("the tile needs ", tile.shared_bytes(), " bytes of shared memory; this device has ",
                   Sm80::shared_of_cta(problem.device));
     }
     if (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n) > kLargestExtent) return "there are too many tiles";
-    return is_by_elements(plan) ? std::string() : sm90::why_not_whole_vectors(problem);
+    const bool are_rows_read = is_by_elements(plan) || is_on_slices(problem.arithmetic);
+    return are_rows_read ? std::string() : sm90::why_not_whole_vectors(problem);
   }
 
   bool reads_any_rows(const Plan& plan) const override { return is_by_elements(plan); }
 
   std::string why_not_accurate(const Problem& problem, const Plan& plan) const override {
+    if (is_on_slices(problem.arithmetic)) return fp16_slices::why_not_accurate(problem);
     return sm90::why_sums_are_too_long(problem, plan.splits);
   }
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
-    const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
+    const bool are_vectors_whole = has_whole_vectors(problem);
     if (are_vectors_whole && is_left_to_tma(problem)) return;
     for (int index = 0; index < tile_count(problem); ++index) {
       const Plan plan = plan_of(index);
@@ -90,36 +117,54 @@ class Mma final : public Family {
 
   Plan invariant_plan(const Problem& problem) const override {
     if (is_left_to_tma(problem)) return {};
-    const bool are_vectors_whole = sm90::why_not_whole_vectors(problem).empty();
-    if (is_tf32(problem)) return are_vectors_whole ? plan_of(kInvariantTileTF32) : Plan{};
+    const bool are_vectors_whole = has_whole_vectors(problem);
+    switch (inputs_of(problem)) {
+      case Inputs::Split:
+        return plan_of(kInvariantTileSplit);
+      case Inputs::Scaled:
+        return plan_of(kInvariantTileScaled);
+      case Inputs::TF32:
+        return are_vectors_whole ? plan_of(kInvariantTileTF32) : Plan{};
+      case Inputs::Bits16:
+        break;
+    }
     return plan_of(are_vectors_whole ? kInvariantTile : kInvariantTileByElements);
   }
 
+  int64_t workspace_bytes(const Problem& problem) const override { return fp16_slices::workspace_bytes(problem); }
+
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
-    static const sm90::TileNames all("sm80_mma", kTileCount);
     open::KernelNames names;
-    names.add(all.of(problem.x.element, plan.tile));
+    names.add(gemm_name(problem, plan.tile));
+    if (is_on_slices(problem.arithmetic)) names.add("epigemm_open_sm80_fixup");
     return names;
   }
 
-  int tile_count(const Problem& problem) const override { return is_tf32(problem) ? kTileCountTF32 : kTileCount; }
+  int tile_count(const Problem& problem) const override { return sm80_mma::tile_count(inputs_of(problem)); }
 
   TileText describe(const Problem& problem, int index) const override {
-    const Tile& tile = tile_for(problem, index);
-    return {
-        tile.m, tile.n, tile.k, 1, 1, tile.loads == Loads::Vectors ? "multistage" : "by elements", tile.shared_bytes()};
+    const Tile& tile = tile_of(problem, index);
+    return {tile.m,
+            tile.n,
+            tile.columns(),
+            1,
+            1,
+            tile.loads == Loads::Vectors ? "multistage" : "by elements",
+            tile.shared_bytes()};
   }
 
   std::string fingerprint() const override {
     std::string text;
     const auto add = [&](const Tile& tile) {
-      for (const int number :
-           {tile.m, tile.n, tile.k, tile.stages, tile.warps_m, tile.warps_n, static_cast<int>(tile.loads)}) {
+      for (const int number : {tile.m, tile.n, tile.k, tile.stages, tile.warps_m, tile.warps_n,
+                               static_cast<int>(tile.loads), tile.slices}) {
         text += std::to_string(number) + ",";
       }
     };
     for (const Tile& tile : kTiles) add(tile);
     for (const Tile& tile : kTilesTF32) add(tile);
+    for (const Tile& tile : kTilesSplit) add(tile);
+    for (const Tile& tile : kTilesScaled) add(tile);
     return text;
   }
 };

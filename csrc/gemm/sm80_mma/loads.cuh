@@ -3,6 +3,7 @@
 
 #include "cute/arch/copy_sm80.hpp"
 #include "cute/tensor.hpp"
+#include "gemm/fp16_slices/layout.h"
 #include "gemm/sm80_mma/arguments.h"
 #include "gemm/sm80_mma/tiles.h"
 
@@ -13,16 +14,16 @@ template <class Element, class OfTile, int kRows, class Layout>
 class Loader {
   static constexpr Tile tile = OfTile::tile;
   static constexpr int kVector = tile.vector();
-  static constexpr int kVectorsOfRow = tile.k / kVector;
+  static constexpr int kVectorsOfRow = tile.columns() / kVector;  // of a slice
   static constexpr int kRowsAtOnce = tile.threads() / kVectorsOfRow;
-  static constexpr int kCount = kRows / kRowsAtOnce;  // vectors of this thread
+  static constexpr int kCount = kRows / kRowsAtOnce;  // vectors of this thread, of each slice
   static_assert(kRows % kRowsAtOnce == 0, "every thread loads as much");
   static_assert(kRowsAtOnce % 8 == 0, "the swizzle repeats after eight rows: a thread's vectors lie alike");
 
  public:
   // `first`: the tile's first row; `rows`: of the whole matrix.
-  __device__ __forceinline__ Loader(Rows const& from, int first, int rows, int k)
-      : k_(k), column_(static_cast<int>(threadIdx.x) % kVectorsOfRow * kVector) {
+  __device__ __forceinline__ Loader(Rows const& from, int first, int rows)
+      : column_(static_cast<int>(threadIdx.x) % kVectorsOfRow * kVector) {
     const int row = static_cast<int>(threadIdx.x) / kVectorsOfRow;
     from_ = static_cast<const Element*>(from.data) + (first + row) * from.stride + column_;
     step_ = kRowsAtOnce * from.stride;
@@ -31,27 +32,33 @@ class Loader {
   }
 
   // Starts the copy of the next columns of K to a stage of `shared`; cp_async_fence and cp_async_wait follow it.
-  __device__ __forceinline__ void start(Element* shared, int stage) {
+  // `left`: how many columns of K have not been loaded.
+  __device__ __forceinline__ void start(Element* shared, int stage, int left) {
+    const bool is_column_inside = tile.slices > 1 || column_ < left;  // rows of two slices are whole stages
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      using Copy = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
-      Copy::copy(*reinterpret_cast<const cute::uint128_t*>(from_ + i * step_), vector_of(shared, stage, i),
-                 column_ < k_ && i * kRowsAtOnce < rows_);
+      CUTLASS_PRAGMA_UNROLL
+      for (int slice = 0; slice < tile.slices; ++slice) {
+        using Copy = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
+        const Element* const from = from_ + i * step_ + slice * fp16_slices::kInterleave;
+        Copy::copy(*reinterpret_cast<const cute::uint128_t*>(from), vector_of(shared, stage, i, slice),
+                   is_column_inside && i * kRowsAtOnce < rows_);
+      }
     }
-    advance();
+    advance(left);
   }
 
   // The same by elements: `fetch` starts the loads, and `put` stores the loaded elements.
-  __device__ __forceinline__ void fetch() {
+  __device__ __forceinline__ void fetch(int left) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kVector; ++j) {
-        const bool is_inside = column_ + j < k_ && i * kRowsAtOnce < rows_;
+        const bool is_inside = column_ + j < left && i * kRowsAtOnce < rows_;
         fetched_[i].elements[j] = is_inside ? from_[i * step_ + j] : Element(0);
       }
     }
-    advance();
+    advance(left);
   }
   __device__ __forceinline__ void put(Element* shared, int stage) const {
     CUTLASS_PRAGMA_UNROLL
@@ -65,20 +72,21 @@ class Loader {
     Element elements[kVector];
   };
 
-  __device__ __forceinline__ cute::uint128_t& vector_of(Element* shared, int stage, int i) const {
-    Element* const place = shared + to_ + (stage * kRows + i * kRowsAtOnce) * tile.k;
+  __device__ __forceinline__ cute::uint128_t& vector_of(Element* shared, int stage, int i, int slice = 0) const {
+    Element* const place = shared + to_ + ((stage * tile.slices + slice) * kRows + i * kRowsAtOnce) * tile.columns();
     return *reinterpret_cast<cute::uint128_t*>(place);
   }
 
-  __device__ __forceinline__ void advance() {
-    from_ += tile.k;
-    k_ -= tile.k;
+  // In memory a row has blocks of 64 hi and 64 lo. A stage has the first half of both, or the second.
+  __device__ __forceinline__ void advance(int left) {
+    constexpr int kBlock = 2 * fp16_slices::kInterleave;
+    static_assert(tile.slices == 1 || 4 * tile.columns() == kBlock);
+    from_ += tile.slices == 1 || left % kBlock == 0 ? tile.columns() : kBlock - tile.columns();
   }
 
   const Element* from_;  // this thread's first vector of the next stage
   int64_t step_;         // elements from one of its vectors to the next
   int rows_;             // from its first row on
-  int k_;                // columns that are left
   int column_, to_;      // within a stage
   Vector fetched_[tile.loads == Loads::Elements ? kCount : 1];
 };

@@ -2,11 +2,11 @@
 #include <algorithm>
 
 #include "device/launch.h"
+#include "gemm/fp16_slices/kernels.h"
 #include "gemm/grid.h"
 #include "gemm/operands.h"
-#include "gemm/problem.h"
 #include "gemm/sm80_mma/arguments.h"
-#include "gemm/sm80_mma/tiles.h"
+#include "gemm/sm80_mma/inputs.h"
 #include "open/kernel_names.h"
 
 namespace epigemm::sm80_mma {
@@ -19,18 +19,18 @@ Order order_of(Problem const& problem, Plan const& plan, Tile const& tile) {
   return {is_along_m, walked, across, std::min(plan.swizzle, across)};
 }
 
-}  // namespace
-
-const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
-  const Tile& tile = tile_of(element_bytes(problem.x.element), plan.tile);
+// `k`: elements of a row of both operands.
+const char* launch_gemm(Problem const& problem, Plan const& plan, Rows const& x, Rows const& weight, int64_t k,
+                        const void* kernel) {
+  const Tile& tile = tile_of(problem, plan.tile);
   const Order order = order_of(problem, plan, tile);
-  Arguments arguments{{problem.x.data, problem.x.row_stride},
-                      {problem.weight.data, problem.weight.row_stride},
+  Arguments arguments{x,
+                      weight,
                       problem.out.data,
                       problem.out.row_stride,
                       static_cast<int>(problem.m),
                       static_cast<int>(problem.n),
-                      static_cast<int>(problem.k),
+                      static_cast<int>(k),
                       order,
                       operands_of(problem)};
   void* parameters[] = {&arguments};
@@ -41,9 +41,24 @@ const char* launch(Problem const& problem, Plan const& plan, open::Kernels const
                                 problem.device.index,
                                 problem.stream,
                                 /*dependent=*/false};
-  const void* const kernel = kernels.handles[0];
   const char* const refused = cuda::allow(kernel, shape.device, shape.shared_bytes, sizeof arguments);
   return refused ? refused : cuda::launch(kernel, shape, parameters);
+}
+
+const char* launch_on_slices(fp16_slices::SplitProblem const& split, Plan const& plan, const void* kernel) {
+  const int64_t row = split.x.padded_columns * fp16_slices::slices_of(split.problem.arithmetic);
+  const auto rows = [&](fp16_slices::SplitMatrix const& matrix) { return Rows{matrix.slices, row, matrix.roots}; };
+  return launch_gemm(split.problem, plan, rows(split.x), rows(split.weight), row, kernel);
+}
+
+}  // namespace
+
+const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
+  if (is_on_slices(problem.arithmetic)) {
+    return fp16_slices::launch(problem, plan, kernels, &launch_on_slices, fp16_slices::FixupStart::BehindGemm);
+  }
+  const auto rows = [](Matrix const& matrix) { return Rows{matrix.data, matrix.row_stride}; };
+  return launch_gemm(problem, plan, rows(problem.x), rows(problem.weight), problem.k, kernels.handles[0]);
 }
 
 }  // namespace epigemm::sm80_mma

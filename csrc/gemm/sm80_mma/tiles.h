@@ -10,6 +10,14 @@ constexpr int kVectorBytes = 16;  // what one thread loads, stores, or reads of 
 constexpr int kInstruction = 16;  // rows of mma.sync; ldmatrix brings as many columns of N at once
 constexpr int kSumsPadding = 8;   // floats behind a row of sums: rows begin in different banks
 
+// What a kernel multiplies.
+enum class Inputs {
+  Bits16,  // fp16 or bf16
+  TF32,    // fp32, which is rounded in registers
+  Split,   // fp32 in two fp16 slices (gemm/fp16_slices/layout.h)
+  Scaled,  // fp32 in one fp16 slice
+};
+
 // How an operand is loaded to shared memory.
 enum class Loads {
   Vectors,   // by cp.async, 16 bytes at a time, several stages ahead: rows of whole 16 bytes
@@ -17,17 +25,21 @@ enum class Loads {
 };
 
 struct Tile {
-  int m, n, k;           // elements of x's and the weight's rows, and of K in one stage
+  int m, n;              // rows of x and of the weight
+  int k;                 // elements that one stage has of a row: with two slices half of them hi, half lo
   int stages;            // of shared memory
   int warps_m, warps_n;  // a CTA's, along the tile's rows and columns
   Loads loads;
-  int element_bytes = 2;  // 4: fp32, which is rounded to TF32 in registers
+  int element_bytes = 2;  // of an element in memory
+  int slices = 1;         // of a row
 
+  constexpr int columns() const { return k / slices; }                   // of K in one stage
+  constexpr int bytes() const { return slices * element_bytes; }         // of a column of a row
   constexpr int vector() const { return kVectorBytes / element_bytes; }  // neighbours
   constexpr int instruction_k() const { return 32 / element_bytes; }     // mma.sync m16n8k16, or m16n8k8 of TF32
-  constexpr int row_bytes() const { return element_bytes * k; }          // of a stage
+  constexpr int row_bytes() const { return element_bytes * columns(); }  // of a slice in one stage
   constexpr int threads() const { return 32 * warps_m * warps_n; }
-  constexpr int stage_bytes() const { return row_bytes() * (m + n); }
+  constexpr int stage_bytes() const { return slices * row_bytes() * (m + n); }
 
   // The sums go through shared memory in passes: one pass has the next 16 rows of every warp. There is memory for two
   // passes.
@@ -68,8 +80,36 @@ constexpr Tile kTilesTF32[] = {
 
 constexpr int kTileCountTF32 = sizeof(kTilesTF32) / sizeof(kTilesTF32[0]);
 
-constexpr const Tile& tile_of(int element_bytes, int index) {
-  return element_bytes == 4 ? kTilesTF32[index] : kTiles[index];
+// Of fp32 operands in two fp16 slices. All fit in 99 KB. A warp has up to 64x32 results: 64 registers of sums, and as
+// many of sums over blocks of K.
+constexpr Tile kTilesSplit[] = {
+    {128, 128, 64, 3, 2, 4, Loads::Vectors, 2, 2},  // large products
+    {64, 128, 64, 4, 2, 4, Loads::Vectors, 2, 2},   // fewer rows, or few tiles
+};
+
+constexpr int kTileCountSplit = sizeof(kTilesSplit) / sizeof(kTilesSplit[0]);
+
+// In one fp16 slice. All fit in 99 KB.
+constexpr Tile kTilesScaled[] = {
+    {128, 256, 32, 4, 2, 4, Loads::Vectors},  // large products
+    {128, 128, 32, 3, 2, 2, Loads::Vectors},  // 48 KB: two CTAs on every GPU
+    {64, 64, 64, 3, 2, 2, Loads::Vectors},    // fewer rows, or few tiles
+};
+
+constexpr int kTileCountScaled = sizeof(kTilesScaled) / sizeof(kTilesScaled[0]);
+
+constexpr const Tile& tile_of(Inputs inputs, int index) {
+  return inputs == Inputs::Split    ? kTilesSplit[index]
+         : inputs == Inputs::Scaled ? kTilesScaled[index]
+         : inputs == Inputs::TF32   ? kTilesTF32[index]
+                                    : kTiles[index];
+}
+
+constexpr int tile_count(Inputs inputs) {
+  return inputs == Inputs::Split    ? kTileCountSplit
+         : inputs == Inputs::Scaled ? kTileCountScaled
+         : inputs == Inputs::TF32   ? kTileCountTF32
+                                    : kTileCount;
 }
 
 }  // namespace epigemm::sm80_mma

@@ -3,27 +3,15 @@
 // which PyTorch's GEMM cannot answer.
 #include <iterator>
 
+#include "gemm/fp16_slices/coverage.h"
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
 #include "gemm/sm90_fp16x3/costs.h"
-#include "gemm/sm90_fp16x3/kernels.h"
-#include "gemm/sm90_fp16x3/layout.h"
 #include "gemm/text.h"
 
 namespace epigemm::sm90_fp16x3 {
 namespace {
-
-// Below, three products of 22 bits are no better than one of 24: rounding the operands, which SGEMM does not do, is
-// most of the error. From a recorded sweep (docs/numerics.md): from here on both the largest and the rms error are
-// below SGEMM's for every class of dense data.
-constexpr int64_t kLeastK = 128;
-// With fewer rows SGEMM has kernels that split K into short sums, and is more accurate: its largest error is down to
-// 1/2.7 of the split's, its rms error to 1/1.8 (docs/numerics.md). From 16 rows on it sums as at many rows.
-constexpr int64_t kLeastRows = 16;
-// The single product is summed on the tensor cores alone, which truncate: from 16384 on the error on all-positive data
-// would exceed that of cuBLAS's TF32, which splits such long sums.
-constexpr int64_t kLeastScaledK = 16, kMostScaledK = 8192;
 
 // The tile of the kernel in multiply-adds (fp32_tile.cuh).
 constexpr int kMultiplyAddTileM = 128, kMultiplyAddTileN = 64;
@@ -59,22 +47,19 @@ open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
 class FP16x3 final : public Family {
  public:
   bool computes(const Problem& p) const override {
-    return !p.is_pair && p.arithmetic != Arithmetic::TF32 &&
-           (p.arithmetic != Arithmetic::IEEE || p.is_batch_invariant) && p.x.element == ElementType::Float32 &&
-           p.weight.element == ElementType::Float32 && p.out.element == ElementType::Float32;
+    if (is_on_slices(p.arithmetic)) return fp16_slices::computes(p);
+    return !p.is_pair && p.arithmetic == Arithmetic::IEEE && p.is_batch_invariant &&
+           p.x.element == ElementType::Float32 && p.weight.element == ElementType::Float32 &&
+           p.out.element == ElementType::Float32;
   }
 
-  // Strides and alignment do not matter, because the layout of the slices is our own.
   std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
 
   std::string why_not(const Problem& p) const override {
     std::string reason = sm90::why_not_on(p.device);
     if (!reason.empty()) return reason;
     if (p.batch != 1) return sm90::kOneProduct;
-    if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kMostColumns) {
-      return text("M and N must be at most ", kLargestExtent, " and K at most ", kMostColumns);
-    }
-    return std::string();
+    return fp16_slices::why_not_sizes(p);
   }
 
   std::string why_not_planned(const Problem&, const Plan& plan) const override {
@@ -82,20 +67,7 @@ class FP16x3 final : public Family {
   }
 
   std::string why_not_accurate(const Problem& p, const Plan&) const override {
-    if (p.arithmetic == Arithmetic::Split && p.k < kLeastK) {
-      return text("K = ", p.k, " is below ", kLeastK,
-                  ", from where on the split's error is below that of an IEEE fp32 product");
-    }
-    // A batch-invariant call must not depend on M.
-    if (p.arithmetic == Arithmetic::Split && p.m < kLeastRows && !p.is_batch_invariant) {
-      return text("M = ", p.m, " is below ", kLeastRows,
-                  ", from where on the split's error is below that of an IEEE fp32 product");
-    }
-    if (p.arithmetic == Arithmetic::Scaled && (p.k < kLeastScaledK || p.k > kMostScaledK)) {
-      return text("K = ", p.k, " is outside ", kLeastScaledK, "..", kMostScaledK,
-                  ", where one scaled fp16 product is as accurate as TF32");
-    }
-    return std::string();
+    return fp16_slices::why_not_accurate(p);
   }
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
@@ -119,11 +91,7 @@ class FP16x3 final : public Family {
     return plan_of(invariant_tile(problem.arithmetic), Raster::AlongM);
   }
 
-  int64_t workspace_bytes(const Problem& p) const override {
-    if (p.arithmetic == Arithmetic::IEEE) return 0;
-    const int slices = slices_of(p.arithmetic);
-    return split_bytes(p.m, p.k, slices) + (p.packed_weight ? 0 : split_bytes(p.n, p.k, slices));
-  }
+  int64_t workspace_bytes(const Problem& p) const override { return fp16_slices::workspace_bytes(p); }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     open::KernelNames names;

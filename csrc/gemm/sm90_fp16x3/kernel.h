@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
+#include "gemm/fp16_slices/rescale.h"
 #include "gemm/sm90/kernel.cuh"
 #include "gemm/sm90_fp16x3/mainloop.h"
-#include "gemm/sm90_fp16x3/rescale.h"
 #include "gemm/sm90_fp16x3/tiles.h"
 
 namespace epigemm::sm90_fp16x3 {
@@ -14,7 +14,9 @@ namespace epigemm::sm90_fp16x3 {
 struct RescaledSums {
   static constexpr bool has_roots = true;
 
-  CUTLASS_DEVICE static float apply(float root_a, float root_b, float sum) { return rescale(root_a, root_b, sum); }
+  CUTLASS_DEVICE static float apply(float root_a, float root_b, float sum) {
+    return fp16_slices::rescale(root_a, root_b, sum);
+  }
 };
 
 template <int TileIndex>
@@ -24,7 +26,7 @@ struct ThreeProducts {
   static_assert(tile.stages >= 3, "with fewer stages the loads cannot run ahead");
 
   using Element = cutlass::half_t;
-  static constexpr int kSlices = sm90_fp16x3::kSlices, kWeights = 1;
+  static constexpr int kSlices = fp16_slices::kSlices, kWeights = 1;
   static constexpr bool kPrefetchesRows = tile.transposed;  // those of the weight, for a product with few rows of x
 
   template <class TileShape, class ClusterShape>

@@ -1,41 +1,17 @@
 #include "gemm/sm90_fp16x3/kernels.h"
 
-#include "gemm/sm90_fp16x3/fixup.h"
-#include "gemm/sm90_fp16x3/split_rows.h"
-#include "open/kernel_names.h"
+#include "gemm/fp16_slices/kernels.h"
 
 namespace epigemm::sm90_fp16x3 {
 
-namespace {
-
-const char* launch_on_slices(Problem const& problem, Plan const& plan, open::Kernels const& kernels,
-                             StridedMatrix const& x, StridedMatrix const& weight) {
-  if (!problem.workspace) return "fp16 slices need a workspace";
-  const int slices = slices_of(problem.arithmetic);
-  void* const x_buffer = problem.workspace;
-  void* weight_buffer = problem.packed_weight;
-  const auto split = [&](StridedMatrix const& matrix, void* buffer) {
-    return split_rows_cuda(matrix, slices, buffer, problem.device.index, problem.stream);
-  };
-  // The weight is split first, so that its split has ended when the GEMM starts, during the end of x's split.
-  if (!weight_buffer) {
-    weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices);
-    if (const char* const refused = split(weight, weight_buffer)) return refused;
-  }
-  if (const char* const refused = split(x, x_buffer)) return refused;
-  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices),
-                                   split_view(weight_buffer, problem.n, problem.k, slices)};
-  const char* const refused = launch_gemm(split_problem, plan, kernels.handles[0]);
-  return refused ? refused : launch_fixup({split_problem, x, weight}, kernels.handles[1]);
-}
-
-}  // namespace
-
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
-  const StridedMatrix x = strided(problem.x, problem.m, problem.k);
-  const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
-  if (problem.arithmetic != Arithmetic::IEEE) return launch_on_slices(problem, plan, kernels, x, weight);
-  return launch_fp32({{problem, {}, {}}, x, weight}, kernels.handles[0]);
+  using fp16_slices::strided;
+  if (problem.arithmetic != Arithmetic::IEEE) {
+    return fp16_slices::launch(problem, plan, kernels, &launch_gemm, fp16_slices::FixupStart::BesideGemm);
+  }
+  const fp16_slices::StridedMatrix x = strided(problem.x, problem.m, problem.k);
+  const fp16_slices::StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
+  return fp16_slices::launch_fp32({{problem, {}, {}}, x, weight}, kernels.handles[0]);
 }
 
 }  // namespace epigemm::sm90_fp16x3

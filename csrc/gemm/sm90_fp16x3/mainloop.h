@@ -30,9 +30,12 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
-#include "gemm/sm90_fp16x3/layout.h"
+#include "gemm/fp16_slices/layout.h"
 
 namespace epigemm::sm90_fp16x3 {
+
+using fp16_slices::kInterleave;
+using fp16_slices::kSlices;
 
 template <class TileShape, class ClusterShape, int Stages>
 struct Mainloop {

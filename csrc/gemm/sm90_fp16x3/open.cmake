@@ -6,7 +6,7 @@ foreach(tiles split:4 scaled:3)
   epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
                       CUTLASS SYMBOLS ${symbols})
 endforeach()
-epigemm_open_kernel(epigemm_open_fixup gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
+epigemm_open_kernel(epigemm_open_fixup gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_90a
                     DEFINITIONS EPIGEMM_RUN=run_fixup)
-epigemm_open_kernel(epigemm_open_fp32 gemm/sm90_fp16x3/open_fixup_unit.cu.in ARCH lto_90a
+epigemm_open_kernel(epigemm_open_fp32 gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_90a
                     DEFINITIONS EPIGEMM_RUN=run_fp32)

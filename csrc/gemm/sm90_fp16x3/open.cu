@@ -8,6 +8,9 @@
 namespace epigemm::sm90_fp16x3 {
 namespace {
 
+using fp16_slices::SplitMatrix;
+using fp16_slices::SplitProblem;
+
 template <Arithmetic arithmetic, int TileIndex>
 const char* launch_tile(SplitProblem const& split, Plan const& plan, const void* kernel) {
   using Types = sm90_fp16x3::Types<arithmetic, TileIndex>;

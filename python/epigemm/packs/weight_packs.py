@@ -56,7 +56,7 @@ def checked_use(pack: str) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def pack_bytes(rows: int, columns: int, slices: int) -> int:
-    """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/sm90_fp16x3/layout.h lays it out.
+    """Bytes of a [rows, columns] matrix in slices, as csrc/gemm/fp16_slices/layout.h lays it out.
 
     Scales, statistics and counts of the rows, then the slices. Each section is rounded up to 256 bytes.
     """

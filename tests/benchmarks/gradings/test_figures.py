@@ -15,7 +15,7 @@ from benchmarks.gradings.data import BY_NAME
 from benchmarks.gradings.products import BASELINE, SCALED, SPLIT
 from benchmarks.harness import plots
 
-FAMILY = Path(__file__).parents[3] / "csrc" / "gemm" / "sm90_fp16x3" / "family.cpp"
+FAMILY = Path(__file__).parents[3] / "csrc" / "gemm" / "fp16_slices" / "coverage.cpp"
 ABOUT: dict[str, Any] = {"gpu": {"name": "a GPU"}, "cpu": {"name": "a CPU"}, "torch": "2.13"}
 
 

@@ -1,7 +1,8 @@
 // The mma.sync kernels' own source on the CPU: problems of tiles of every kind against sums in double.
 //
-// Arguments: element, tile, M, N, K, elements before each matrix, elements behind each row. Prints the largest error in
-// units of its bound, and exits with 1 where that is above 1 or something beside D was written.
+// Arguments: operand, tile, M, N, K, elements before each matrix, elements behind each row. Prints the largest error in
+// units of its bound, and exits with 1 where that is above 1 or something beside D was written. The operands split and
+// scaled are fp32 matrices, which the program splits into fp16 slices.
 #include "emulation/warps.h"
 
 #include "open/contract.h"
@@ -31,6 +32,7 @@ namespace epigemm::sm80_mma {
 alignas(128) char memory[256 * 1024];
 }
 
+#include "gemm/fp16_slices/slices.h"
 #include "gemm/sm80_mma/kernel.cuh"
 
 namespace {
@@ -63,8 +65,13 @@ struct Drawn {
   const T* data() const { return all.data() + before; }
   T* data() { return all.data() + before; }
   double at(int i, int j) const { return static_cast<float>(all[before + i * stride + j]); }
-  double multiplied_at(int i, int j) const { return sizeof(T) == 4 ? nearest_tf32(at(i, j)) : at(i, j); }
 };
+
+// What the kernel multiplies of an operand.
+template <class Config, class T>
+double multiplied_at(const Drawn<T>& matrix, int i, int j) {
+  return Config::inputs == Inputs::TF32 ? nearest_tf32(matrix.at(i, j)) : matrix.at(i, j);
+}
 
 template <class T>
 inline const T kPoison = T(-12345.f);
@@ -85,9 +92,61 @@ Drawn<T> draw(int rows, int columns, const Sizes& sizes, uint32_t& state, bool i
   return made;
 }
 
+// A matrix in one or two fp16 slices, as fp16_slices/layout.h lays it out.
+struct Sliced {
+  std::vector<__half> all;
+  std::vector<float> roots;
+  int64_t stride;
+};
+
+Sliced sliced(const Drawn<float>& matrix, int rows, int columns, int slices) {
+  using namespace fp16_slices;
+  const int64_t padded = padded_columns(columns, slices);
+  Sliced made{{}, {}, padded * slices};
+  made.all.assign(rows * made.stride + 8, __half(0.f));
+  for (int i = 0; i < rows; ++i) {
+    float largest = 0;
+    for (int k = 0; k < columns; ++k)
+      largest = std::max(largest, finite_magnitude(matrix.data()[i * matrix.stride + k]));
+    made.roots.push_back(row_root(row_exponent(largest)));
+    for (int k = 0; k < columns; ++k) {
+      const float s = scaled(matrix.data()[i * matrix.stride + k], row_scale(largest));
+      const auto split = split_element<__half>(s, [](float x) { return __half(x); }, [](__half x) { return float(x); });
+      made.all[i * made.stride + slice_offset(k, 0, slices)] = split.high;
+      if (slices == kSlices) made.all[i * made.stride + slice_offset(k, 1, slices)] = split.low;
+    }
+  }
+  return made;
+}
+
+template <class Config>
+struct Given {
+  Sliced of_matrix;
+  Rows rows;
+  int k;
+
+  template <class T>
+  Given(const Drawn<T>& matrix, int count, int columns) {
+    if constexpr (Config::kIsOnSlices) {
+      of_matrix = sliced(matrix, count, columns, Config::inputs == Inputs::Split ? 2 : 1);
+      rows = {of_matrix.all.data(), of_matrix.stride, of_matrix.roots.data()};
+      k = static_cast<int>(of_matrix.stride);
+    } else {
+      rows = {matrix.data(), matrix.stride};
+      k = columns;
+    }
+  }
+};
+
+// Of one product, relative: of the rounding to the element's own type, or to that of the slices, once for each operand.
+template <class Config>
+constexpr double kOfProducts = Config::inputs == Inputs::Split    ? 0x1p-20
+                               : Config::inputs == Inputs::Scaled ? 0x1p-10
+                                                                  : 0x1p-18;
+
 template <class Config>
 int check(const Sizes& sizes) {
-  using Stored = typename Config::Stored;
+  using Stored = typename Config::Result;
   constexpr Tile tile = Config::tile;
   uint32_t state = 7;
   const auto x = draw<Stored>(sizes.m, sizes.k, sizes, state), weight = draw<Stored>(sizes.n, sizes.k, sizes, state);
@@ -99,12 +158,13 @@ int check(const Sizes& sizes) {
 
   const int tiles_m = (sizes.m + tile.m - 1) / tile.m, tiles_n = (sizes.n + tile.n - 1) / tile.n;
   for (const Order order : {Order{true, tiles_m, tiles_n, std::min(2, tiles_n)}, Order{false, tiles_n, tiles_m, 1}}) {
+    const Given<Config> given_x(x, sizes.m, sizes.k), given_weight(weight, sizes.n, sizes.k);
     Arguments p{};
-    p.x = {x.data(), x.stride};
-    p.weight = {weight.data(), weight.stride};
+    p.x = given_x.rows;
+    p.weight = given_weight.rows;
     p.out = out.data();
     p.out_row_stride = out.stride;
-    p.m = sizes.m, p.n = sizes.n, p.k = sizes.k;
+    p.m = sizes.m, p.n = sizes.n, p.k = given_x.k;
     p.order = order;
     p.operands.data[open::kColumn0] = column.data();
     p.operands.data[open::kColumn0 + 1] = wide_column.data();
@@ -128,13 +188,13 @@ int check(const Sizes& sizes) {
       for (int j = 0; j < sizes.n; ++j) {
         double sum = 0, magnitude = 0;
         for (int k = 0; k < sizes.k; ++k) {
-          const double product = x.multiplied_at(i, k) * weight.multiplied_at(j, k);
+          const double product = multiplied_at<Config>(x, i, k) * multiplied_at<Config>(weight, j, k);
           sum += product, magnitude += std::abs(product);
         }
         const double expected = (sum + column.at(0, j)) * wide_column.at(0, j) + 0.5 * row.at(0, i) + matrix.at(i, j) -
                                 wide_matrix.at(i, j);
         const double unit = sizeof(Stored) == 4 ? 0x1p-24 : std::is_same_v<Stored, __half> ? 0x1p-11 : 0x1p-8;
-        const double bound = std::abs(expected) * unit * 1.01 + 0x1p-20 * (1 + 4 * magnitude);
+        const double bound = std::abs(expected) * unit * 1.01 + 0x1p-20 + kOfProducts<Config> * magnitude;
         const double error = std::abs(out.at(i, j) - expected) / bound;
         worst = error <= worst ? worst : error;  // a NaN is the worst
         expected_out.all[sizes.before + i * out.stride + j] = out.all[sizes.before + i * out.stride + j];
@@ -151,10 +211,10 @@ int check(const Sizes& sizes) {
 
 // A tile of each kind, for the compiler takes five seconds over each: stages of 64 and 32 columns, warps side by side
 // along either axis, both ways of loading. The types of 16 bits differ by an instruction alone.
-template <class Stored, int... TileIndex>
+template <class Operand, int... TileIndex>
 int check_tile(int tile, const Sizes& sizes, std::integer_sequence<int, TileIndex...>) {
   int failed = 2;  // a tile that is not here
-  ((TileIndex == tile ? void(failed = check<Config<Stored, TileIndex>>(sizes)) : void()), ...);
+  ((TileIndex == tile ? void(failed = check<Config<Operand, TileIndex>>(sizes)) : void()), ...);
   return failed;
 }
 
@@ -166,6 +226,10 @@ int main(int, char** given) {
   if (std::strcmp(given[1], "float16") == 0) {
     return check_tile<__half>(number(2), sizes, std::integer_sequence<int, 6, 9>{});
   }
+  if (std::strcmp(given[1], "split") == 0)
+    return check_tile<Split>(number(2), sizes, std::integer_sequence<int, 0, 1>{});
+  if (std::strcmp(given[1], "scaled") == 0)
+    return check_tile<Scaled>(number(2), sizes, std::integer_sequence<int, 2>{});
   if (std::strcmp(given[1], "tf32") == 0) {
     return check_tile<float>(number(2), sizes, std::integer_sequence<int, 0, 2>{});
   }

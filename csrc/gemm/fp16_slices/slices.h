@@ -15,7 +15,7 @@
 
 #include "epilogue/operands.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 template <class To, class From>
 EPIGEMM_HOST_DEVICE To bit_cast(From from) {
@@ -112,4 +112,4 @@ EPIGEMM_HOST_DEVICE Slices<Half> split_element(float s, ToHalf to_half, ToFloat 
   return {high, to_half((s - to_float(high)) * kLowEnlarged)};
 }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

@@ -1,6 +1,6 @@
 // The split on a GPU: one pass over memory. A row's scale depends on all of it, so a row is held on the chip between
 // finding its largest element and writing its slices.
-#include "gemm/sm90_fp16x3/split_rows.h"
+#include "gemm/fp16_slices/split_rows.h"
 
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
@@ -9,9 +9,10 @@
 
 #include "device/dependent.cuh"
 #include "device/launch.h"
-#include "gemm/sm90_fp16x3/slices.h"
+#include "device/query.h"
+#include "gemm/fp16_slices/slices.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 namespace {
 
 constexpr int kVector = 4;  // elements a thread handles together: 16 bytes read, 8 bytes of each slice written
@@ -320,9 +321,11 @@ const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int
   return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, slices, place);
 }
 
-// The number of CTAs for a strip: enough to fill the GPU twice, but each with two blocks of columns at least.
-int ctas_sharing(int64_t strips, int64_t padded_columns) {
+// The number of CTAs for a strip: enough to fill the GPU twice, but each with two blocks of columns at least. One where
+// there are no clusters: other GPUs than Hopper run the code for sm_80.
+int ctas_sharing(int64_t strips, int64_t padded_columns, int device) {
   constexpr int64_t kManyCtas = 264;
+  if (cuda::device(device).capability / 10 != 9) return 1;
   const int64_t blocks = (padded_columns + kInterleave - 1) / kInterleave;
   int ctas = 1;
   while (ctas < kMostSharing && strips * ctas < kManyCtas && blocks >= 4 * ctas) ctas *= 2;
@@ -337,7 +340,7 @@ const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffe
   const Place place{device, stream};
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
     const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
-    const int sharing = ctas_sharing(strips, out.padded_columns);
+    const int sharing = ctas_sharing(strips, out.padded_columns, device);
     return enqueue<&split_strips_kernel>(strips * sharing, sharing, kStripThreads, matrix, out, slices, place);
   }
   const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
@@ -345,4 +348,4 @@ const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffe
   return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, slices, place);
 }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

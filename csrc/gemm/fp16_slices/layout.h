@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 constexpr int kSlices = 2;       // hi and lo
 constexpr int kInterleave = 64;  // elements of hi, then as many of lo
@@ -70,4 +70,4 @@ inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int s
           padded_columns(columns, slices)};
 }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

@@ -2,7 +2,7 @@
 
 #include "epilogue/operands.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 // z = acc * f * f,  f = root of x's row * root of the weight's row
 //
@@ -14,4 +14,4 @@ EPIGEMM_HOST_DEVICE float rescale(float root_a, float root_b, float acc) {
   return (acc * factor) * factor;
 }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

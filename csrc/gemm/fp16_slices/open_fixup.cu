@@ -3,9 +3,9 @@
 
 #include "device/launch.h"
 #include "gemm/operands.h"
-#include "gemm/sm90_fp16x3/fixup.cuh"
+#include "gemm/fp16_slices/fixup.cuh"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 namespace {
 
 FixupArguments fixup_arguments(FixupProblem const& fixup) {
@@ -19,8 +19,7 @@ FixupArguments fixup_arguments(FixupProblem const& fixup) {
           operands_of(problem)};
 }
 
-// `is_behind_gemm`: programmatic dependent launch, that is, the kernel is ready when the GEMM ends.
-const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_behind_gemm) {
+const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_dependent) {
   Problem const& problem = fixup.split.problem;
   const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
                         ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
@@ -31,7 +30,7 @@ const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_behin
                                 /*shared_bytes=*/0,
                                 problem.device.index,
                                 problem.stream,
-                                /*dependent=*/is_behind_gemm};
+                                is_dependent};
   FixupArguments arguments = fixup_arguments(fixup);
   void* parameters[] = {&arguments};
   return cuda::launch(kernel, shape, parameters);
@@ -39,12 +38,12 @@ const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_behin
 
 }  // namespace
 
-const char* launch_fixup(FixupProblem const& fixup, const void* kernel) {
-  return enqueue(kernel, fixup, /*is_behind_gemm=*/true);
+const char* launch_fixup(FixupProblem const& fixup, const void* kernel, FixupStart start) {
+  return enqueue(kernel, fixup, /*is_dependent=*/start == FixupStart::BesideGemm);
 }
 
 const char* launch_fp32(FixupProblem const& fixup, const void* kernel) {
-  return enqueue(kernel, fixup, /*is_behind_gemm=*/false);
+  return enqueue(kernel, fixup, /*is_dependent=*/false);
 }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

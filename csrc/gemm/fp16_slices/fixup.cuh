@@ -2,12 +2,12 @@
 // it the same product without slices, of all results.
 #pragma once
 
-#include "gemm/sm90_fp16x3/fp32_tile.cuh"
-#include "gemm/sm90_fp16x3/range_check.h"
-#include "gemm/sm90_fp16x3/fixup.h"
+#include "gemm/fp16_slices/fp32_tile.cuh"
+#include "gemm/fp16_slices/range_check.h"
+#include "gemm/fp16_slices/fixup.h"
 #include "open/contract.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 using fp32_tile::kThreads;
 
@@ -196,4 +196,4 @@ __device__ __forceinline__ void run_fp32(const FixupArguments& p) {
   for_each_tile(p, [&](int64_t m0, int64_t n0) { recompute<Epilogue>(p, m0, n0, kAllResults, shared); });
 }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

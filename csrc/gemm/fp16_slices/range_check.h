@@ -21,9 +21,9 @@
 // T also leaves those rows to fp32 that spread so far that few products count: their 24 bits are better there than 22.
 #pragma once
 
-#include "gemm/sm90_fp16x3/slices.h"
+#include "gemm/fp16_slices/slices.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 // The statistics of several rows at once.
 struct RangeStatistics {
@@ -61,4 +61,4 @@ EPIGEMM_HOST_DEVICE bool has_non_finite(int32_t flags) { return (flags & (kInfin
 // some of K; `tiny`: of both rows.
 EPIGEMM_HOST_DEVICE bool is_large_enough(float sum, int32_t tiny) { return sum >= 0x1p18f * static_cast<float>(tiny); }
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

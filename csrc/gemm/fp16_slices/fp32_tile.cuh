@@ -5,10 +5,10 @@
 // scale. Multiply-adds lose nothing, and infinities and NaN come out as SGEMM's.
 #pragma once
 
-#include "gemm/sm90_fp16x3/layout.h"
-#include "gemm/sm90_fp16x3/slices.h"
+#include "gemm/fp16_slices/layout.h"
+#include "gemm/fp16_slices/slices.h"
 
-namespace epigemm::sm90_fp16x3::fp32_tile {
+namespace epigemm::fp16_slices::fp32_tile {
 
 constexpr int kTileM = 128, kTileN = 64, kChunk = 16;  // of x's rows, of the weight's rows, of K
 constexpr int kThreads = 256;
@@ -148,4 +148,4 @@ __device__ inline void multiply(const StridedMatrix& x, const StridedMatrix& wei
   __syncthreads();
 }
 
-}  // namespace epigemm::sm90_fp16x3::fp32_tile
+}  // namespace epigemm::fp16_slices::fp32_tile

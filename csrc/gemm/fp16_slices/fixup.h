@@ -2,9 +2,9 @@
 // at once if there is nothing to do.
 #pragma once
 
-#include "gemm/sm90_fp16x3/kernels.h"
+#include "gemm/fp16_slices/problem.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 // A GEMM on slices, with the fp32 operands from which the slices were made.
 struct FixupProblem {
@@ -12,12 +12,18 @@ struct FixupProblem {
   StridedMatrix x, weight;
 };
 
+// When the fixup starts.
+enum class FixupStart {
+  BesideGemm,  // programmatic dependent launch: while the GEMM works, which lets it; it waits for the GEMM's end itself
+  BehindGemm,  // on the stream: kernels for every GPU have no dependent launch
+};
+
 // Enqueues the fixup on the problem's stream. `kernel`: with the epilogue in it, a cudaKernel_t. Returns nullptr, or
 // what was refused and why.
-const char* launch_fixup(FixupProblem const& fixup, const void* kernel);
+const char* launch_fixup(FixupProblem const& fixup, const void* kernel, FixupStart start);
 
 // The whole product in IEEE fp32, from operands with any strides; `split.x` and `split.weight` are not read. Its
 // results do not depend on M. Batch-invariant calls use it where slices are not accurate enough.
 const char* launch_fp32(FixupProblem const& fixup, const void* kernel);
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

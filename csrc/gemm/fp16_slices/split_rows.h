@@ -1,12 +1,12 @@
 // Splitting the rows of an fp32 matrix into fp16 slices (layout.h, slices.h), callable without CUDA headers.
 #pragma once
 
-#include "gemm/sm90_fp16x3/layout.h"
+#include "gemm/fp16_slices/layout.h"
 
-namespace epigemm::sm90_fp16x3 {
+namespace epigemm::fp16_slices {
 
 // Enqueues the split on a device's `stream`. `buffer` has split_bytes(rows, columns, slices) bytes. Returns nullptr, or
 // what was refused and why.
 const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream);
 
-}  // namespace epigemm::sm90_fp16x3
+}  // namespace epigemm::fp16_slices

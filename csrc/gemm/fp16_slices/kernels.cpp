@@ -1,0 +1,30 @@
+#include "gemm/fp16_slices/kernels.h"
+
+#include "gemm/fp16_slices/split_rows.h"
+
+namespace epigemm::fp16_slices {
+
+const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels, LaunchGemm launch_gemm,
+                   FixupStart fixup_start) {
+  if (!problem.workspace) return "fp16 slices need a workspace";
+  const StridedMatrix x = strided(problem.x, problem.m, problem.k);
+  const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
+  const int slices = slices_of(problem.arithmetic);
+  void* const x_buffer = problem.workspace;
+  void* weight_buffer = problem.packed_weight;
+  const auto split = [&](StridedMatrix const& matrix, void* buffer) {
+    return split_rows_cuda(matrix, slices, buffer, problem.device.index, problem.stream);
+  };
+  // The weight is split first, so that its split has ended when the GEMM starts, during the end of x's split.
+  if (!weight_buffer) {
+    weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices);
+    if (const char* const refused = split(weight, weight_buffer)) return refused;
+  }
+  if (const char* const refused = split(x, x_buffer)) return refused;
+  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices),
+                                   split_view(weight_buffer, problem.n, problem.k, slices)};
+  const char* const refused = launch_gemm(split_problem, plan, kernels.handles[0]);
+  return refused ? refused : launch_fixup({split_problem, x, weight}, kernels.handles[1], fixup_start);
+}
+
+}  // namespace epigemm::fp16_slices

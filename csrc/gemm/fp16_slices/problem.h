@@ -1,0 +1,22 @@
+// A product whose operands have been split into fp16 slices. Plain C++.
+#pragma once
+
+#include "gemm/fp16_slices/layout.h"
+#include "gemm/problem.h"
+
+namespace epigemm::fp16_slices {
+
+// `problem.x` and `problem.weight` are not read.
+struct SplitProblem {
+  Problem problem;
+  SplitMatrix x, weight;
+};
+
+inline StridedMatrix strided(Matrix const& matrix, int64_t rows, int64_t columns) {
+  return {static_cast<const float*>(matrix.data), rows, columns, matrix.row_stride, matrix.column_stride};
+}
+
+// 2 for fp16x3, 1 for fp16x1.
+constexpr int slices_of(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? kSlices : 1; }
+
+}  // namespace epigemm::fp16_slices
