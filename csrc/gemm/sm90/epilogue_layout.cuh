@@ -121,7 +121,9 @@ struct EpilogueConfig {
   static_assert(!Reduces || (Gates == 0 && kRoots == 0));
   CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.moments; }
 
-  static constexpr int kMatrixByTma = Gates;
+  // The number of the matrix that TMA loads: the first one that is read from memory and shares no rows.
+  CUTLASS_DEVICE static int matrix_by_tma() { return epigemm_shares_rows(open::kMatrix0 + Gates) ? Gates + 1 : Gates; }
+
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
 
