@@ -44,6 +44,12 @@ constexpr int kOfCompute = 2;  // fp32; fp64 where x is fp64
 struct SharedRows {
   uint32_t multiplier, shift;  // 0, 0: the matrix shares no rows
 
+  // `count`: from 1 to 2^31 - 1.
+  static SharedRows by(int64_t count) {
+    uint32_t shift = 0;
+    while (int64_t{1} << shift < count) ++shift;
+    return {static_cast<uint32_t>(((int64_t{1} << (31 + shift)) + count - 1) / count), shift};
+  }
   EPIGEMM_HOST_DEVICE int64_t of(int64_t row) const {
     const uint64_t twice = static_cast<uint32_t>(row) * 2u;
     return static_cast<uint32_t>(twice * multiplier >> 32) >> shift;

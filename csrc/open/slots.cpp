@@ -4,13 +4,6 @@ namespace epigemm::open {
 
 static_assert(kSlots <= kMaxOperands, "an operand a slot");
 
-SharedRows shared_by(int64_t count) {
-  uint32_t shift = 0;
-  while (int64_t{1} << shift < count) ++shift;
-  const int64_t multiplier = ((int64_t{1} << (31 + shift)) + count - 1) / count;
-  return {static_cast<uint32_t>(multiplier), shift};
-}
-
 template <class Compute>
 Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* values) {
   Operands<Compute> operands{};
@@ -22,7 +15,7 @@ Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* valu
     operands.data[first_slot(kind) + number] = value.data;
     if (kind == OperandKind::Scalar) operands.scalars[number] = static_cast<Compute>(value.value);
     if (kind == OperandKind::Matrix) operands.matrix_strides[number] = value.stride;
-    if (epilogue.operands[i].shares_rows) operands.shared_rows[number] = shared_by(value.rows_each);
+    if (epilogue.operands[i].shares_rows) operands.shared_rows[number] = SharedRows::by(value.rows_each);
   }
   return operands;
 }

@@ -6,9 +6,6 @@
 
 namespace epigemm::open {
 
-// Of a matrix of which `count` rows of the result read one row; from 1 to 2^31 - 1.
-SharedRows shared_by(int64_t count);
-
 // `values`: in the epilogue's order, without the accumulator; vectors have no gaps.
 template <class Compute>
 Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* values);

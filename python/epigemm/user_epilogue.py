@@ -43,14 +43,15 @@ class UserEpilogue(Decorated):
         super().__init__(traced)
         self._key = str(next(_keys))  # not a number, because Dynamo makes a symbol of the second one
         _made[self._key] = self
-        self._linked: dict[tuple[_Choice, _Choice], LinkedEpilogue] = {}
+        self._linked: dict[_Choice, LinkedEpilogue] = {}
         # If an operand is None, the epilogue is another one, of the remaining operands.
         self.without = {missing: UserEpilogue(each) for missing, each in traced.without.items()}
         # If the function is one of epigemm's own, with a bias or a bias and a ReLU. For those the planner knows that
         # PyTorch's GEMM may add them.
         self.copied = _built_in(self.traced)
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
-        self._matrices = [place for place, kind in enumerate(self.traced.kinds) if kind == MATRIX]
+        self._are_matrices = tuple(kind == MATRIX for kind in self.traced.kinds)
+        self._reads_matrix = True in self._are_matrices
         self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
         differentiable = self.traced.program.with_gradient()
         # For the product and each operand, whether its gradient ends inside the function. PyTorch does not record such
@@ -219,10 +220,10 @@ class UserEpilogue(Decorated):
 
         `shared`: for each whether it is a matrix that shares rows; empty if none does.
         """
-        key = tuple(folded), tuple(shared)
+        key = (*folded, *shared)
         found = self._linked.get(key)
         if found is None:
-            found = self._linked[key] = LinkedEpilogue(self.traced, *key)
+            found = self._linked[key] = LinkedEpilogue(self.traced, folded, shared)
         return found
 
     def _unrecorded(self, given: Sequence[Tensor | float]) -> list[Tensor | float]:
@@ -233,7 +234,7 @@ class UserEpilogue(Decorated):
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
         """The epilogue for the element types of a call's tensors."""
         dtype = getattr(x, "dtype", None)
-        shared = self._shared(x, given) if self._matrices else ()
+        shared = self._shared(x, given) if self._reads_matrix else ()
         if dtype is torch.float32 or dtype is torch.float64:
             return self._usual if not shared else self._epilogue(self._are_scalars, shared)
         dtypes = [getattr(value, "dtype", None) for value in given]
@@ -254,8 +255,13 @@ class UserEpilogue(Decorated):
 
     def _shared(self, x: Tensor, given: Sequence[Tensor | float]) -> _Choice:
         """For each operand whether it is a matrix that shares rows; empty if none does."""
-        places = [place for place in self._matrices if _shares_rows(given[place], x)]
-        return tuple(place in places for place in range(len(given))) if places else ()
+        shared = []
+        for value, is_matrix in zip(given, self._are_matrices, strict=True):
+            if is_matrix and _shares_rows(value, x):  # a comparison of sizes, for Dynamo no constant
+                shared.append(True)
+            else:
+                shared.append(False)
+        return tuple(shared) if True in shared else ()
 
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int], first: str
@@ -309,7 +315,7 @@ class UserEpilogue(Decorated):
         if not _is_compiling():
             return self.linked(folded, shared)
         _make(self._key, folded, shared)  # not traced by Dynamo, which then finds the result
-        return self._linked[folded, shared]
+        return self._linked[folded + shared]
 
 
 _keys = itertools.count()

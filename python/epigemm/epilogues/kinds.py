@@ -87,10 +87,11 @@ class OperandKind:
     def shapes(self, lead: Sequence[T], columns: T) -> list[tuple[T | int, ...]]:
         """The shapes that a caller may give: a matrix may have 1 in place of the last leading axes."""
         found = [self.callers_shape(lead, columns)]
-        if self.by_row and self.by_column:
-            kept = range(len(lead) - 1, -1, -1)
-            found += [(*lead[:count], *(1,) * (len(lead) - count), columns) for count in kept]
-        return list(dict.fromkeys(found))
+        for kept in range(len(lead) - 1, -1, -1) if self.by_row and self.by_column else ():
+            shape = (*lead[:kept], *(1,) * (len(lead) - kept), columns)
+            if shape != found[-1]:
+                found.append(shape)
+        return found
 
     def summed(self, of_elements: Tensor, rows: int) -> Tensor:
         """The gradient of an operand with `rows` rows: the sum of those of the elements `[M, N]` that read it."""
