@@ -18,6 +18,7 @@ PROGRAM = r"""
 #include "open/contract.h"
 
 #include <cstdio>
+#include <initializer_list>
 
 int main() {
   const int64_t most = 0x7fffffff;
