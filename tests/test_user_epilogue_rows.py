@@ -42,7 +42,9 @@ def leads_of(lead: Sequence[int]) -> list[tuple[int, ...]]:
     return [(*lead[:kept], *(1,) * (len(lead) - kept)) for kept in range(len(lead) + 1)]
 
 
-def draw(lead: Sequence[int], of_gate: Sequence[int], dtype: torch.dtype, rng: torch.Generator) -> list[Tensor]:
+def draw(
+    lead: Sequence[int], of_gate: Sequence[int], dtype: torch.dtype, rng: torch.Generator
+) -> list[Tensor]:
     """x, weight, bias, gate, residual, row."""
     shapes = ((*lead, 8), (16, 8), (16,), (*of_gate, 16), (*lead, 16), lead)
     return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
@@ -189,7 +191,5 @@ def test_explain_and_names(rng: torch.Generator) -> None:
 
 
 def test_epigemm_s_own_functions(rng: torch.Generator) -> None:
-    x, weight, bias, gate, residual, _ = draw((3, 4), (3, 1), torch.float64, rng)
-    torch.testing.assert_close(
-        epigemm.linear_residual(x, weight, bias, gate), x @ weight.t() + bias + gate
-    )
+    x, weight, bias, gate, *_ = draw((3, 4), (3, 1), torch.float64, rng)
+    torch.testing.assert_close(epigemm.linear_residual(x, weight, bias, gate), x @ weight.t() + bias + gate)

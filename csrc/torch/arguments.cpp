@@ -33,8 +33,8 @@ OperandValue scalar_value(const TensorView& scalar, const char* name) {
   return {scalar.data(), 0, 0};
 }
 
-// How many consecutive rows of x a row of a tensor is for: 1 if it has x's leading sizes, more if it shares rows, x is a
-// matrix and the tensor's rows divide x's; 0 if it has other sizes.
+// How many consecutive rows of x a row of a tensor is for: 1 if it has x's leading sizes, more if it shares rows, x is
+// a matrix and the tensor's rows divide x's; 0 if it has other sizes.
 int64_t rows_each_of(const TensorView& tensor, const TensorView& x, bool shares_rows) {
   if (tensor.dim() != x.dim() || x.dim() == 0) return 0;
   if (std::equal(x.sizes(), x.sizes() + x.dim() - 1, tensor.sizes())) return 1;

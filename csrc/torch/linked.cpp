@@ -23,17 +23,15 @@ std::vector<std::string> split(std::string_view text) {
   return parts;
 }
 
-// `kinds`: one OperandKind each; `forms`: bit 0: the operand has the type of the epilogue's arithmetic, bit 1: it shares
-// rows; `bias`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
+// `kinds`: one OperandKind each; `forms`: bit 0: the operand has the type of the epilogue's arithmetic, bit 1: it
+// shares rows; `bias`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
                           const List<int64_t>& forms, int64_t bias, const Name& primitives, bool has_short_forms) {
   const std::vector<std::string> names = split(operand_names.text());
-  check(names.size() == kinds.values.size() && names.size() == forms.values.size(),
-        "names, kinds, forms: got ", names.size(), ", ", kinds.values.size(), " and ", forms.values.size(),
-        " of them; accepted are as many each");
+  check(names.size() == kinds.values.size() && names.size() == forms.values.size(), "names, kinds, forms: got ",
+        names.size(), ", ", kinds.values.size(), " and ", forms.values.size(), " of them; accepted are as many each");
   const bool is_bias = bias > 0 && bias <= static_cast<int64_t>(names.size()) &&
-                       kinds.values[bias - 1] == static_cast<int>(OperandKind::PerColumn) &&
-                       !forms.values[bias - 1];
+                       kinds.values[bias - 1] == static_cast<int>(OperandKind::PerColumn) && !forms.values[bias - 1];
   check(bias == 0 || is_bias, "bias: got ", bias, "; accepted are 0 and the place of a vector along N of x's type");
   check(names.size() <= kMaxOperands, "names: got ", names.size(), " operands; accepted are at most ", kMaxOperands);
   std::vector<RegisteredOperand> operands{{OperandKind::Accumulator, OperandElement::Compute, "accumulator"}};

@@ -27,7 +27,7 @@ int main() {
     if (row < 0 || row > most) return true;
     ++checked;
     const int64_t found = epigemm::open::SharedRows::by(count).of(row);
-    if (found != row / count) std::printf("%lld / %lld gives %lld\n", (long long)row, (long long)count, (long long)found);
+    if (found != row / count) std::printf("wrong: row %.0f of %.0f\n", double(row), double(count));
     return found == row / count;
   };
   uint64_t state = 1;

@@ -27,7 +27,13 @@ EVERY = [
     *kernels(torch.bfloat16, "ieee", plans.SWAP_AB, 1e-2, "16_bits"),
     *kernels(torch.float32, "tf32", plans.SWAP_AB, 1e-2),
 ]
-SIZES = [((1, 1), 8, 8), ((4, 75), 264, 72), ((65, 2), 392, 200), ((3, 1, 43), 136, 64), ((2, 5, 13), 96, 520)]
+SIZES = [
+    ((1, 1), 8, 8),
+    ((4, 75), 264, 72),
+    ((65, 2), 392, 200),
+    ((3, 1, 43), 136, 64),
+    ((2, 5, 13), 96, 520),
+]
 every_kernel = pytest.mark.parametrize(
     "kernel", EVERY, ids=lambda each: f"{each.dtype}-{each.arithmetic}-{each.family}-{each.tile}"
 )
@@ -72,7 +78,9 @@ def drawn(*shape: int, dtype: torch.dtype, gap: int = 0) -> Tensor:
     return whole[..., : shape[-1]]
 
 
-def run(function: Any, x: Tensor, weight: Tensor, operands: list[Tensor], kernel: Kernel, splits: int) -> Tensor:
+def run(
+    function: Any, x: Tensor, weight: Tensor, operands: list[Tensor], kernel: Kernel, splits: int
+) -> Tensor:
     out = x.new_full((*x.shape[:-1], weight.shape[0]), math.nan)
     spec = function.of_types(x, operands)
     call = LinearCall(spec, x, weight, None, operands, (), out=out)
@@ -168,9 +176,18 @@ def test_calls_and_training(dtype: torch.dtype) -> None:
     """Through the public function, for sizes that several families are chosen for."""
     torch.manual_seed(0)
     tolerance = {torch.bfloat16: 2e-2, torch.float32: 1e-4, torch.float64: 1e-11}[dtype]
-    for (b, rows), n, k in [((2, 8), 512, 1024), ((4, 256), 1024, 512), ((3, 37), 1000, 500), ((8, 1000), 768, 768)]:
+    for (b, rows), n, k in [
+        ((2, 8), 512, 1024),
+        ((4, 256), 1024, 512),
+        ((3, 37), 1000, 500),
+        ((8, 1000), 768, 768),
+    ]:
         x, weight = torch.randn(b, rows, k, device="cuda"), torch.randn(n, k, device="cuda") / k**0.5
-        rest = torch.randn(n, device="cuda"), torch.randn(b, rows, n, device="cuda"), torch.randn(b, 1, n, device="cuda")
+        rest = (
+            torch.randn(n, device="cuda"),
+            torch.randn(b, rows, n, device="cuda"),
+            torch.randn(b, 1, n, device="cuda"),
+        )
         mine = [each.to(dtype).requires_grad_() for each in (x, weight, *rest)]
         other = [each.detach().double().requires_grad_() for each in mine]
         expected = gate_last.traced.reference(other[0] @ other[1].t(), *other[2:])
@@ -190,8 +207,14 @@ def test_batch_invariant_calls() -> None:
     """A row's bits are those of the row alone, also where the operands are copied to rows that TMA reads."""
     for dtype in (torch.bfloat16, torch.float32):
         for n, k in ((264, 72), (259, 75)):
-            x, weight = torch.randn(3, 50, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype)
-            bias, residual = torch.randn(n, device="cuda", dtype=dtype), torch.randn(3, 50, n, device="cuda", dtype=dtype)
+            x, weight = (
+                torch.randn(3, 50, k, device="cuda", dtype=dtype),
+                torch.randn(n, k, device="cuda", dtype=dtype),
+            )
+            bias, residual = (
+                torch.randn(n, device="cuda", dtype=dtype),
+                torch.randn(3, 50, n, device="cuda", dtype=dtype),
+            )
             gate = torch.randn(3, 1, n, device="cuda", dtype=dtype)
             with epigemm.batch_invariant():
                 whole = gate_last(x, weight, bias, residual, gate)
@@ -216,7 +239,10 @@ class Block(torch.nn.Module):
 def test_fused_models(dtype: torch.dtype, *, with_backend: bool) -> None:
     torch.manual_seed(0)
     model = Block(512).to("cuda", dtype).eval()
-    x, condition = torch.randn(4, 300, 512, device="cuda", dtype=dtype), torch.randn(4, 512, device="cuda", dtype=dtype)
+    x, condition = (
+        torch.randn(4, 300, 512, device="cuda", dtype=dtype),
+        torch.randn(4, 512, device="cuda", dtype=dtype),
+    )
     made = torch.compile(model, backend="epigemm") if with_backend else epigemm.fuse(model)
     with torch.no_grad():
         for batch in (4, 3, 2):

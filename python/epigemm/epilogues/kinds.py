@@ -26,7 +26,7 @@ else:
         """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
 
     class Matrix:
-        """Annotation of an operand of the result's shape, seen as `[M, N]`; or with 1 in place of its last leading axes.
+        """Annotation of an operand of the result's shape, or with 1 in place of its last leading axes; seen as `[M, N]`.
 
         Beside a result `[B, L, N]` it may be `[B, 1, N]`: a row for each batch.
         """
@@ -75,7 +75,7 @@ class OperandKind:
         return tuple(shape) == self.shape(lead, columns) or self.shares_rows(shape, lead, columns)
 
     def shares_rows(self, shape: Sequence[Any], lead: Sequence[Any], columns: Any) -> bool:
-        """Whether it is a matrix with 1 in place of its last leading axes: several rows of the result read one of it."""
+        """Whether it is a matrix with 1 in place of the last leading axes: rows of the result read the same row."""
         is_matrix = self.by_row and self.by_column
         if not is_matrix or len(shape) != len(lead) + 1 or shape[-1] != columns:
             return False

@@ -71,7 +71,9 @@ class LinkedEpilogue(Epilogue):
             short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
         )
         # The package's kernels read operands that have x's type.
-        is_usual = all(form == (operand.kind == SCALAR) for form, operand in zip(forms, operands, strict=True))
+        is_usual = all(
+            form == (operand.kind == SCALAR) for form, operand in zip(forms, operands, strict=True)
+        )
         self.prelinked = formulas.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
         for tell in WHEN_MADE:

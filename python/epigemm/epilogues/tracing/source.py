@@ -196,9 +196,7 @@ def kernel_functions(
         )
         text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
         any_of = " || ".join(f"slot == {slot}" for slot in shared) or "false"
-        text.append(
-            f'extern "C" __device__ bool epigemm_shares_rows(int slot) {{\n  return {any_of};\n}}\n'
-        )
+        text.append(f'extern "C" __device__ bool epigemm_shares_rows(int slot) {{\n  return {any_of};\n}}\n')
     for part in parts:
         if part != "operand":
             form = ROUNDED_TO.get(part.removeprefix("apply_"))
