@@ -26,45 +26,45 @@ class Base(nn.Module):
         return self._forward(self.fc, *given)
 
 
-def gate(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def gate(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     return fc(x) * rows.unsqueeze(1)
 
 
-def gate_and_residual(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def gate_and_residual(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     return x + rows[:, None] * fc(x)
 
 
-def scale_and_shift(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def scale_and_shift(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     return torch.tanh(fc(x)) * (1 + rows[:, None]) + rows.flip(0)[:, None]
 
 
-def behind_a_view(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def behind_a_view(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     """The product has no batches of its own."""
     flat = fc(x.reshape(-1, N)).view(x.shape)
     return flat * rows[:, None] + x
 
 
-def of_two_lengths(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def of_two_lengths(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     four = fc(x.reshape(-1, N)).view(x.shape[0], 2, x.shape[1] // 2, N)
     return four * rows[:, None, None] + x[:, :2].unsqueeze(2)
 
 
-def turned(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def turned(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     return fc(x).transpose(1, 2) * rows.unsqueeze(2)
 
 
-def in_place(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def in_place(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     z = fc(x)
     z *= rows[:, None]
     return z.relu_()
 
 
-def through_chunks(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def through_chunks(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     shift, scale = torch.cat((rows, rows + 1), -1).chunk(2, -1)
     return fc(x) * scale[:, None] + shift[:, None]
 
 
-def with_norm(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def with_norm(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     """A BatchNorm's vectors come before the gate."""
     mean, var = rows.new_zeros(N), rows.new_ones(N)
     flat = nn.functional.batch_norm(fc(x.reshape(-1, N)), mean, var)
@@ -98,7 +98,7 @@ def fresh() -> None:
 def test_fused(forward: Callable[..., Tensor]) -> None:
     """Sizes that change from call to call, too."""
     model = Base(forward).eval()
-    fused = epigemm.fuse(model)
+    fused: Any = epigemm.fuse(model)
     with torch.no_grad():
         for batches, rows in ((3, 4), (5, 6), (2, 8)):
             given = drawn(batches, rows)
@@ -127,12 +127,12 @@ def test_gradients(forward: Callable[..., Tensor], with_backend: bool) -> None:
             torch.testing.assert_close(one, other)
 
 
-def along_rows(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def along_rows(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     """A position's embedding, the same for all batches."""
     return fc(x).relu() * 2 + x[:1]
 
 
-def of_different_views(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+def of_different_views(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     z = fc(x.reshape(-1, N))
     one = z.view(x.shape) * rows[:, None]
     return one.view(-1, 2, N) * x.reshape(-1, 2, N)[:, :1]
@@ -146,7 +146,7 @@ def of_different_views(fc: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
 def test_left_to_torch(forward: Callable[..., Tensor], reason: str) -> None:
     """The chain ends before it."""
     model = Base(forward).eval()
-    fused = epigemm.fuse(model)
+    fused: Any = epigemm.fuse(model)
     with torch.no_grad():
         given = drawn(3, 4)
         torch.testing.assert_close(fused(*given), model(*given), rtol=1e-5, atol=1e-5)

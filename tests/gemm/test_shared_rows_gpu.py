@@ -229,7 +229,7 @@ class Block(torch.nn.Module):
         super().__init__()
         self.modulation, self.out = torch.nn.Linear(width, 2 * width), torch.nn.Linear(width, width)
 
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor) -> Any:
         gate, shift = self.modulation(condition).chunk(2, -1)
         return x + gate.unsqueeze(1) * self.out(torch.relu(x) + shift.unsqueeze(1))
 

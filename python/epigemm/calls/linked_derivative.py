@@ -29,7 +29,7 @@ def gradients(
         return None
     if x.dim() > 2:
         return _of_leading_axes(epilogue, call, grad, needs)
-    if x.shape[0] > _MOST_ROWS and any(kind == MATRIX for kind in call.kinds):
+    if x.shape[0] > _MOST_ROWS and any(operand.shared for operand in epilogue.operands):
         return None
     given = epilogue.in_order(None, call.operands, call.scalars) or ()
     every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)

@@ -26,9 +26,9 @@ else:
         """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
 
     class Matrix:
-        """Annotation of an operand of the result's shape, or with 1 in place of its last leading axes; seen as `[M, N]`.
+        """Annotation of an operand of the result's shape, seen as `[M, N]`.
 
-        Beside a result `[B, L, N]` it may be `[B, 1, N]`: a row for each batch.
+        It may have 1 in place of the last leading axes, as `[B, 1, N]` beside `[B, L, N]`: a row for each batch.
         """
 
 
@@ -88,7 +88,8 @@ class OperandKind:
         """The shapes that a caller may give: a matrix may have 1 in place of the last leading axes."""
         found = [self.callers_shape(lead, columns)]
         for kept in range(len(lead) - 1, -1, -1) if self.by_row and self.by_column else ():
-            shape = (*lead[:kept], *(1,) * (len(lead) - kept), columns)
+            ones: tuple[T | int, ...] = (1,) * (len(lead) - kept)
+            shape = (*lead[:kept], *ones, columns)
             if shape != found[-1]:
                 found.append(shape)
         return found
