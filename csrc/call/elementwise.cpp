@@ -75,7 +75,7 @@ Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& 
   problem.n = extent.columns;
   if (x.dim == 0) return Answer::DoesNotFit;
   if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
-  if (!has_elementwise(call.epilogue, x.is_cuda())) return Answer::ByReference;
+  if (!has_elementwise(call.epilogue, x.is_cuda()) || !are_rows_countable(problem)) return Answer::ByReference;
   const bool is_out_contiguous = !call.out || call.out->is_contiguous();
   if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
   open::Kernels kernels;

@@ -27,20 +27,33 @@ bool column_value(const Tensor& vector, const Extent& extent, OperandValue* valu
   return vector.is_vector_of(extent.columns);
 }
 
-// Whether a tensor has x's leading sizes and then `columns`, and is one matrix.
-bool matrix_value(const Tensor& tensor, const Extent& extent, int64_t columns, OperandValue* value) {
-  const Tensor& x = extent.x;
-  if (tensor.dim != x.dim || !std::equal(tensor.sizes, tensor.sizes + tensor.dim - 1, x.sizes)) return false;
+// How many consecutive rows of x a row of a tensor is for: 1 if it has x's leading sizes, more if it has 1 in place of
+// the last ones of these and shares rows; 0 if it has other sizes.
+int64_t rows_each_of(const Tensor& tensor, const Tensor& x, bool shares_rows) {
+  if (tensor.dim != x.dim) return 0;
+  int leading = x.dim - 1;
+  if (std::equal(tensor.sizes, tensor.sizes + leading, x.sizes)) return 1;
+  if (!shares_rows) return 0;
+  int64_t rows = 1;
+  for (; leading > 0 && tensor.sizes[leading - 1] == 1; --leading) rows *= x.sizes[leading - 1];
+  return std::equal(tensor.sizes, tensor.sizes + leading, x.sizes) ? std::max<int64_t>(rows, 1) : 0;
+}
+
+// Whether a tensor has x's leading sizes (rows_each_of) and then `columns`, and is one matrix.
+bool matrix_value(const Tensor& tensor, const Extent& extent, int64_t columns, bool shares_rows, OperandValue* value) {
+  const int64_t each = rows_each_of(tensor, extent.x, shares_rows);
   Matrix matrix;
-  if (tensor.sizes[tensor.dim - 1] != columns || !as_matrix(tensor, extent.rows, columns, &matrix)) return false;
-  *value = {tensor.data, matrix.row_stride, 0};
+  if (each == 0 || tensor.sizes[tensor.dim - 1] != columns) return false;
+  if (!as_matrix(tensor, extent.rows / each, columns, &matrix)) return false;
+  *value = {tensor.data, matrix.row_stride, 0, each};
   return true;
 }
 
-bool tensor_value(OperandKind kind, const Tensor& tensor, const Extent& extent, OperandValue* value) {
-  const KindTraits traits = traits_of(kind);
+bool tensor_value(const Operand& operand, const Tensor& tensor, const Extent& extent, OperandValue* value) {
+  const KindTraits traits = traits_of(operand.kind);
   if (traits.by_row) {  // without by_column: a column of the result
-    if (!matrix_value(tensor, extent, traits.by_column ? extent.columns : 1, value)) return false;
+    const int64_t columns = traits.by_column ? extent.columns : 1;
+    if (!matrix_value(tensor, extent, columns, operand.shares_rows, value)) return false;
     if (!traits.by_column && extent.rows == 1) value->stride = 1;
     return true;
   }
@@ -72,9 +85,16 @@ bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, con
     }
     const ElementType element = operand.element == OperandElement::Input ? x.element : compute_element(x.element);
     if (from.tensor->element != element || !from.tensor->is_beside(x)) return false;
-    if (!tensor_value(operand.kind, *from.tensor, extent, &values[i])) return false;
+    if (!tensor_value(operand, *from.tensor, extent, &values[i])) return false;
   }
   return true;
+}
+
+bool are_rows_countable(const Problem& problem) {
+  const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
+  const bool shares_rows = std::any_of(epilogue.operands, epilogue.operands + epilogue.operand_count,
+                                       [](const Operand& operand) { return operand.shares_rows; });
+  return !shares_rows || problem.m <= std::numeric_limits<int32_t>::max();
 }
 
 bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns) {

@@ -16,6 +16,9 @@ struct Extent {
 bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, const Extent& extent,
                    OperandValue* values);
 
+// Whether kernels can tell which row of a matrix each row of the result reads (SharedRows in csrc/open/contract.h).
+bool are_rows_countable(const Problem& problem);
+
 // Whether vectors and eps fit.
 bool fold_fits(const FoldVectors& fold, const Tensor& x, int64_t columns);
 

@@ -23,7 +23,8 @@ struct Walk {
 
 bool starts_wide(const void* data) { return reinterpret_cast<uintptr_t>(data) % kOpenBytes == 0; }
 
-// Rows that lie without gaps are one long row, unless something is read by its row, or by its column where rows begin
+// Rows that lie without gaps are one long row, unless something is read by its row (or by a
+// matrix that shares rows), or by its column where rows begin
 // at whole vectors anyway.
 class Walker {
  public:
@@ -51,7 +52,10 @@ class Walker {
  private:
   void add_operand(KindTraits traits, const OpenOperands& operands, int first_slot, int i) {
     const void* const data = operands.data[first_slot + i];
-    if (traits.by_row && traits.by_column) return add_matrix(data, operands.matrix_strides[i]);
+    if (traits.by_row && traits.by_column) {
+      has_row_vectors_ = has_row_vectors_ || (data && operands.shared_rows[i].multiplier != 0);
+      return add_matrix(data, operands.matrix_strides[i]);
+    }
     if (!traits.by_row && !traits.by_column) return;
     bool& has_vectors = traits.by_row ? has_row_vectors_ : has_column_vectors_;
     has_vectors = has_vectors || data;
@@ -69,6 +73,7 @@ open::Operands<Compute> as(const OpenOperands& from) {
   open::Operands<Compute> to{};
   std::copy(std::begin(from.data), std::end(from.data), to.data);
   std::copy(std::begin(from.matrix_strides), std::end(from.matrix_strides), to.matrix_strides);
+  std::copy(std::begin(from.shared_rows), std::end(from.shared_rows), to.shared_rows);
   for (int i = 0; i < open::kScalars; ++i) to.scalars[i] = static_cast<Compute>(from.scalars[i]);
   return to;
 }

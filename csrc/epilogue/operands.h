@@ -52,6 +52,7 @@ struct Operand {
   OperandKind kind;
   OperandElement element;
   const char* name;
+  bool shares_rows = false;  // Matrix: several consecutive rows of the result read one row of it
 };
 
 EPIGEMM_HOST_DEVICE constexpr Operand accumulator() {

@@ -87,7 +87,7 @@ const Registered* find_registered(const char* name, std::size_t length) {
 
 bool are_same(const std::vector<RegisteredOperand>& some, const std::vector<RegisteredOperand>& others) {
   return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const auto& a, const auto& b) {
-    return a.kind == b.kind && a.element == b.element && a.name == b.name;
+    return a.kind == b.kind && a.element == b.element && a.name == b.name && a.shares_rows == b.shares_rows;
   });
 }
 
@@ -102,6 +102,9 @@ void check_operands(const std::string& name, const std::vector<RegisteredOperand
     throw std::invalid_argument("epilogue '" + name + "': the accumulator is its first operand");
   }
   for (const RegisteredOperand& operand : operands) {
+    if (operand.shares_rows && operand.kind != OperandKind::Matrix) {
+      throw std::invalid_argument("epilogue '" + name + "': an operand that is no matrix shares rows");
+    }
     if (count_of(operands, operand.kind) > traits_of(operand.kind).most) {
       throw std::invalid_argument("epilogue '" + name + "' has too many operands of a kind");
     }
@@ -114,7 +117,7 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
   entry->name = name;
   entry->named = operands;
   for (const RegisteredOperand& operand : entry->named) {
-    entry->operands.push_back({operand.kind, operand.element, operand.name.c_str()});
+    entry->operands.push_back({operand.kind, operand.element, operand.name.c_str(), operand.shares_rows});
   }
   entry->info = {static_cast<EpilogueId>(kEpilogueCount + index),
                  entry->name.c_str(),

@@ -24,6 +24,7 @@ struct RegisteredOperand {
   OperandKind kind;
   OperandElement element;
   std::string name;
+  bool shares_rows = false;
 };
 
 struct EpilogueInfo {
@@ -65,6 +66,7 @@ struct OperandValue {
   const void* data = nullptr;  // vectors, matrices: null = absent; Scalar: a number on the device, null = by value
   int64_t stride = 0;          // elements from one column's or row's value to the next; Matrix: from row to row
   double value = 0;            // Scalar by value
+  int64_t rows_each = 1;       // Matrix that shares rows: how many rows of the result read one row of it
 };
 
 }  // namespace epigemm

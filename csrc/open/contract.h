@@ -38,12 +38,31 @@ constexpr int kOfCompute = 2;  // fp32; fp64 where x is fp64
 
 #if !defined(__CUDACC_RTC__)
 
+// From a row of the result to the row of a matrix that shares rows: row / count, where `count` consecutive rows of the
+// result read one. The quotient is exact for rows below 2^31, by Granlund and Montgomery's "Division by invariant
+// integers using multiplication" (PLDI 1994): multiplier = ceil(2^(31 + shift) / count) with 2^shift >= count.
+struct SharedRows {
+  uint32_t multiplier, shift;  // 0, 0: the matrix shares no rows
+
+  // `count`: from 1 to 2^31 - 1.
+  static SharedRows by(int64_t count) {
+    uint32_t shift = 0;
+    while (int64_t{1} << shift < count) ++shift;
+    return {static_cast<uint32_t>(((int64_t{1} << (31 + shift)) + count - 1) / count), shift};
+  }
+  EPIGEMM_HOST_DEVICE int64_t of(int64_t row) const {
+    const uint64_t twice = static_cast<uint32_t>(row) * 2u;
+    return static_cast<uint32_t>(twice * multiplier >> 32) >> shift;
+  }
+};
+
 // The operands of one call, a kernel's argument. Operands that the functor does not read may have any value.
 template <class Compute>
 struct Operands {
   const void* data[kSlots];           // contiguous vectors of N or M; scalars on the device, null = by value; matrices
   int64_t matrix_strides[kMatrices];  // elements from row to row
-  Compute scalars[kScalars];          // by value
+  SharedRows shared_rows[kMatrices];
+  Compute scalars[kScalars];  // by value
 };
 
 #endif
@@ -54,6 +73,9 @@ struct Operands {
 
 // Whether a slot's operand is read, and with which type: see above.
 extern "C" __device__ int epigemm_operand(int slot);
+
+// Whether a slot's matrix shares rows (SharedRows). A constant too, so kernels of other functors have no code for it.
+extern "C" __device__ bool epigemm_shares_rows(int slot);
 
 // The operands' values by slot: parameters of these functions, and their names.
 #define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1

@@ -268,6 +268,7 @@ class Epilogue {
   }
 
   __device__ __forceinline__ int64_t place(int matrix, int64_t row) const {
+    if (epigemm_shares_rows(kMatrix0 + matrix)) row = operands_.shared_rows[matrix].of(row);
     return row * operands_.matrix_strides[matrix] + column_;
   }
 

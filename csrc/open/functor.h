@@ -134,6 +134,7 @@ __device__ __forceinline__ void apply_to_four(const float* accs, const float* va
 
 #define EPIGEMM_LINKED_FUNCTOR(Functor, Number)                                                                       \
   extern "C" __device__ int epigemm_operand(int slot) { return epigemm::open::kind_of_slot<Functor>(slot); }          \
+  extern "C" __device__ bool epigemm_shares_rows(int) { return false; }                                               \
   extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) {                                        \
     const float values[] = {EPIGEMM_VALUES};                                                                          \
     const epigemm::open::Values<Number, float> make{values};                                                          \

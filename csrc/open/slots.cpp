@@ -15,6 +15,7 @@ Operands<Compute> by_slot(const EpilogueInfo& epilogue, const OperandValue* valu
     operands.data[first_slot(kind) + number] = value.data;
     if (kind == OperandKind::Scalar) operands.scalars[number] = static_cast<Compute>(value.value);
     if (kind == OperandKind::Matrix) operands.matrix_strides[number] = value.stride;
+    if (epilogue.operands[i].shares_rows) operands.shared_rows[number] = SharedRows::by(value.rows_each);
   }
   return operands;
 }

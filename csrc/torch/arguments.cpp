@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace epigemm::binding {
@@ -32,19 +33,27 @@ OperandValue scalar_value(const TensorView& scalar, const char* name) {
   return {scalar.data(), 0, 0};
 }
 
-// A tensor with x's leading sizes, then `columns`.
-OperandValue matrix_value(const TensorView& tensor, const char* name, const TensorView& x, int64_t columns) {
-  bool fits = tensor.dim() == x.dim() && x.dim() > 0 && tensor.size(x.dim() - 1) == columns;
+// How many consecutive rows of x a row of a tensor is for: 1 if it has x's leading sizes, more if it shares rows, x is
+// a matrix and the tensor's rows divide x's; 0 if it has other sizes.
+int64_t rows_each_of(const TensorView& tensor, const TensorView& x, bool shares_rows) {
+  if (tensor.dim() != x.dim() || x.dim() == 0) return 0;
+  if (std::equal(x.sizes(), x.sizes() + x.dim() - 1, tensor.sizes())) return 1;
+  if (!shares_rows || x.dim() != 2 || tensor.size(0) == 0 || x.size(0) % tensor.size(0) != 0) return 0;
+  return x.size(0) / tensor.size(0);
+}
+
+// A tensor with x's leading sizes (rows_each_of) and then `columns`.
+OperandValue matrix_value(const TensorView& tensor, const Operand& operand, const TensorView& x, int64_t columns) {
+  const char* const name = operand.name;
+  const int64_t each = rows_each_of(tensor, x, operand.shares_rows);
+  check(each > 0 && tensor.size(x.dim() - 1) == columns, name, " has shape ", Shape{tensor}, ", expected x's with ",
+        columns, " in place of the last dimension");
   int64_t rows = 1;
-  for (int64_t axis = 0; fits && axis + 1 < x.dim(); ++axis) {
-    fits = tensor.size(axis) == x.size(axis);
-    rows *= x.size(axis);
-  }
-  check(fits, name, " has shape ", Shape{tensor}, ", expected x's with ", columns, " in place of the last dimension");
+  for (int64_t axis = 0; axis + 1 < tensor.dim(); ++axis) rows *= tensor.size(axis);
   Matrix matrix;
   check(call::as_matrix(view_of(tensor, ElementType::Float32, nullptr), rows, columns, &matrix), name,
         " must be a matrix: its last dimension contiguous, the others one stride apart");
-  return {tensor.data(), columns == 1 && rows == 1 ? 1 : matrix.row_stride, 0};
+  return {tensor.data(), columns == 1 && rows == 1 ? 1 : matrix.row_stride, 0, each};
 }
 
 OperandValue tensor_value(const TensorView& tensor, const Operand& operand, const TensorView& x, ElementType input,
@@ -52,7 +61,7 @@ OperandValue tensor_value(const TensorView& tensor, const Operand& operand, cons
   check_device(tensor, x, operand.name);
   check_element(tensor, operand.element == OperandElement::Input ? input : compute_element(input), operand.name);
   const KindTraits traits = traits_of(operand.kind);
-  if (traits.by_row) return matrix_value(tensor, operand.name, x, traits.by_column ? columns : 1);
+  if (traits.by_row) return matrix_value(tensor, operand, x, traits.by_column ? columns : 1);
   return traits.by_column ? vector_value(tensor, operand.name, columns) : scalar_value(tensor, operand.name);
 }
 

@@ -79,7 +79,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_elementwise_folded_cold(Tensor x, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
       " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> Tensor?");
   m.def(
-      "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? of_compute, int bias, str primitives,"
+      "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? forms, int bias, str primitives,"
       " bool has_short_forms, bool has_store=False) -> int");
   m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");

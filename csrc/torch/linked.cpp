@@ -23,18 +23,16 @@ std::vector<std::string> split(std::string_view text) {
   return parts;
 }
 
-// `kinds`: one OperandKind each; `of_compute`: whether the operand has the type of the epilogue's arithmetic; `bias`,
-// `has_store`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
+// `kinds`: one OperandKind each; `forms`: bit 0: the operand has the type of the epilogue's arithmetic, bit 1: it
+// shares rows; `bias`, `has_store`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
-                          const List<int64_t>& of_compute, int64_t bias, const Name& primitives, bool has_short_forms,
+                          const List<int64_t>& forms, int64_t bias, const Name& primitives, bool has_short_forms,
                           bool has_store) {
   const std::vector<std::string> names = split(operand_names.text());
-  check(names.size() == kinds.values.size() && names.size() == of_compute.values.size(),
-        "names, kinds, of_compute: got ", names.size(), ", ", kinds.values.size(), " and ", of_compute.values.size(),
-        " of them; accepted are as many each");
+  check(names.size() == kinds.values.size() && names.size() == forms.values.size(), "names, kinds, forms: got ",
+        names.size(), ", ", kinds.values.size(), " and ", forms.values.size(), " of them; accepted are as many each");
   const bool is_bias = bias > 0 && bias <= static_cast<int64_t>(names.size()) &&
-                       kinds.values[bias - 1] == static_cast<int>(OperandKind::PerColumn) &&
-                       !of_compute.values[bias - 1];
+                       kinds.values[bias - 1] == static_cast<int>(OperandKind::PerColumn) && !forms.values[bias - 1];
   check(bias == 0 || is_bias, "bias: got ", bias, "; accepted are 0 and the place of a vector along N of x's type");
   check(names.size() <= kMaxOperands, "names: got ", names.size(), " operands; accepted are at most ", kMaxOperands);
   std::vector<RegisteredOperand> operands{{OperandKind::Accumulator, OperandElement::Compute, "accumulator"}};
@@ -42,7 +40,8 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
     const int64_t kind = kinds.values[i];
     check(kind > static_cast<int>(OperandKind::Accumulator) && kind < kOperandKinds, "kinds: there is no kind ", kind);
     operands.push_back({static_cast<OperandKind>(kind),
-                        of_compute.values[i] ? OperandElement::Compute : OperandElement::Input, names[i]});
+                        forms.values[i] & 1 ? OperandElement::Compute : OperandElement::Input, names[i],
+                        (forms.values[i] & 2) != 0});
   }
   return static_cast<int64_t>(register_epilogue(std::string(name.text()), operands, static_cast<int>(bias),
                                                 functor_cost(primitives.text(), has_short_forms), has_store));

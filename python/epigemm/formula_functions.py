@@ -197,12 +197,15 @@ def linear_batch_norm_relu(
 
 
 def _named(name: str) -> Epilogue | None:
-    """The epilogue of a name such as `bias_residual.00`: a formula, and whether each operand is folded."""
-    formula, _, folded = name.partition(".")
-    if formula not in FORMULAS or not folded or folded.strip("01"):
+    """The epilogue of a name such as `bias_residual.00`: a formula, and of each operand the form (`LinkedEpilogue`)."""
+    formula, _, forms = name.partition(".")
+    if formula not in FORMULAS or not forms or forms.strip("0123"):
         return None
     made = epilogue(formula)
-    return made.linked([each == "1" for each in folded]) if len(folded) == len(made.traced.operands) else None
+    if len(forms) != len(made.traced.operands):
+        return None
+    shared = [each in "23" for each in forms]
+    return made.linked([each in "13" for each in forms], shared if any(shared) else ())
 
 
 MAKERS.append(_named)

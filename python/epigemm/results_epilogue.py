@@ -336,7 +336,11 @@ def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> T
     def of_row(kind: str, value: Any, row: int) -> Any:
         if kind == SCALAR or not KINDS[kind].by_row:
             return value
-        return value.reshape(KINDS[kind].callers_shape((count,), columns))[row : row + 1]
+        if KINDS[kind].lacks_last_axis:
+            return value.reshape(count)[row : row + 1]
+        every = value.reshape(-1, columns)  # a matrix may have a row for several of the result's
+        place = row * len(every) // count
+        return every[place : place + 1]
 
     rows = z.reshape(count, columns)
     parts = [

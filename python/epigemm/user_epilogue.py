@@ -17,7 +17,7 @@ from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import entry
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import OperandSpec, Traced
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.kinds import KINDS, MATRIX, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, Epilogue, compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
@@ -28,6 +28,7 @@ from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning.reasons import Reason
 
 _Given = TypeVar("_Given", bound=Tensor | float)
+_Choice = tuple[bool, ...]  # for each operand
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 
@@ -42,13 +43,15 @@ class UserEpilogue(Decorated):
         super().__init__(traced)
         self._key = str(next(_keys))  # not a number, because Dynamo makes a symbol of the second one
         _made[self._key] = self
-        self._linked: dict[tuple[bool, ...], LinkedEpilogue] = {}
+        self._linked: dict[_Choice, LinkedEpilogue] = {}
         # If an operand is None, the epilogue is another one, of the remaining operands.
         self.without = {missing: UserEpilogue(each) for missing, each in traced.without.items()}
         # If the function is one of epigemm's own, with a bias or a bias and a ReLU. For those the planner knows that
         # PyTorch's GEMM may add them.
         self.copied = _built_in(self.traced)
         self._are_scalars = tuple(operand.kind == SCALAR for operand in self.traced.operands)
+        self._are_matrices = tuple(kind == MATRIX for kind in self.traced.kinds)
+        self._reads_matrix = True in self._are_matrices
         self._lack_last_axis = [KINDS[kind].lacks_last_axis for kind in self.traced.kinds]
         differentiable = self.traced.program.with_gradient()
         # For the product and each operand, whether its gradient ends inside the function. PyTorch does not record such
@@ -75,8 +78,9 @@ class UserEpilogue(Decorated):
             x: `[..., K]`, fp16, bf16, fp32 or fp64.
             weight: `[N, K]`, or an `epigemm.PackedWeight`.
             operands: in the function's order; or by name. PerColumn `[N]`, PerRow x's shape without its last axis,
-                Matrix the result's shape, all of x's dtype, or fp32 beside 16 bits; Scalar a number or a 0-d tensor.
-                One with the default None may be left out, or None.
+                Matrix the result's shape, or that with 1 in place of its last leading axes (`[B, 1, N]` for a result
+                `[B, L, N]`), all of x's dtype, or fp32 beside 16 bits; Scalar a number or a 0-d tensor. One with the
+                default None may be left out, or None.
             out: `[..., N]`, written in place of a new tensor.
             precision: of fp32 products, as for `epigemm.linear`.
             strict: RuntimeError where no fused kernel would run.
@@ -137,8 +141,7 @@ class UserEpilogue(Decorated):
             given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
         checks.product(x, weight)  # checked before the operands, whose shapes depend on it
         lead, columns = x.shape[:-1], weight.shape[0]
-        epilogue, tensors, numbers = self._arguments(x, given, (*lead, columns), "x")
-        is_flat = x.dim() == 2
+        epilogue, tensors, numbers, is_flat = self._arguments(x, given, (*lead, columns), "x")
         matrix = x if is_flat else x.reshape(math.prod(lead), x.shape[-1])
         target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
         flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
@@ -188,8 +191,7 @@ class UserEpilogue(Decorated):
         checks.tensors(z=z)
         checks.optional_tensors(out=out)
         checks.matrices(z, "z")
-        epilogue, tensors, numbers = self._arguments(z, given, tuple(z.shape), "z")
-        is_flat = z.dim() == 2
+        epilogue, tensors, numbers, is_flat = self._arguments(z, given, tuple(z.shape), "z")
         matrix = z if is_flat else z.reshape(math.prod(z.shape[:-1]), z.shape[-1])
         target = out if is_flat or out is None else _flat_out(out, tuple(z.shape))
         if not is_flat and target is not None and target.data_ptr() == z.data_ptr():
@@ -213,12 +215,15 @@ class UserEpilogue(Decorated):
             return self.copied
         return self.of_types(x, given)
 
-    def linked(self, folded: Sequence[bool]) -> LinkedEpilogue:
-        """The epilogue for operands of these types: for each whether it has the arithmetic's type, not x's."""
-        key = tuple(folded)
+    def linked(self, folded: Sequence[bool], shared: Sequence[bool] = ()) -> LinkedEpilogue:
+        """The epilogue for operands of these types: for each whether it has the arithmetic's type, not x's.
+
+        `shared`: for each whether it is a matrix that shares rows; empty if none does.
+        """
+        key = (*folded, *shared)
         found = self._linked.get(key)
         if found is None:
-            found = self._linked[key] = LinkedEpilogue(self.traced, key)
+            found = self._linked[key] = LinkedEpilogue(self.traced, folded, shared)
         return found
 
     def _unrecorded(self, given: Sequence[Tensor | float]) -> list[Tensor | float]:
@@ -229,11 +234,12 @@ class UserEpilogue(Decorated):
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
         """The epilogue for the element types of a call's tensors."""
         dtype = getattr(x, "dtype", None)
+        shared = self._shared(x, given) if self._reads_matrix else ()
         if dtype is torch.float32 or dtype is torch.float64:
-            return self._usual
+            return self._usual if not shared else self._epilogue(self._are_scalars, shared)
         dtypes = [getattr(value, "dtype", None) for value in given]
         folded = zip(self._are_scalars, dtypes, strict=True)
-        return self._epilogue(tuple(each or of is torch.float32 for each, of in folded))
+        return self._epilogue(tuple(each or of is torch.float32 for each, of in folded), shared)
 
     def seen(
         self, x: Tensor, given: Sequence[Tensor | float]
@@ -247,13 +253,29 @@ class UserEpilogue(Decorated):
             value.unsqueeze(-1) if lacks and isinstance(value, Tensor) else value for value, lacks in pairs
         )
 
+    def _shared(self, x: Tensor, given: Sequence[Tensor | float]) -> _Choice:
+        """For each operand whether it is a matrix that shares rows; empty if none does."""
+        shared = []
+        for value, is_matrix in zip(given, self._are_matrices, strict=True):
+            if is_matrix and _shares_rows(value, x):  # a comparison of sizes, for Dynamo no constant
+                shared.append(True)
+            else:
+                shared.append(False)
+        return tuple(shared) if True in shared else ()
+
     def _arguments(
         self, x: Tensor, given: Sequence[Tensor | float], shape: Sequence[int], first: str
-    ) -> tuple[LinkedEpilogue, list[Tensor], list[float]]:
-        """The epilogue for these operands' types, and the operands in the form of the operators, for a matrix x."""
+    ) -> tuple[LinkedEpilogue, list[Tensor], list[float], bool]:
+        """The epilogue for these operands' types, and the operands in the form of the operators.
+
+        The last result says whether x stays as it is: a matrix, or beside a matrix that shares rows, which needs x's
+        leading axes. Else x becomes a matrix.
+        """
         if not _is_compiling() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         wide = compute_dtype(x.dtype)
+        shared = self._shared(x, given)
+        is_flat = x.dim() == 2 or bool(shared)
         tensors, numbers, folded = [], [], []
         # The operators accept all scalars as numbers, or all as tensors.
         has_tensors = any(_is_tensor(v) for v, s in self._pairs(given) if s.kind == SCALAR)
@@ -276,8 +298,11 @@ class UserEpilogue(Decorated):
                 )
             checks.strided(spec.name, value)
             folded.append(value.dtype is wide and x.dtype is not wide)
-            tensors.append(_flat(spec, value, shape))
-        return self._epilogue(tuple(folded)), tensors, numbers
+            flat = _flat(spec, value, shape)
+            if is_flat and flat.dim() != len(shape) and KINDS[spec.kind].by_row:
+                flat = flat.reshape(*value.shape[: len(shape) - 1], flat.shape[-1])
+            tensors.append(flat)
+        return self._epilogue(tuple(folded), shared), tensors, numbers, is_flat
 
     def _refuse_to_be_saved(self, under: str) -> None:
         if not self.traced.is_own:
@@ -286,11 +311,11 @@ class UserEpilogue(Decorated):
     def _pairs(self, given: Sequence[Tensor | float]) -> list[tuple[Tensor | float, OperandSpec]]:
         return list(zip(given, self.traced.operands, strict=True))
 
-    def _epilogue(self, folded: tuple[bool, ...]) -> LinkedEpilogue:
+    def _epilogue(self, folded: _Choice, shared: _Choice) -> LinkedEpilogue:
         if not _is_compiling():
-            return self.linked(folded)
-        _make(self._key, folded)  # not traced by Dynamo, which then finds the result
-        return self._linked[folded]
+            return self.linked(folded, shared)
+        _make(self._key, folded, shared)  # not traced by Dynamo, which then finds the result
+        return self._linked[folded + shared]
 
 
 _keys = itertools.count()
@@ -298,8 +323,8 @@ _made: weakref.WeakValueDictionary[str, UserEpilogue] = weakref.WeakValueDiction
 
 
 @compiled.at_trace_time
-def _make(key: str, folded: tuple[bool, ...]) -> None:
-    _made[key].linked(folded)
+def _make(key: str, folded: _Choice, shared: _Choice) -> None:
+    _made[key].linked(folded, shared)
 
 
 def _built_in(traced: Traced) -> Epilogue | None:
@@ -332,16 +357,23 @@ def _is_tensor(scalar: Tensor | float) -> bool:
     return isinstance(scalar, Tensor) or (_is_compiling() and not compiled.is_constant(scalar))
 
 
+def _shares_rows(value: object, x: object) -> bool:
+    """Whether a matrix has 1 in place of the last leading axes of x."""
+    if not isinstance(value, Tensor) or not isinstance(x, Tensor):
+        return False
+    shape = value.shape
+    return len(shape) > 1 and shape[-2] == 1 and KINDS[MATRIX].shares_rows(shape, x.shape[:-1], shape[-1])
+
+
 def _flat(spec: OperandSpec, value: Tensor, shape: Sequence[int]) -> Tensor:
     """An operand in its form for a result `[M, N]`; the checks refuse a vector that does not fit."""
     kind = KINDS[spec.kind]
     if not kind.by_row:
         return value
-    accepted = kind.callers_shape(shape[:-1], shape[-1])
-    if tuple(value.shape) != accepted:
-        raise RuntimeError(f"{spec.name}: got shape {list(value.shape)}; accepted is {list(accepted)}")
+    checks.shape_of_operand(spec.kind, spec.name, value, shape)
     if value.dim() != 2 or kind.lacks_last_axis:
-        value = value.reshape(kind.shape((math.prod(shape[:-1]),), shape[-1]))
+        lead = value.shape[: len(shape) - 1]
+        value = value.reshape(kind.shape((math.prod(lead),), shape[-1]))
     # Kernels read it by rows. A matrix with another layout, such as a transposed one, is copied. So is an empty one,
     # which for torch is contiguous whatever its strides are.
     is_by_rows = value.shape[1] <= 1 or value.stride(1) == 1

@@ -54,14 +54,24 @@ inline double longer_functor_cycles(const Problem& problem, FunctorKernel kernel
   return longer_functor_cycles(problem, kernel, elements, is_transcendental(problem, kernel));
 }
 
+// Whether an operand is read as a matrix, from memory. A pair's first one is not.
+inline bool reads_matrix(const Problem& p) {
+  const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
+  for (int i = p.is_pair ? first_matrix(epilogue) + 1 : 1; i < epilogue.operand_count; ++i) {
+    if (epilogue.operands[i].kind == OperandKind::Matrix) return true;
+  }
+  return false;
+}
+
 // Bytes of the epilogue's matrix operands, which are read once from device memory. A pair's first matrix is not read.
+// A matrix that shares rows has few, which stay in the caches: none are counted.
 // In a kernel of several rounds these reads compete with the loads of later rounds; those of the last round are not
 // hidden.
 inline double matrix_bytes(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   int bytes = 0;  // of one element of the result
   for (int i = p.is_pair ? first_matrix(epilogue) + 1 : 1; i < epilogue.operand_count; ++i) {
-    if (epilogue.operands[i].kind != OperandKind::Matrix) continue;
+    if (epilogue.operands[i].kind != OperandKind::Matrix || epilogue.operands[i].shares_rows) continue;
     const bool is_input = epilogue.operands[i].element == OperandElement::Input;
     bytes += is_input ? element_bytes(p.x.element)
                       : std::max(element_bytes(p.x.element), element_bytes(ElementType::Float32));

@@ -81,7 +81,7 @@ bool multiplies_as_stored(const Problem& p) {
 Matrix matrix_by_tma(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
   for (int i = p.is_pair ? first_matrix(epilogue) + 1 : 1; i < epilogue.operand_count; ++i) {
-    if (epilogue.operands[i].kind != OperandKind::Matrix) continue;
+    if (epilogue.operands[i].kind != OperandKind::Matrix || epilogue.operands[i].shares_rows) continue;
     const bool is_of_results =
         epilogue.operands[i].element == OperandElement::Input || p.out.element == ElementType::Float32;
     const OperandValue& value = p.operands[i - 1];

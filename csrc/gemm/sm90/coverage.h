@@ -26,8 +26,8 @@ std::string why_not_addressable(const Problem& problem);
 // Whether kernels that multiply the tensors themselves have this arithmetic: 16 bits, or fp32 as TF32.
 bool multiplies_as_stored(const Problem& problem);
 
-// The epilogue's first matrix, or a pair's second one, if TMA can load it: it has the results' element type, and rows
-// and address are aligned. Without data if it cannot, or if the epilogue reads none.
+// The epilogue's first matrix that shares no rows, of a pair behind its first one, if TMA can load it: it has the
+// results' element type, and rows and address are aligned. Without data if it cannot, or if the epilogue reads none.
 Matrix matrix_by_tma(const Problem& problem);
 
 // The tensor cores truncate when they accumulate, and cuBLAS splits long TF32 sums. Where it may do so, our accumulator

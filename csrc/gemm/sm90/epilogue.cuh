@@ -131,9 +131,11 @@ struct EpilogueConsumer {
     }
   }
 
-  // Read from device memory if TMA cannot load the matrix: in pairs if pairs are along rows of the matrix.
+  // Read from device memory if TMA does not load the matrix: in pairs if pairs are along rows of the matrix.
   template <class T>
   CUTLASS_DEVICE void load(Matrix& to, int i, Place place) const {
+    const bool shares_rows = epigemm_shares_rows(open::kMatrix0 + i);
+    if (C::kTransposed && shares_rows) return load_shared_rows<T>(to, i, place);
     auto* const data = static_cast<T const*>(params.operands.data[open::kMatrix0 + i]);
     const int64_t stride = params.operands.matrix_strides[i];
     const int64_t down = C::kTransposed ? 1 : stride, right = C::kTransposed ? stride : 1;
@@ -143,7 +145,8 @@ struct EpilogueConsumer {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = place.row + warp * 16 + lane / 4 + r * 8, first = place.column + lane % 4 * 2;
-      T const* const from = data + row * down + first * right;
+      const int64_t of_matrix = shares_rows ? params.operands.shared_rows[i].of(row) : row;
+      T const* const from = data + of_matrix * down + first * right;
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kChunk; ++j) {
         const bool has_low = row < params.rows && first + j * 8 < params.columns;
@@ -161,13 +164,36 @@ struct EpilogueConsumer {
     }
   }
 
+  // The same in the transpose, where D's rows are the kernel's columns.
+  template <class T>
+  CUTLASS_DEVICE void load_shared_rows(Matrix& to, int i, Place place) const {
+    auto* const data = static_cast<T const*>(params.operands.data[open::kMatrix0 + i]);
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      const int column = place.column + lane % 4 * 2 + j * 8;
+      T const* from[2];
+      CUTLASS_PRAGMA_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        from[c] = data + params.operands.shared_rows[i].of(column + c) * params.operands.matrix_strides[i];
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = place.row + warp * 16 + lane / 4 + r * 8;
+        const bool is_inside = row < params.rows;
+        const T low = is_inside && column < params.columns ? from[0][row] : T(0);
+        const T high = is_inside && column + 1 < params.columns ? from[1][row] : T(0);
+        to.template keep<T>(j, r, low, high);
+      }
+    }
+  }
+
   CUTLASS_DEVICE void take_matrix(Matrix& to, int i, Place place, char* slot, int first) const {
     const int kind = epigemm_operand(open::kMatrix0 + i);
     CUTLASS_PRAGMA_UNROLL
     for (uint32_t& word : to.words) word = 0;
     to.is_float = sizeof(Operand) == sizeof(float) || kind == open::kOfCompute;
     if (kind == open::kUnread) return;
-    if (i == C::kMatrixByTma && params.is_matrix_by_tma) {
+    if (i == C::matrix_by_tma() && params.is_matrix_by_tma) {
       take_from_slot(to, slot, first);
     } else if (to.is_float) {
       load<float>(to, i, place);

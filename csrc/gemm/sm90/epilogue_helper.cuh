@@ -144,7 +144,7 @@ struct EpilogueHelper {
       if (C::has_moments(params)) ready.arrive();
       return;
     }
-    if (epigemm_operand(open::kMatrix0 + C::kMatrixByTma) == open::kUnread || !params.is_matrix_by_tma) {
+    if (epigemm_operand(open::kMatrix0 + C::matrix_by_tma()) == open::kUnread || !params.is_matrix_by_tma) {
       ready.arrive();
       return;
     }

@@ -124,7 +124,9 @@ struct EpilogueConfig {
   // Whether the functor has second values. The same kernels store them.
   CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }
 
-  static constexpr int kMatrixByTma = Gates;
+  // The number of the matrix that TMA loads: the first one that is read from memory and shares no rows.
+  CUTLASS_DEVICE static int matrix_by_tma() { return epigemm_shares_rows(open::kMatrix0 + Gates) ? Gates + 1 : Gates; }
+
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
   static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
 

@@ -105,7 +105,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
       cost::memory_bytes_per_cycle(p.device);
   double epilogue = c.epilogue_cycles[plan.tile] +
                     cost::longer_functor_cycles(p, FunctorKernel::SwapAB, tile.m * tile.n / plan.splits);
-  if (read > 0) epilogue += c.matrix_cycles * tile.m * tile.n / (kTileArea * plan.splits);
+  if (cost::reads_matrix(p)) epilogue += c.matrix_cycles * tile.m * tile.n / (kTileArea * plan.splits);
   double tail = epilogue * (1 + c.serial_epilogues * (of_one - 1)) + read_last / cost::memory_bytes_per_cycle(p.device);
   if (plan.splits > 1) {
     tail += kReduction + kReductionPerSplit * (plan.splits - 1) + kReductionPerByte * 4 * tile.m * tile.n * of_one;

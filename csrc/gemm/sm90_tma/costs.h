@@ -139,7 +139,7 @@ inline const Cost& cost_of(const Problem& p) {
 inline double matrix_share(const Problem& p, int tile, double read) {
   constexpr int kTileOfMatrices = 17;
   const double results = element_bytes(p.out.element) * cost::as_double(p.m) * cost::as_double(p.n);
-  return !p.is_pair && tile == kTileOfMatrices && read <= results ? 0.5 : 1;
+  return !p.is_pair && tile == kTileOfMatrices && read > 0 && read <= results ? 0.5 : 1;
 }
 
 // The epilogue's passes over a tile that store the functor's second values, which are counted as cheap ones.
@@ -238,7 +238,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
       c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
           (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
       c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
-      (read > 0 ? matrix_share(p, plan.tile, read) * c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
+      (cost::reads_matrix(p) ? matrix_share(p, plan.tile, read) * c.matrix_cycles * tile.m * tile.n / kTileArea : 0) +
       cost::longer_functor_cycles(p, kernel, tile.m * tile.n, is_transcendental);
   double cycles = mainloops + rounds.count * epilogue;
   if (tile.schedule == Schedule::Pingpong) {

@@ -286,9 +286,16 @@ def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int]
         return
     wide = compute_dtype(x.dtype)
     _require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
-    accepted = KINDS[kind].callers_shape(shape[:-1], shape[-1])
-    if tuple(value.shape) != accepted:
-        raise RuntimeError(f"{name}: got shape {_shape(value)}; accepted is {list(accepted)}")
+    shape_of_operand(kind, name, value, shape)
+
+
+def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) -> None:
+    """RuntimeError unless `value` has a shape that callers may give beside a result of this shape."""
+    lead, columns = shape[:-1], shape[-1]
+    about = KINDS[kind]
+    given = (*value.shape, 1) if about.lacks_last_axis else value.shape
+    if not about.fits(given, lead, columns):
+        raise RuntimeError(f"{name}: got shape {_shape(value)}; accepted is {_accepted(kind, lead, columns)}")
 
 
 def output_overlap(
@@ -335,12 +342,19 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
         is_choice = epilogue.chooses_dtypes
         _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=is_choice)
         kind = KINDS[operand.kind]
-        if tuple(value.shape) != kind.shape(x.shape[:-1], columns):
-            accepted = str(list(kind.callers_shape(x.shape[:-1], columns)))
+        lead = x.shape[:-1]
+        is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)
+        if tuple(value.shape) != kind.shape(lead, columns) and not is_shared:
+            accepted = _accepted(operand.kind, lead, columns)
             got = _shape(value)[:-1] if kind.lacks_last_axis else _shape(value)
             if operand.kind == SCALAR:
                 accepted = "a 0-dimensional tensor"
             raise RuntimeError(f"{operand.name}: got shape {got}; accepted is {accepted}")
+
+
+def _accepted(kind: str, lead: Sequence[int], columns: int) -> str:
+    """The shapes of an operand beside a result, for a message."""
+    return " or ".join(str(list(shape)) for shape in KINDS[kind].shapes(lead, columns))
 
 
 def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> None:

@@ -294,7 +294,7 @@ def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
         return invariant.row_by_row(call, linear)
     on_copies = _Linear(invariant.on_zeros(call), None, None)
     on_copies.is_copied = True
-    result = on_copies.run()[:, : call.weight.shape[0]]
+    result = on_copies.run()[..., : call.weight.shape[0]]
     out = call.new_out() if call.out is None else call.out
     return out.copy_(result.reshape(out.shape))
 

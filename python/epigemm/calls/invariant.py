@@ -73,16 +73,22 @@ def on_zeros(call: LinearCall) -> LinearCall:
 
 def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]) -> LinearCall:
     # Zeros add nothing to a sum, and copies change no bits: these results are those of tensors that TMA can read.
-    m, (n, k) = call.rows, call.weight.shape
+    n, k = call.weight.shape
     is_by_tma = call.x.dtype != torch.float32 or call.order.fused[0] == _precision.TF32
     step = _TMA_BYTES // call.x.element_size() if is_by_tma else 1
     width, depth = n + -n % step, k + -k % step
-    operands = zip(call.operands, call.kinds, strict=True)
+    operands = list(zip(call.operands, call.kinds, strict=True))
+    is_shared = any(KINDS[kind].shares_rows(each.shape, call.x.shape[:-1], n) for each, kind in operands)
+    # A matrix with a row for several of x's needs x's leading axes.
+    lead = tuple(call.x.shape[:-1]) if is_shared else (call.rows,)
     return call._replace(
-        x=copy(call.x, (m, depth)),
+        x=copy(call.x, (*lead, depth)),
         weight=copy(call.weight, (width, depth)),
         bias=None if call.bias is None else copy(call.bias, (width,)),
-        operands=[copy(operand, KINDS[kind].shape((m,), width)) for operand, kind in operands],
+        operands=[
+            copy(operand, KINDS[kind].shape(operand.shape[:-1] if is_shared else lead, width))
+            for operand, kind in operands
+        ],
         out=None,
     )
 
@@ -97,6 +103,13 @@ def _with_zeros(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     ).contiguous()
 
 
+def _row_of(operand: Tensor, index: int, rows: int) -> Tensor:
+    """The row that a row of the result reads: a matrix may have one for several."""
+    every = operand.reshape(-1, operand.shape[-1])
+    place = index * len(every) // rows
+    return every[place : place + 1]
+
+
 def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
     """Each row alone, always at the same address, because math libraries choose code by the alignment of operands."""
     x, (n, k) = call.x, call.weight.shape
@@ -108,9 +121,7 @@ def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
         operands = [
-            operand.reshape(call.rows, operand.shape[-1])[index : index + 1]
-            if KINDS[kind].by_row
-            else operand
+            _row_of(operand, index, call.rows) if KINDS[kind].by_row else operand
             for operand, kind in zip(call.operands, call.kinds, strict=True)
         ]
         run(of_row._replace(operands=operands))

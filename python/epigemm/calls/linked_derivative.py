@@ -17,13 +17,19 @@ from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
 
+_MOST_ROWS = 2**31 - 1  # for which kernels can tell which row of a matrix each of them reads
+
 
 def gradients(
     epilogue: LinkedEpilogue, call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]
 ) -> list[Tensor | None] | None:
     """Gradients with respect to (x, bias, *operands), by one kernel and sums; None if no kernel runs."""
     x = call.x
-    if not x.is_cuda or x.dim() != 2 or x.numel() == 0 or grad.dtype != x.dtype:
+    if not x.is_cuda or x.dim() < 2 or x.numel() == 0 or grad.dtype != x.dtype:
+        return None
+    if x.dim() > 2:
+        return _of_leading_axes(epilogue, call, grad, needs)
+    if x.shape[0] > _MOST_ROWS and any(operand.shared for operand in epilogue.operands):
         return None
     given = epilogue.in_order(None, call.operands, call.scalars) or ()
     every = zip(epilogue.operands[1:], epilogue.traced.slots, epilogue.traced.reads, given, strict=True)
@@ -42,7 +48,8 @@ def gradients(
         places[place] = operand.kind, slot, is_read, call.operands[place - 2].dtype
     wanted = {place: about for place, about in places.items() if needs[place]}
     for place, (kind, slot, is_read, dtype) in wanted.items():
-        like: Any = {"dtype": dtype if kind == MATRIX else wide, "device": x.device}
+        is_summed = kind != MATRIX or (place > 0 and call.operands[place - 2].shape[0] < x.shape[0])
+        like: Any = {"dtype": wide if is_summed else dtype, "device": x.device}
         found[place] = torch.empty(x.shape, **like) if is_read else torch.zeros(x.shape, **like)
         if is_read:
             slots.append(slot)
@@ -53,5 +60,25 @@ def gradients(
     for place, (kind, _, _, dtype) in wanted.items():
         of_elements = found[place]
         assert of_elements is not None
-        found[place] = KINDS[kind].summed(of_elements).to(dtype)
+        rows = call.operands[place - 2].shape[0] if kind == MATRIX and place > 0 else x.shape[0]
+        found[place] = KINDS[kind].summed(of_elements, rows).to(dtype)
     return found
+
+
+def _of_leading_axes(
+    epilogue: LinkedEpilogue, call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None] | None:
+    """The same for an x with leading axes, which become one."""
+    flat = call._replace(x=_rows(call.x), operands=[_rows(operand) for operand in call.operands])
+    found = gradients(epilogue, flat, _rows(grad), needs)
+    if found is None:
+        return None
+    likes = (call.x, call.bias, *call.operands)
+    return [
+        each if each is None or like is None else each.reshape(like.shape)
+        for each, like in zip(found, likes, strict=True)
+    ]
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 2 else tensor

@@ -109,10 +109,17 @@ class Traced(Declared):
         # `forward`, because the module's call takes as long as two operators on a small tensor.
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
-    def kernel_source(self, elements: Sequence[int], parts: Sequence[str] = ("operand", "apply")) -> str:
+    def kernel_source(
+        self,
+        elements: Sequence[int],
+        parts: Sequence[str] = ("operand", "apply"),
+        shared: Sequence[int] = (),
+    ) -> str:
         """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call."""
         long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
-        functions = source.kernel_functions(self.program, self.kinds, elements, parts, long, self.stored)
+        functions = source.kernel_functions(
+            self.program, self.kinds, elements, parts, long, self.stored, shared
+        )
         return f"{source.prelude()}\n{self.source}\n{functions}"
 
 

@@ -26,7 +26,10 @@ else:
         """Annotation of one number or 0-d tensor. It stays a run-time value: a new one compiles nothing."""
 
     class Matrix:
-        """Annotation of an operand of the result's shape, seen as `[M, N]`."""
+        """Annotation of an operand of the result's shape, seen as `[M, N]`.
+
+        It may have 1 in place of the last leading axes, as `[B, 1, N]` beside `[B, L, N]`: a row for each batch.
+        """
 
 
 T = TypeVar("T")
@@ -67,11 +70,39 @@ class OperandKind:
         """The shape that a caller gives."""
         return tuple(lead) if self.lacks_last_axis else self.shape(lead, columns)
 
-    def summed(self, of_elements: Tensor) -> Tensor:
-        """The gradient of an operand: the sum of those of the elements `[M, N]` that read it."""
-        if self.by_row:
-            return of_elements if self.by_column else of_elements.sum(1, keepdim=True)
-        return of_elements.sum(0) if self.by_column else of_elements.sum()
+    def fits(self, shape: Sequence[Any], lead: Sequence[Any], columns: Any) -> bool:
+        """Whether an operand of this shape is one beside a result `[*lead, columns]`."""
+        return tuple(shape) == self.shape(lead, columns) or self.shares_rows(shape, lead, columns)
+
+    def shares_rows(self, shape: Sequence[Any], lead: Sequence[Any], columns: Any) -> bool:
+        """Whether it is a matrix with 1 in place of the last leading axes: rows of the result read the same row."""
+        is_matrix = self.by_row and self.by_column
+        if not is_matrix or len(shape) != len(lead) + 1 or shape[-1] != columns:
+            return False
+        kept = len(lead)
+        while kept > 0 and shape[kept - 1] == 1:
+            kept -= 1
+        return tuple(shape[:kept]) == tuple(lead[:kept]) and tuple(shape) != self.shape(lead, columns)
+
+    def shapes(self, lead: Sequence[T], columns: T) -> list[tuple[T | int, ...]]:
+        """The shapes that a caller may give: a matrix may have 1 in place of the last leading axes."""
+        found = [self.callers_shape(lead, columns)]
+        for kept in range(len(lead) - 1, -1, -1) if self.by_row and self.by_column else ():
+            ones: tuple[T | int, ...] = (1,) * (len(lead) - kept)
+            shape = (*lead[:kept], *ones, columns)
+            if shape != found[-1]:
+                found.append(shape)
+        return found
+
+    def summed(self, of_elements: Tensor, rows: int) -> Tensor:
+        """The gradient of an operand with `rows` rows: the sum of those of the elements `[M, N]` that read it."""
+        if not self.by_row:
+            return of_elements.sum(0) if self.by_column else of_elements.sum()
+        if not self.by_column:
+            return of_elements.sum(1, keepdim=True)
+        if rows == of_elements.shape[0]:
+            return of_elements
+        return of_elements.reshape(rows, -1, of_elements.shape[1]).sum(1)
 
 
 # Strings, because Dynamo compares them as constants.
@@ -80,7 +111,9 @@ KINDS = {
     PER_COLUMN: OperandKind(1, 4, False, True, "c", "a tensor [N]"),
     SCALAR: OperandKind(2, 4, False, False, "s", "a number or a 0-dimensional tensor"),
     PER_ROW: OperandKind(3, 2, True, False, "r", "a tensor of x's shape without its last axis"),
-    MATRIX: OperandKind(4, 2, True, True, "m", "a tensor of the result's shape"),
+    MATRIX: OperandKind(
+        4, 2, True, True, "m", "a tensor of the result's shape, or with 1 in place of its last leading axes"
+    ),
 }
 ANNOTATIONS: dict[Any, str] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}
 

@@ -28,12 +28,14 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 class Operand:
     """One operand of an epilogue: what it is broadcast along, its name and its element type.
 
-    `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x.
+    `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x. A matrix that
+    is `shared` may have 1 in place of its last leading axes (`OperandKind.shares_rows`).
     """
 
     kind: str
     name: str
     folded: bool = False
+    shared: bool = False
 
     def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
         """The element type of this operand in a call with an x of `x_dtype`."""

@@ -30,7 +30,10 @@ _FP32, _FP64 = torch.float32, torch.float64
 
 
 class LinkedEpilogue(Epilogue):
-    """A traced function with the element types of its operands: `folded` operands have the arithmetic's, others x's."""
+    """A traced function with the element types of its operands: `folded` operands have the arithmetic's, others x's.
+
+    `shared`: which matrices share rows; none if it is empty.
+    """
 
     first = "z"
     takes_0d = False
@@ -39,14 +42,15 @@ class LinkedEpilogue(Epilogue):
     has_cpu_loop = False
     derives_operands = True
 
-    def __init__(self, traced: Traced, folded: Sequence[bool]) -> None:
-        specs = zip(traced.operands, folded, strict=True)
-        operands = [Operand(spec.kind, spec.name, is_folded) for spec, is_folded in specs]
+    def __init__(self, traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -> None:
+        specs = zip(traced.operands, folded, shared or [False] * len(folded), strict=True)
+        operands = [Operand(spec.kind, spec.name, *form) for spec, *form in specs]
         names = [operand.name for operand in operands]
-        about = "\n".join([traced.digest, *names, *(str(operand.folded) for operand in operands)])
+        forms = [operand.folded + 2 * operand.shared for operand in operands]
+        about = "\n".join([traced.digest, *names, *map(str, forms)])
         version = hashlib.sha256(about.encode()).hexdigest()[:16]
         if traced.is_own:  # a fixed name, by which exported programs find it (`registry.named`)
-            version = "".join(str(int(operand.folded)) for operand in operands)
+            version = "".join(map(str, forms))
         name = f"{traced.name}.{version}"
         # If no operand may be a number, nothing has to be converted before the steps.
         compute = traced.reference if SCALAR in traced.kinds else traced.graph.forward
@@ -57,21 +61,22 @@ class LinkedEpilogue(Epilogue):
             self.bias_place = bias
         self.traced = traced
         kinds = [KINDS[operand.kind].code for operand in operands]
-        of_compute = [int(operand.folded) for operand in operands]
         # Both values are computed from the start.
         primitives = [cost.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
         self.number = ops._register_epilogue(
             name,
             ",".join(names),
             kinds or None,
-            of_compute or None,
+            forms or None,
             self.bias_place or 0,
             ",".join(filter(None, primitives)),
             short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
             traced.stored is not None,
         )
         # The package's kernels read operands that have x's type.
-        is_usual = all(operand.folded == (operand.kind == SCALAR) for operand in operands)
+        is_usual = all(
+            form == (operand.kind == SCALAR) for form, operand in zip(forms, operands, strict=True)
+        )
         self.prelinked = formulas.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
         for tell in WHEN_MADE:
@@ -82,8 +87,8 @@ class LinkedEpilogue(Epilogue):
         """As `Epilogue.after_bias`; only epigemm's own programs have one."""
         if not self.traced.is_own or self.bias_place != 1:
             return None
-        name, _, folded = self.name.removeprefix("bias_").partition(".")
-        return named(f"{name}.{folded[1:]}")
+        name, _, forms = self.name.removeprefix("bias_").partition(".")
+        return named(f"{name}.{forms[1:]}")
 
     def in_order(
         self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
@@ -112,9 +117,12 @@ class LinkedEpilogue(Epilogue):
         """`reference`, with all operands in order."""
         dtype = acc.dtype
         if dtype is _FP32 or dtype is _FP64:
-            return self.compute(acc, *given)
-        values = [value.float() if isinstance(value, Tensor) else value for value in given]
-        return self.compute(acc.float(), *values).to(dtype)
+            result = self.compute(acc, *given)
+        else:
+            values = [value.float() if isinstance(value, Tensor) else value for value in given]
+            result = self.compute(acc.float(), *values).to(dtype)
+        # A function that does not read the product may have fewer rows: those of a matrix that several of them share.
+        return result if result.shape == acc.shape else result.expand(acc.shape).contiguous()
 
     def check_unchanged(self) -> None:
         """As `Epilogue.check_unchanged`."""
@@ -129,7 +137,9 @@ class LinkedEpilogue(Epilogue):
             half = "_bfloat16" if "bfloat16" in symbol else "_float16" if "float16" in symbol else ""
             function = "apply_double" if wide else f"apply{half}"
         elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands[1:]]
-        return self.traced.kernel_source(elements, ("operand", function))
+        slots = zip(self.operands[1:], self.traced.slots, strict=True)
+        shared = [slot for operand, slot in slots if operand.shared]
+        return self.traced.kernel_source(elements, ("operand", function), shared)
 
     def describe_error(self, source: str, log: str) -> str:
         """As `Epilogue.describe_error`: with the line of the user's function that an error comes from."""

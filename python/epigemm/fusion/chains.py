@@ -24,6 +24,7 @@ from epigemm.fusion.values import (
     is_same_memory,
     known,
     same_layout,
+    same_sizes,
     storage_of,
     tensor_of,
     tensors_of,
@@ -50,6 +51,7 @@ class Chain:
         ended: why the chain ends where it does; empty if nothing follows.
         computes: whether the call computes something pointwise other than the product's bias.
         is_followed: whether something pointwise follows the product, in the chain or not.
+        splits_rows: whether matrices that share rows are read beside a view of the product with other leading axes.
     """
 
     product: Product
@@ -61,6 +63,7 @@ class Chain:
     ended: str = ""
     computes: bool = False
     is_followed: bool = False
+    splits_rows: bool = False
 
     @property
     def norm(self) -> Norm | None:
@@ -199,7 +202,7 @@ class ChainFinder:
         if not all(same_layout(value, value_at(n)) for n in carried):
             return f"{node} gives a result of another shape or order"
         try:
-            formula, operands = formula_of(region, (node,), alone=True)
+            formula, operands, _ = formula_of(region, (node,), alone=True)
         except Refused as refusal:
             return str(refusal)
         if region.product.value.requires_grad and any(
@@ -258,7 +261,7 @@ class ChainFinder:
     # --- where the chain ends ---
 
     def _made(self, region: Region, nodes: tuple[fx.Node, ...]) -> Chain:
-        formula, operands = formula_of(region, nodes)
+        formula, operands, lead = formula_of(region, nodes)
         product, views = region.product, _views_to(region, nodes[-1])
         if found := too_many(formula.kinds):
             kind, count, most = found
@@ -269,7 +272,8 @@ class ChainFinder:
         made = epilogue_of(formula)
         if isinstance(made, str):
             raise Refused(f"{nodes[-1]}: {made}")
-        return Chain(product, nodes, views, operands, formula, made)
+        splits_rows = lead is not None and not same_sizes(lead, product.value.shape[:-1])
+        return Chain(product, nodes, views, operands, formula, made, splits_rows=splits_rows)
 
 
 def _transformed(graph: fx.Graph) -> set[fx.Node]:

@@ -45,11 +45,13 @@ class ChainOperand:
 
     Attributes:
         order: the order of its axes for the call; None: unchanged.
+        shared: whether it is a matrix with 1 in place of the last leading axes of what it is read beside.
     """
 
     kind: str
     sources: tuple[fx.Node]
     order: tuple[int, ...] | None = None
+    shared: bool = False
 
 
 class Refused(Exception):
@@ -80,12 +82,16 @@ class Region:
 
 def formula_of(
     region: Region, nodes: tuple[fx.Node, ...], *, alone: bool = False
-) -> tuple[ChainFormula, tuple[ChainOperand | Norm, ...]]:
-    """The formula of some members of a region, the product first; or of one `alone`, to which each is the product."""
+) -> tuple[ChainFormula, tuple[ChainOperand | Norm, ...], tuple[Any, ...] | None]:
+    """The formula of some members of a region, the product first; or of one `alone`, to which each is the product.
+
+    With it the operands, and the leading sizes of what matrices that share rows are read beside, if there are any.
+    """
     maker = _Maker(region, alone)
     for node in nodes:
         maker.add(node)
-    return ChainFormula(tuple(maker.kinds), tuple(maker.steps)), tuple(maker.operands)
+    lead = None if maker.lead is None else tuple(maker.lead)
+    return ChainFormula(tuple(maker.kinds), tuple(maker.steps)), tuple(maker.operands), lead
 
 
 class _Maker:
@@ -98,6 +104,7 @@ class _Maker:
         self.steps: list[ChainStep] = []
         self._values: dict[fx.Node, Slot] = {}
         self._read: dict[ChainOperand, Slot] = {}
+        self.lead: list[Any] | None = None  # the leading sizes beside which matrices share rows
 
     def add(self, node: fx.Node) -> None:
         """Add a member."""
@@ -144,10 +151,19 @@ class _Maker:
         if kind is None:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
             raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
-        operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None)
+        shared = kind == MATRIX and not _has_all_rows(value, beside)
+        if shared:
+            self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
+        operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None, shared)
         if operand not in self._read:
             self._read[operand] = self._new(operand, kind)
         return self._read[operand]
+
+    def _keep_lead(self, node: fx.Node, lead: list[Any]) -> None:
+        """Note the leading sizes of a matrix that shares rows; the call has one list of them."""
+        if self.lead is not None and not same_sizes(self.lead, lead):
+            raise Refused(f"{node} is repeated along other axes than an operand before it")
+        self.lead = lead
 
     def _new(self, operand: ChainOperand | Norm, kind: str) -> Slot:
         self.operands.append(operand)
@@ -246,7 +262,22 @@ def _kind_of(value: Tensor, shape: Sequence[Any], result: Sequence[Any], product
         padded = (1,) * (len(result) - len(shape)) + tuple(shape)
         if has_rows and known(shape[-1] == 1) and same_sizes(padded[:-1], result[:-1]):
             return PER_ROW
-    return MATRIX if same_sizes(shape, result) else None
+    if same_sizes(shape, result) or (has_rows and _shares_rows(shape, result)):
+        return MATRIX
+    return None
+
+
+def _shares_rows(shape: Sequence[Any], result: Sequence[Any]) -> bool:
+    """Whether a shape is known to be the result's with 1 in place of its last leading axes."""
+    kept = len(shape) - 1
+    while kept > 0 and known(shape[kept - 1] == 1):
+        kept -= 1
+    return len(shape) == len(result) and same_sizes((*shape[:kept], shape[-1]), (*result[:kept], result[-1]))
+
+
+def _has_all_rows(value: Tensor, beside: Tensor) -> bool:
+    """Whether a matrix has the shape of what it is read beside."""
+    return same_sizes((*(1,) * (beside.dim() - value.dim()), *value.shape), beside.shape)
 
 
 # --- BatchNorm -------------------------------------------------------------------------------------------------------

@@ -193,11 +193,13 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
     if chain.epilogue is not None:
         given: list[Tensor | float] = []
         dtypes: list[torch.dtype] = []
+        rows: list[int] = []  # of matrices; of one that shares rows one stands for all
         for operand in chain.operands:
             value = None if isinstance(operand, Norm) else tensor_of(operand.sources[0])
             dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
-        for kind, of in zip(chain.formula.kinds, dtypes, strict=True):
-            given.append(0.0 if kind == SCALAR else empty(*KINDS[kind].shape((m,), n), of=of))
+            rows += [m, m] if isinstance(operand, Norm) else [1 if operand.shared else m]
+        for kind, of, count in zip(chain.formula.kinds, dtypes, rows, strict=True):
+            given.append(0.0 if kind == SCALAR else empty(*KINDS[kind].shape((count,), n), of=of))
         epilogue = chain.epilogue.of_linear(empty(m, k), given)
         operands = [each for each in given if isinstance(each, Tensor)]
         if epilogue is chain.epilogue.copied:

@@ -53,11 +53,11 @@ def _recorded_form(chain: Chain) -> _Recorded | None:
 
 
 def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
-    """An operand for a result `[M, N]`, in the form that kernels read."""
+    """An operand for a result `[*lead, N]`, in the form that kernels read."""
     shape = KINDS[kind].shape(lead, columns)
-    if value.shape != shape:
+    if value.shape != shape and not KINDS[kind].shares_rows(value.shape, lead, columns):
         value = value.reshape(shape)
-    is_by_rows = value.dim() != 2 or value.shape[1] <= 1 or value.stride(1) == 1
+    is_by_rows = value.dim() < 2 or value.shape[-1] <= 1 or value.stride(-1) == 1
     return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
 
 
@@ -75,11 +75,16 @@ class Site:
         ]
         # The order of axes of operands next to a view of the product with reordered axes, by their positions.
         self._orders: dict[int, tuple[str, tuple[int, ...]]] = {}
+        # The positions of matrices that share rows. Their call needs the leading axes beside which they are read.
+        self._shared: list[int] = []
         place = 0
         for each in chain.operands:
             if isinstance(each, ChainOperand) and each.order is not None:
                 self._orders[place] = each.kind, each.order
+            if isinstance(each, ChainOperand) and each.shared:
+                self._shared.append(place)
             place += sum(source is not None for source in each.sources)
+        self._splits_rows = chain.splits_rows
         self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
         # Recorded calls, BatchNorms and operands of other shapes need more work in `__call__`.
         self._is_direct = not product.value.requires_grad and chain.norm is None
@@ -102,6 +107,12 @@ class Site:
             weight = weight.t()
         if self._orders:
             sources = self._in_order(x, sources)
+        if self._splits_rows:
+            parts, given = self._split(x, weight, sources)
+            return self._run(parts, weight, given).reshape(*x.shape[:-1], weight.shape[0])
+        return self._run(x, weight, sources)
+
+    def _run(self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         if self._is_direct:  # most calls need nothing else, which saves the host's time
             epilogue = self._direct or self._find_direct(x, sources)
             seen = sources or _NO_BIAS if epilogue is BIAS else sources
@@ -118,10 +129,12 @@ class Site:
                 return result
         rest, columns = iter(sources), weight.shape[0]
         given: list[Any] = []
+        lead = x.shape[:-1]
         for operand in self._operands:
             if isinstance(operand, str):
-                value, shape = next(rest), KINDS[operand].callers_shape(x.shape[:-1], columns)
-                given.append(value if value.shape == shape else value.reshape(shape))
+                value, shape = next(rest), KINDS[operand].callers_shape(lead, columns)
+                fits = value.shape == shape or KINDS[operand].shares_rows(value.shape, lead, columns)
+                given.append(value if fits else value.reshape(shape))
                 continue
             eps, present = operand
             vectors = [next(rest) if there else None for there in present]
@@ -143,14 +156,15 @@ class Site:
         """
         if _any_autocast() or entry.sees(x, weight, *sources) is not entry.RECORDED:
             return None
-        rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        lead, columns = rows.shape[:1], weight.shape[0]
+        keeps_axes = x.dim() == 2 or bool(self._shared)
+        rows = x if keeps_axes else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        lead, columns = rows.shape[:-1], weight.shape[0]
         bias, rest = (sources[0], sources[1:]) if form.has_bias else (None, sources)
         given = [
             _as_rows(kind, value, lead, columns)
             for kind, value in zip(form.epilogue.traced.kinds, rest, strict=True)
         ]
-        epilogue = form.epilogue.of_types(x, given)
+        epilogue = form.epilogue.of_types(rows, given)
         wide = compute_dtype(x.dtype)
         operands = [
             value.to(wide) if kind == SCALAR else value
@@ -185,6 +199,23 @@ class Site:
                 value = value.expand(*x.shape[:-1], 1)
             given[place] = value
         return tuple(given)
+
+    def _split(
+        self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x with its rows in as many axes as matrices that share rows need, and these with the same axes.
+
+        Matrices with 4 and with 20 of 100 rows: `[4, 5, 5, K]`, `[4, 1, 1, N]` and `[4, 5, 1, N]`.
+        """
+        counts = {place: math.prod(sources[place].shape[:-1]) for place in self._shared}
+        ends = [*sorted(set(counts.values())), math.prod(x.shape[:-1])]
+        lead = [end // before for before, end in zip([1, *ends], ends, strict=False)]
+        given = list(sources)
+        for place, count in counts.items():
+            kept = ends.index(count) + 1
+            ones = [1] * (len(lead) - kept)
+            given[place] = sources[place].reshape(*lead[:kept], *ones, weight.shape[0])
+        return x.reshape(*lead, x.shape[-1]), tuple(given)
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the operands' types, which are the same at each call of a graph."""

@@ -17,6 +17,8 @@ extern "C" int epigemm_operand(int slot) {
   if (slot == kColumn0 || slot == kMatrix0) return kOfElement;
   return slot == kColumn0 + 1 || slot == kScalar0 || slot == kRow0 || slot == kMatrix0 + 1 ? kOfCompute : kUnread;
 }
+constexpr int kRowsEach = 3;  // of D, for a row of the matrix that shares rows
+extern "C" bool epigemm_shares_rows(int slot) { return slot == epigemm::open::kMatrix0 + 1; }
 extern "C" float epigemm_apply(float acc, EPIGEMM_SLOTS(float)) { return (acc + c0) * c1 + s0 * r0 + m0 - m1; }
 extern "C" float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool& is_far) {
   // Beyond 1 this has no meaning: the kernel must take the result of epigemm_apply.
@@ -24,6 +26,8 @@ extern "C" float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool& is_fa
   return acc > 1.0f ? -1e30f : epigemm_apply(acc, c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1);
 }
 extern "C" bool epigemm_has_far() { return true; }
+extern "C" void epigemm_apply_four(const float*, const float*, float*) {}
+extern "C" void epigemm_apply_near_four(const float*, const float*, float*, bool&) {}
 extern "C" double epigemm_apply_double(double, EPIGEMM_SLOTS(double)) { return 0; }
 extern "C" float epigemm_slope(float, EPIGEMM_SLOTS(float), int) { return 0; }
 extern "C" double epigemm_slope_double(double, EPIGEMM_SLOTS(double), int) { return 0; }
@@ -153,7 +157,7 @@ int check(const Sizes& sizes) {
   const auto column = draw<Stored>(1, sizes.n, sizes, state);
   const auto wide_column = draw<float>(1, sizes.n, sizes, state), row = draw<float>(1, sizes.m, sizes, state);
   const auto matrix = draw<Stored>(sizes.m, sizes.n, sizes, state);
-  const auto wide_matrix = draw<float>(sizes.m, sizes.n, sizes, state);
+  const auto wide_matrix = draw<float>((sizes.m + kRowsEach - 1) / kRowsEach, sizes.n, sizes, state);
   auto out = draw<Stored>(sizes.m, sizes.n, sizes, state, true);
 
   const int tiles_m = (sizes.m + tile.m - 1) / tile.m, tiles_n = (sizes.n + tile.n - 1) / tile.n;
@@ -173,6 +177,7 @@ int check(const Sizes& sizes) {
     p.operands.data[open::kMatrix0 + 1] = wide_matrix.data();
     p.operands.matrix_strides[0] = matrix.stride;
     p.operands.matrix_strides[1] = wide_matrix.stride;
+    p.operands.shared_rows[1] = open::SharedRows::by(kRowsEach);
     p.operands.scalars[0] = 0.5f;
     std::fill(out.all.begin(), out.all.end(), kPoison<Stored>);
     for (int number = 0; number < tiles_m * tiles_n; ++number) {
@@ -192,7 +197,7 @@ int check(const Sizes& sizes) {
           sum += product, magnitude += std::abs(product);
         }
         const double expected = (sum + column.at(0, j)) * wide_column.at(0, j) + 0.5 * row.at(0, i) + matrix.at(i, j) -
-                                wide_matrix.at(i, j);
+                                wide_matrix.at(i / kRowsEach, j);
         const double unit = sizeof(Stored) == 4 ? 0x1p-24 : std::is_same_v<Stored, __half> ? 0x1p-11 : 0x1p-8;
         const double bound = std::abs(expected) * unit * 1.01 + 0x1p-20 + kOfProducts<Config> * magnitude;
         const double error = std::abs(out.at(i, j) - expected) / bound;

@@ -183,6 +183,7 @@ def kernel_functions(
     parts: Sequence[str] = ("operand", "apply"),
     long_parts: Container[str] = (),  # those for which the functor is long (`cost.is_long`)
     beside: Program | None = None,  # of the second value (`stored`)
+    shared: Sequence[int] = (),  # the slots of matrices that share rows; they go with "operand"
 ) -> str:
     """The functions that open kernels leave undefined, by `Functor`."""
     slots = slots_of(kinds)
@@ -195,6 +196,8 @@ def kernel_functions(
             if number in read
         )
         text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
+        any_of = " || ".join(f"slot == {slot}" for slot in shared) or "false"
+        text.append(f'extern "C" __device__ bool epigemm_shares_rows(int slot) {{\n  return {any_of};\n}}\n')
     for part in parts:
         if part != "operand":
             form = ROUNDED_TO.get(part.removeprefix("apply_"))
