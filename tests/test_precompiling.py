@@ -18,7 +18,7 @@ from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import cubins, libraries, loading, store
 from epigemm.planning import plans
 from epigemm.planning.gpus import KNOWN
-from epigemm.precompiling import _call
+from epigemm.precompiling import _call, _Wanted
 
 
 @epigemm.epilogue
@@ -225,7 +225,8 @@ def test_what_is_no_epilogue() -> None:
 @pytest.mark.parametrize("of_operands", [torch.bfloat16, torch.float32], ids=str)
 def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
     """It has the sizes and types that were given, and an epilogue for them."""
-    call = _call(mixed, (5, 16, 24), (torch.bfloat16, of_operands), "ieee", torch.device("cpu"))
+    form = _Wanted(mixed, (torch.bfloat16, of_operands))
+    call = _call(form, (5, 16, 24), "ieee", torch.device("cpu"))
     assert (call.x.shape, call.weight.shape) == ((5, 24), (16, 24))
     assert call.out is not None and (call.out.shape, call.out.dtype) == ((5, 16), torch.bfloat16)
     assert [(each.shape, each.dtype) for each in call.operands] == [

@@ -16,6 +16,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, stores
+from epigemm.epilogues.keeping import keeping
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
@@ -36,6 +37,16 @@ class _Wanted(NamedTuple):
     types: _Types
     has_product: bool = True
     is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
+    keeps_product: bool = False  # whether the second matrix is the product, which the derivative reads
+
+    @property
+    def linked(self) -> LinkedEpilogue:
+        """The epilogue for operands of these types; scalars are fp32."""
+        dtype, of_operands = self.types
+        specs = self.epilogue.traced.operands
+        found = self.epilogue.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
+        kept = keeping(found, has_bias=True) if self.keeps_product else None
+        return kept or found
 
 
 def precompile(
@@ -96,7 +107,7 @@ def precompile(
     sizes = _sizes(shapes)
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
-    forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype))))
+    forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype)), training))
     if gpu is not None:
         elsewhere = _described(gpu, arch, device)
         chosen = [_chosen(form, sizes, precision, training, elsewhere) for form in forms]
@@ -119,7 +130,7 @@ def precompile(
     wanted = list(itertools.product(forms, sizes))
     with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
         for form, size in wanted:
-            call = _call(form.epilogue, size, form.types, precision, place)
+            call = _call(form, size, precision, place)
             for missing in _missing(form, call, training):
                 if reason := loading.link(call.epilogue, missing, place):
                     raise RuntimeError(f"{function.traced.name}: {reason}")
@@ -128,10 +139,13 @@ def precompile(
     return linked
 
 
-def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types) -> Iterator[_Wanted]:
+def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bool) -> Iterator[_Wanted]:
     """With its optional operands, and without; of several results each matrix that has a kernel."""
     if isinstance(function, UserEpilogue):
-        yield from (_Wanted(each, types) for each in (function, *function.without.values()))
+        for each in (function, *function.without.values()):
+            yield _Wanted(each, types)
+            if training:
+                yield _Wanted(each, types, is_pair=True, keeps_product=True)
         return
     dtype, _ = types
     wide = compute_dtype(dtype)
@@ -139,6 +153,8 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types) -> Iterator[
         for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
             if epilogue is not None:
                 yield _Wanted(epilogue, (wide, wide) if matrix.is_wide else types, number == 0)
+                if training and number == 0:
+                    yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
         if (pair := form.pair(dtype)) is not None:
             yield _Wanted(pair.epilogue, types, is_pair=True)
 
@@ -212,7 +228,7 @@ def _chosen(
     """The kernels that calls of these sizes take on a GPU elsewhere, each once."""
     found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
     for size in sizes:
-        call = _call(form.epilogue, size, form.types, precision, torch.device("meta"))
+        call = _call(form, size, precision, torch.device("meta"))
         for run in _dry_runs(form, call, gpu.numbers):
             what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
             packed = ", its weight packed," if run.packed else ""
@@ -224,38 +240,26 @@ def _chosen(
 
 
 def _link_for(form: _Wanted, symbols: list[str], capability: tuple[int, int]) -> list[str]:
-    linked, reason = loading.link_for(_linked(form.epilogue, form.types), symbols, capability)
+    linked, reason = loading.link_for(form.linked, symbols, capability)
     if reason:
         raise RuntimeError(f"{form.epilogue.traced.name}: {reason}")
     return linked
 
 
-def _linked(form: UserEpilogue, types: _Types) -> LinkedEpilogue:
-    """The epilogue for operands of these types; scalars are fp32."""
-    dtype, of_operands = types
-    return form.linked([spec.kind == SCALAR or of_operands is not dtype for spec in form.traced.operands])
-
-
-def _call(
-    function: UserEpilogue,
-    size: tuple[int, int, int],
-    types: _Types,
-    precision: str,
-    device: torch.device,
-) -> LinearCall:
+def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: torch.device) -> LinearCall:
     """A call of this size with uninitialised tensors, for a dry run."""
-    (m, n, k), (dtype, of_operands) = size, types
+    (m, n, k), (dtype, of_operands) = size, form.types
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)
 
-    specs = function.traced.operands
+    specs = form.epilogue.traced.operands
     operands = [
         empty(*KINDS[spec.kind].shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR
     ]
     scalars = [0.0 for spec in specs if spec.kind == SCALAR]
     return LinearCall(
-        _linked(function, types),
+        form.linked,
         empty(m, k),
         empty(n, k),
         None,

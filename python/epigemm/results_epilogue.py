@@ -53,11 +53,9 @@ class Pair(NamedTuple):
         """The call of that kernel, and its operands in the entry's form."""
         reads = self.matrices.operands(given)
         epilogue, seen = self.epilogue.seen(x, reads)
-        tensors = [each for each in seen if isinstance(each, Tensor)]
-        numbers = [float(each) for each in seen if not isinstance(each, Tensor)]
         asked = DEFAULT if precision is None else precision
-        made = LinearCall(epilogue, x, weight, None, tensors, numbers, asked)
-        return made._replace(strict=strict, invariant=invariance.enabled()), seen
+        call = LinearCall(epilogue, x, weight, precision=asked, strict=strict, invariant=invariance.enabled())
+        return stores.of_entry(call, epilogue, seen), seen
 
 
 class ResultsEpilogue(Decorated):

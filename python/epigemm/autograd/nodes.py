@@ -22,7 +22,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, stores
 from epigemm.epilogues.registry import BIAS, Epilogue
 from epigemm.packs import weight_packs
 
@@ -48,8 +48,8 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     if not checked:
         # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
         checks.linear(call)
-    call = call.with_bias_in_product()
-    result, _ = _linear_keeping_product(call, *call.inputs)
+    apart = call.with_bias_in_product()
+    result, _ = _linear_keeping_product((apart, call), *apart.inputs)
     return result
 
 
@@ -74,17 +74,24 @@ def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:
 
 
 class _LinearKeepingProduct(Function):
-    """A linear call that runs as two kernels, whose derivative reads the product between them.
+    """A linear call whose derivative reads the product: stored by one kernel, or by the first one of two.
 
     The product is a second result, which is not returned to callers. As a result it belongs to this node, so that a
     derivative that uses it can be differentiated again.
     """
 
     @staticmethod
-    def forward(ctx: Any, call: LinearCall, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, calls: tuple[LinearCall, LinearCall], *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        call, whole = calls  # with a linked epilogue's bias in the product, and as it was given
         epilogue, x, weight, _, operands, scalars, *_ = call
-        product = linear_forward(call.product())
-        result = elementwise_forward(ElementwiseCall(epilogue, product, None, operands, scalars))
+        found = _both(whole)
+        if found is not None:
+            result, product = found
+        else:
+            product = linear_forward(call.product())
+            result = elementwise_forward(ElementwiseCall(epilogue, product, None, operands, scalars))
         needs = ctx.needs_input_grad
         ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, call.precision
         ctx.save_for_backward(x if needs[2] else None, weight if needs[1] else None, product, *operands)
@@ -112,6 +119,15 @@ class _LinearKeepingProduct(Function):
             grad_product, x, weight, *wanted, ctx.precision
         )
         return None, grad_x, grad_weight, summed if grad_bias is None else grad_bias, *grad_operands
+
+
+def _both(call: LinearCall) -> stores.Both | None:
+    """The result and the product by one kernel; None where they are two."""
+    made = stores.keeping(call)
+    found = None if made is None else stores.linear(*made, is_recorded=True)
+    if found is not None and call.pack_use == weight_packs.NONE:
+        weight_packs.expire(call.weight)
+    return found
 
 
 class _FoldBatchNorm(Function):

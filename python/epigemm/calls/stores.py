@@ -15,6 +15,8 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import Order
 from epigemm.calls import entry
 from epigemm.calls.pairs import is_routed
+from epigemm.epilogues.keeping import keeping as keeping_epilogue
+from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -38,6 +40,28 @@ def order_on(call: LinearCall, device_type: str) -> Order | None:
         return None
     order = dry_runs.order_on(call, device_type)
     return None if order.slices or order.overrides else order
+
+
+def of_entry(call: LinearCall, epilogue: LinkedEpilogue, given: entry.Vectors) -> LinearCall:
+    """`call` with another epilogue, whose operands are given in the entry's form."""
+    tensors = [each for each in given if isinstance(each, Tensor)]
+    numbers = [float(each) for each in given if isinstance(each, (int, float))]
+    return call._replace(epilogue=epilogue, bias=None, operands=tensors, scalars=numbers)
+
+
+def keeping(call: LinearCall) -> tuple[LinearCall, entry.Vectors] | None:
+    """The call that also gives the product, with the bias that is added to it, and its operands in the entry's form.
+
+    None where the epilogue is none of those (`epigemm.epilogues.keeping`).
+    """
+    given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
+    has_bias = call.bias is not None
+    epilogue = None if given is None else keeping_epilogue(call.epilogue, has_bias=has_bias)
+    if given is None or epilogue is None:
+        return None
+    if call.epilogue.takes_bias and not has_bias:
+        given = given[1:]
+    return of_entry(call, epilogue, given), given
 
 
 def linear(call: LinearCall, given: entry.Vectors, *, is_recorded: bool = False) -> Both | None:

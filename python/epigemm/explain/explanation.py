@@ -15,7 +15,7 @@ from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, entry, invariant, weight_slices
+from epigemm.calls import elementwise_kernels, entry, invariant, stores, weight_slices
 from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
@@ -169,6 +169,7 @@ _SAVED = (
     "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own "
     "(strict=True: one kernel, and the derivative makes the product again)"
 )
+_KEPT = "gradients are recorded: the kernel also stores the product, for the derivative"
 _LEFT_TO_TORCH = (
     "PyTorch's own operators record the call: none of the layer's three products is one for a fused kernel, and the "
     "host takes longer than the device"
@@ -204,7 +205,16 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         return _by_torch(call, launches, [_LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return explain_linear(call, wants_gradients)
-    return _explain_apart(call.with_bias_in_product(), wants_gradients)
+    return _explain_kept(call) or _explain_apart(call.with_bias_in_product(), wants_gradients)
+
+
+def _explain_kept(call: LinearCall) -> Explanation | None:
+    """A recorded call as one kernel that also stores the product; None where it is two."""
+    kept = stores.keeping(call)
+    if kept is None or stores.order_on(call, call.x.device.type) is None:
+        return None
+    found = explain_linear(kept[0], wants_gradients=False)
+    return replace(found, reasons=[_KEPT, *found.reasons]) if found.path == FUSED else None
 
 
 def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:

@@ -1,0 +1,86 @@
+"""Recorded calls on a GPU whose kernel stores the product beside the result: gradients against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow
+from epigemm.calls import stores
+from tests.support.cases import fused_unavailable
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(4096, 1024, 512), (1000, 520, 264), (16, 4096, 4096), (300, 2048, 1032)]
+
+
+@epigemm.epilogue
+def gated(acc: Tensor, bias: PerColumn, row: PerRow, gate: Matrix) -> Tensor:
+    return F.silu(acc + bias) * gate * row
+
+
+FUNCTIONS: dict[str, tuple[Any, int, Any]] = {
+    # the function, how many operands it has, and its reference
+    "gelu": (epigemm.linear_gelu, 1, lambda z, *_: F.gelu(z)),
+    "silu": (epigemm.linear_silu, 1, lambda z, *_: F.silu(z)),
+    "gated": (gated, 3, lambda z, row, gate: F.silu(z) * gate * row[:, None]),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients(
+    name: str, size: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    function, count, reference = FUNCTIONS[name]
+    m, n, k = size
+    sizes = [(m, k), (n, k), (n,), (m,), (m, n)][: 2 + count]
+    scales = [1.0, k**-0.5, 1.0, 1.0, 1.0]
+    given = [
+        (torch.randn(each, device="cuda") * scale).to(dtype).requires_grad_()
+        for each, scale in zip(sizes, scales, strict=False)
+    ]
+    runs = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        runs.append(found := run(*arguments, **options))
+        return found
+
+    run = stores.linear
+    monkeypatch.setattr(stores, "linear", noted)
+    result = function(*given)
+    explained = epigemm.explain(function, *given)
+    assert len(runs) == 1 and (runs[0] is not None) == ("stores the product" in explained.reasons[0])
+    grad = torch.randn(m, n, device="cuda").to(dtype)
+    found = torch.autograd.grad(result, given, grad)
+    wide = [each.detach().double().requires_grad_() for each in given]
+    x, weight, bias, *others = wide
+    expected = reference(F.linear(x, weight, bias), *others)
+    wanted = torch.autograd.grad(expected, wide, grad.double())
+    tolerance = 2.0**-9 if dtype is torch.float16 else 2.0**-6
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+    for one, other in zip(found, wanted, strict=True):
+        error = (one.double() - other).norm() / other.norm()
+        assert float(error) <= tolerance, tuple(one.shape)
+
+
+def test_the_kernel_is_taken() -> None:
+    """At a size at which it is expected to be faster."""
+    x, weight = (
+        torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((4096, 512), (4096, 512))
+    )
+    found = epigemm.explain(epigemm.linear_gelu, x, weight.requires_grad_())
+    assert found.path == "fused" and len(found.kernels) == 1
