@@ -207,6 +207,26 @@ def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(monkeypatch:
 
 
 @pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")
+def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And both matrices of a function that returns two, where no gradient is recorded."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    for training in (False, True):
+        epigemm.precompile(mixed, ALIGNED, gpu="H100", training=training)
+        asked = {name.partition(".")[0]: symbols for name, symbols, _ in linker.asked}
+        assert ("mixed_with_product" in asked) == training
+        if training:
+            assert asked["mixed_with_product"] and all(
+                "_sm90_" in each for each in asked["mixed_with_product"]
+            )
+        linker.asked.clear()
+    epigemm.precompile(several, ALIGNED, gpu="H100")
+    asked = {name.partition(".")[0]: symbols for name, symbols, _ in linker.asked}
+    assert asked["several_and_stored"] and all("_sm90_" in each for each in asked["several_and_stored"])
+
+
 @pytest.mark.skipif(cubins.ir_path(ALONE) is None, reason="a build without open kernels")
 @pytest.mark.parametrize("gpu", ["A100", "A10", "L40S", "RTX 4090", "B200", "RTX 5090"])
 def test_it_is_linked_without_a_driver(gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
