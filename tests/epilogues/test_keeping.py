@@ -64,10 +64,13 @@ def test_of_functions(is_wide: bool, rng: torch.Generator) -> None:
         torch.randn(size, generator=rng, dtype=torch.float64) for size in ((5, 4), (4,), (5, 4))
     )
     for function, operands in ((scaled, [0.5, bias, other]), (of_sums, [bias])):
-        epilogue: Epilogue = function.linked([not isinstance(each, Tensor) or is_wide for each in operands])
+        shared = [function is scaled and each is other for each in operands]
+        epilogue: Epilogue = function.linked(
+            [not isinstance(each, Tensor) or is_wide for each in operands], shared
+        )
         found = keeping(epilogue, has_bias=False)
         assert found is not None and found is keeping(epilogue, has_bias=False)
-        assert [each.folded for each in found.operands] == [each.folded for each in epilogue.operands]
+        assert found.operands == epilogue.operands
         torch.testing.assert_close(
             found.traced.reference(acc, *operands), function.traced.reference(acc, *operands)
         )

@@ -48,7 +48,8 @@ def _of_linked(epilogue: LinkedEpilogue) -> LinkedEpilogue:
     if found is None:
         folded = [operand.folded for operand in epilogue.operands[1:]]
         traced = _with_product(epilogue.traced, epilogue.bias_place)
-        found = _linked[epilogue] = LinkedEpilogue(traced, folded)
+        shared = [operand.shared for operand in epilogue.operands[1:]]
+        found = _linked[epilogue] = LinkedEpilogue(traced, folded, shared)
     return found
 
 
