@@ -191,6 +191,7 @@ bool is_expected_to_gain(const Problem& problem, double fused_us, double fallbac
 // The functor's additional time over a cheap one in the fused kernel and in the elementwise one, if it is the reason
 // for the fallback.
 std::string what_functor_takes(const Problem& problem, double fused_us, double fallback_us) {
+  if (has_store(problem)) return {};
   Problem cheap = problem;
   cheap.epilogue = EpilogueId::relu_div;  // nearly no cost, and in two kernels
   const double cheap_us = best_candidate(cheap).microseconds, cheap_fallback_us = fallback_microseconds(cheap);
@@ -214,9 +215,10 @@ std::string why_not_expected(const Problem& problem, double fused_us) {
     return text("with N or K below ", kLeastCopied,
                 " nothing is copied, and the kernels that read the operands as they lie have not been measured");
   }
-  const char* what = !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
-                     : problem.epilogue == EpilogueId::bias_relu  ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
-                                                                  : "PyTorch's GEMM, which adds a bias itself,";
+  const char* what = has_store(problem)                             ? "a product with one elementwise kernel"
+                     : !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
+                     : problem.epilogue == EpilogueId::bias_relu ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
+                                                                 : "PyTorch's GEMM, which adds a bias itself,";
   const char* gain = fallback_us > fused_us ? " is not expected to be slower by more than the predictions' error ("
                                             : " is expected to be at least as fast (";
   const bool needs_pack = problem.arithmetic == Arithmetic::Split && !problem.is_packed;
@@ -307,7 +309,22 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
   return family.why_not_planned(problem, plan);
 }
 
+namespace {
+
+// Of an epilogue that has a store: the product with its bias, by whatever kernel is the fastest, and an elementwise
+// kernel that reads it.
+double several_kernels_microseconds(const Problem& problem) {
+  Problem product = problem;
+  product.epilogue = EpilogueId::bias;
+  product.has_bias = epilogue_info(problem.epilogue).bias > 0;
+  const double saved_us = fallback_microseconds(product) - best_candidate(product).microseconds;
+  return fallback_microseconds(problem) - std::max(0.0, saved_us);
+}
+
+}  // namespace
+
 double alternative_microseconds(const Problem& problem) {
+  if (has_store(problem)) return several_kernels_microseconds(problem);
   if (!problem.is_pair) return fallback_microseconds(problem) + moments_microseconds(problem, Plan{});
   const auto least = [](const Problem& p) {
     return std::min(best_candidate(p).microseconds, fallback_microseconds(p));
