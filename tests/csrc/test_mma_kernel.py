@@ -26,7 +26,13 @@ CASES += [("tf32", 0, each) for each in WHOLE[2:]]
 CASES += [("tf32", 2, each) for each in [*WHOLE[:3], (5, 12, 20, 4, 4)]]
 # Slices are made of rows that lie anywhere. Of K: less than a stage, whole stages, more than a block of 512, and a part
 # of a stage.
-ON_SLICES = [(16, 64, 64, 0, 0), (1, 8, 31, 1, 3), (37, 72, 200, 3, 1), (130, 136, 96, 0, 0), (5, 9, 1100, 0, 0)]
+ON_SLICES = [
+    (16, 64, 64, 0, 0),
+    (1, 8, 31, 1, 3),
+    (37, 72, 200, 3, 1),
+    (130, 136, 96, 0, 0),
+    (5, 9, 1100, 0, 0),
+]
 CASES += [("split", tile, each) for tile in (0, 1) for each in ON_SLICES]
 CASES += [("scaled", 2, each) for each in ON_SLICES]
 CASES += [("float16", 6, WHOLE[2]), ("float16", 9, ODD[1])]
