@@ -97,6 +97,11 @@ class Linker:
         return symbols[:1], self.reason
 
 
+COUNTS = {"tf32": 3, "split": 2, "scaled": 3}
+OF_FP32 = [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in COUNTS.items() for tile in range(count)]
+OF_FP32 += ["epigemm_open_sm80_fixup"]
+
+
 def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     linker = Linker()
     monkeypatch.setattr(loading, "link_for", linker)
@@ -107,8 +112,7 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
     assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
     epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
     alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
-    in_tf32 = [f"epigemm_open_sm80_mma_tf32_{tile}" for tile in range(3)]
-    assert linker.asked[-1][1:] == ([*alone, *in_tf32], (8, 6))
+    assert linker.asked[-1][1:] == ([*alone, *OF_FP32], (8, 6))
     epigemm.precompile(mixed, dtype=torch.float64, arch="sm_86")
     assert linker.asked[-1][1] == ["epigemm_open_elementwise_float64"]
     linker.reason = "no libraries"
@@ -137,7 +141,7 @@ def test_of_several_results_each_matrix_is_linked(monkeypatch: pytest.MonkeyPatc
     linker.asked.clear()
     epigemm.precompile(several, arch="sm_80", dtype=torch.float32)
     alone = ["epigemm_open_elementwise_float32"]
-    product = [*alone, *(f"epigemm_open_sm80_mma_tf32_{tile}" for tile in range(3))]
+    product = [*alone, *OF_FP32]
     assert [symbols for _, symbols, _ in linker.asked] == [product, alone, alone] * 2
 
 

@@ -65,8 +65,8 @@ def table() -> str:
     """The choices as text."""
     head = [
         f"{EPILOGUE}: the tile that the planner would choose, and the fallback's predicted time over the best fused",
-        "plan's (0.00: none is accurate enough). From assumed figures: nothing was measured, and they have not been run",
-        "there. Written by python -m tools.mma_choices",
+        "plan's (0.00: none is accurate enough). From assumed figures: nothing was measured, and they have not been",
+        "run there. Written by python -m tools.mma_choices",
     ]
     return "\n".join([*head, *(line for name in MULTIPLIED for line in _lines(name))]) + "\n"
 

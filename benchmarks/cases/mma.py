@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from benchmarks.cases import CUSTOM, Case, Problem, Setting, Shape, custom
 from benchmarks.harness.records import GELU, NO_FUNCTOR, RELU
+from epigemm.arguments import precision
 from epigemm.planning import dry_runs, plans
 
 KIND, FAMILY = "mma", "sm80_mma"
-SETTINGS = (Setting("bf16", "highest"), Setting("fp32", "high"), Setting("fp16", "highest"))
+SPLIT = Setting("fp32", "highest")
+SETTINGS = (Setting("bf16", "highest"), Setting("fp32", "high"), Setting("fp16", "highest"), SPLIT)
 LEAST_K, WAVES = 1024, 4
 """What a case has at least: so short a K, and so many waves of tiles."""
 SHAPES = (
@@ -28,6 +30,16 @@ SHAPES = (
     Shape(20000, 2048, 1024),
 )
 _FITS_EVERY_TILE = Shape(8192, 8192, 1024)
+
+
+def multiplied(setting: Setting) -> str:
+    """The arithmetic of the kernels: that of `SPLIT` is fp16x3."""
+    return precision.SPLIT if setting == SPLIT else setting.arithmetic
+
+
+def products(setting: Setting) -> int:
+    """How many products of the tensor cores one product takes."""
+    return 3 if setting == SPLIT else 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ def problems() -> dict[str, Problem]:
 
 def tiles(setting: Setting, gpu: tuple[int, ...] = (), device: int = -1) -> list[Tile]:
     """All tiles by vectors that run on a GPU; `gpu`, `device` as for `epigemm.planning.plans.ask`."""
-    shape, arithmetic = _FITS_EVERY_TILE, setting.arithmetic
+    shape, arithmetic = _FITS_EVERY_TILE, multiplied(setting)
     dtype = str(setting.dtype).removeprefix("torch.")
     problem = (NO_FUNCTOR, shape.m, shape.n, shape.k or 0, dtype, arithmetic)
     answer = plans.ask(*problem, has_bias=False, any_family=True, gpu=gpu, device=device)

@@ -15,7 +15,19 @@ from torch import Tensor
 from benchmarks import cutlass
 from benchmarks.baselines import BASELINES, Alternative, Baseline
 from benchmarks.cases import Case, Data, Setting, matching
-from benchmarks.cases.mma import FAMILY, KIND, SETTINGS, Tile, TileCase, every_case, problems, tiles
+from benchmarks.cases.mma import (
+    FAMILY,
+    KIND,
+    SETTINGS,
+    SPLIT,
+    Tile,
+    TileCase,
+    every_case,
+    multiplied,
+    problems,
+    products,
+    tiles,
+)
 from benchmarks.gradings.products import forced_into
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.environment import gpu_folder
@@ -27,9 +39,11 @@ from benchmarks.kinds import Run, mma_points
 from benchmarks.kinds.bench import failures
 from benchmarks.kinds.mma_points import Beside
 from epigemm._native import ops
+from epigemm.arguments import precision
 from epigemm.epilogues.registry import named
 from epigemm.linking import cubins
 from epigemm.linking.toolchain import side_by_side
+from epigemm.packs import weight_packs
 
 _SHARE_OF_LOOP = 0.75
 """About what the kernels reach of the loop's rate: the loop then takes as long as they do."""
@@ -58,7 +72,9 @@ def kernel(epilogue: str, case: Case, data: Data, out: Tensor) -> Alternative:
     given: dict[str, Any] = {"bias": bias, "plan": tile.plan[1:]}
 
     def run() -> Tensor:
-        return forced_into(out, epilogue, data.x, weight, case.setting.arithmetic, **given)
+        if case.setting == SPLIT:  # the pack is made again where the weight has changed
+            given["pack"] = weight_packs.keep(weight, weight_packs.SLICES[precision.SPLIT]).buffer
+        return forced_into(out, epilogue, data.x, weight, multiplied(case.setting), **given)
 
     return Alternative(run, 0, kernel=f"{FAMILY} {tile.text}")
 
@@ -83,8 +99,7 @@ class Loop:
 
     def prepare(self, case: Case, data: Data, out: Tensor) -> Alternative:
         """As an alternative."""
-        is_tf32 = case.setting.arithmetic == "tf32"
-        steps = self.steps(case.flops, is_tf32)
+        steps = self.steps(work(case), is_tf32 := case.setting.arithmetic == "tf32")
 
         def run() -> Tensor:
             self._run(steps, is_tf32)
@@ -93,14 +108,20 @@ class Loop:
         return Alternative(run, checked=False)
 
 
+def work(case: Case) -> int:
+    """Operations of the tensor cores."""
+    return products(case.setting) * case.flops
+
+
 def jobs(setting: Setting, tile: Tile, capability: tuple[int, int]) -> list[cubins.Job]:
     """The kernels of a tile, one for each epilogue.
 
     Raises:
         RuntimeError: this build does not have the tile.
     """
-    element = "tf32" if setting.arithmetic == "tf32" else str(setting.dtype).removeprefix("torch.")
-    symbol = f"epigemm_open_{FAMILY}_{element}_{tile.number}"
+    is_fp32 = setting.dtype == torch.float32
+    operand = multiplied(setting) if is_fp32 else str(setting.dtype).removeprefix("torch.")
+    symbol = f"epigemm_open_{FAMILY}_{operand}_{tile.number}"
     path = cubins.ir_path(symbol)
     if path is None:
         raise RuntimeError(f"this build has no kernel {symbol}")
@@ -177,7 +198,11 @@ def measure(
     chosen = set(matching([case.name for case in cases], options.cases, "with --mma"))
     loop = Loop(run.device)
     beside = {
-        case.name: Beside(case.waves, loop.flops(case.flops, case.setting.arithmetic == "tf32"))
+        case.name: Beside(
+            case.waves,
+            loop.flops(work(case), case.setting.arithmetic == "tf32"),
+            products(case.setting),
+        )
         for case in cases
     }
     about = {

@@ -11,13 +11,17 @@ from benchmarks.harness.report import Table, number
 from benchmarks.kinds.bench import rounded
 from benchmarks.kinds.points import size
 
-OF_FUNCTOR, OF_LOOP, OF_CUTLASS = 0.97, 0.80, 0.99
+OF_FUNCTOR, OF_LOOP, OF_CUTLASS, OF_THIRD = 0.97, 0.80, 0.99, 0.85
 """The least that is wanted of a kernel's rate with a functor: over that without, at each point; over that of the bare
-loop, of the best tile at each shape. And of its rate without a functor over that of CUTLASS, in geomean."""
+loop, of the best tile at each shape. And of its rate without a functor over that of CUTLASS, in geomean; of fp16x3's
+over a third of that of fp16, of the best tiles at each shape."""
+FP16X3 = "fp16x3"
 METHOD = (
     "Forced plans. Medians of calls in turn in one process, the L2 cache flushed before each call. bias_relu and "
     "bias_gelu: the time of the same kernel without a functor over that with it. of_loop: the rate over that of a bare "
-    "loop of mma.sync (m16n8k16 of bf16, m16n8k8 of TF32) that runs in turn with the kernels and about as long. "
+    "loop of mma.sync (m16n8k16 of bf16, m16n8k8 of TF32) that runs in turn with the kernels and about as long; of "
+    "fp16x3, which takes three products, over a third of it. of_third: the rate of fp16x3's best tile, the split of x "
+    "and the fixup included, over a third of that of fp16's, without a functor. "
     "vs_mm, vs_cutlass: the time of torch.mm, and of CUTLASS 2.x's device GEMM of the same tile, over that of the "
     "kernel without a functor. Waves: the tiles over the CTAs that the GPU runs at once, by the driver's occupancy."
 )
@@ -32,11 +36,12 @@ class Beside:
 
     waves: float
     loop_flops: int
+    products: int = 1  # of the tensor cores, in one product
 
 
 def point(result: CaseResult, beside: Beside) -> dict[str, Any]:
     """The ratios of a case, without those whose times are missing."""
-    times, work = result.times(), result.flops / beside.loop_flops
+    times, work = result.times(), beside.products * result.flops / beside.loop_flops
     ratios = {name: result.ratio((NO_FUNCTOR,), own=name) for name in _FUNCTORS}
     for name in _EPILOGUES:
         ratio = result.ratio((LOOP,), own=name)
@@ -55,7 +60,9 @@ def point(result: CaseResult, beside: Beside) -> dict[str, Any]:
 
 
 def _arithmetic(result: CaseResult) -> str:
-    return "tf32" if result.dtype == "fp32" else result.dtype
+    if result.dtype != "fp32":
+        return result.dtype
+    return "tf32" if result.precision == "high" else FP16X3
 
 
 def figures(results: Sequence[CaseResult], beside: Mapping[str, Beside]) -> dict[str, Any]:
@@ -68,6 +75,7 @@ def figures(results: Sequence[CaseResult], beside: Mapping[str, Beside]) -> dict
         found["arithmetics"][arithmetic] = _means(of) | {"best_of_loop": _best_of_loop(of)}
         for tile in dict.fromkeys(each["tile"] for each in of):
             found["tiles"][f"{arithmetic} {tile}"] = _means([each for each in of if each["tile"] == tile])
+    found["of_third"] = dict(_of_third(points))
     return found | {"missed": list(_missed(found))}
 
 
@@ -94,6 +102,19 @@ def _best_of_loop(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     return found
 
 
+def _of_third(points: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """By shape, what fp16x3 reaches of a third of fp16's rate."""
+
+    def least_ms(arithmetic: str, shape: str) -> float | None:
+        of = [each["ms"] for each in points if (each["arithmetic"], each["shape"]) == (arithmetic, shape)]
+        return min((ms[NO_FUNCTOR] for ms in of if NO_FUNCTOR in ms), default=None)
+
+    for shape in dict.fromkeys(each["shape"] for each in points):
+        split_ms, fp16_ms = least_ms(FP16X3, shape), least_ms("fp16", shape)
+        if split_ms and fp16_ms:
+            yield shape, round(3 * fp16_ms / split_ms, 4)
+
+
 def _missed(found: Mapping[str, Any]) -> Iterator[str]:
     for tile in found["tiles"]:
         of = [each for each in found["cases"].values() if f"{each['arithmetic']} {each['tile']}" == tile]
@@ -114,6 +135,9 @@ def _missed(found: Mapping[str, Any]) -> Iterator[str]:
                         f"{arithmetic} {shape}: {name} reaches {best['share']:.3f} of the bare loop with the best "
                         f"tile, {best['tile']}, wanted {OF_LOOP:g}"
                     )
+        for shape, share in found["of_third"].items() if arithmetic == FP16X3 else ():
+            if share < OF_THIRD:
+                yield f"{FP16X3} {shape}: {share:.3f} of a third of fp16's rate, wanted {OF_THIRD:g}"
         of_cutlass = means.get("vs_cutlass", {"geomean": OF_CUTLASS})["geomean"]
         if of_cutlass < OF_CUTLASS:
             yield f"{arithmetic}: vs_cutlass is {of_cutlass:.3f} in geomean, wanted {OF_CUTLASS:g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
 _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
+_FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
 
 
 class _Wanted(NamedTuple):
@@ -79,7 +80,8 @@ def precompile(
         training: whether to link the derivative's kernel, too.
         arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
             kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
-            and the mma.sync kernels (16 bits, and TF32 for fp32), which no call chooses yet. No driver is needed.
+            and the mma.sync kernels (in 16 bits; of fp32 in TF32, fp16x3 and fp16x1), which no call chooses yet. No
+            driver is needed.
         gpu: in place of `device`, a GPU that need not be here, by its name, as "A100 80 GB" or "RTX 4090", or an
             `epigemm.GPU`: what calls of these shapes take there by the cost models' choice. On Hopper those may be
             fused kernels. On other GPUs PyTorch's GEMM computes the product, and one elementwise kernel follows:
@@ -194,11 +196,19 @@ def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
 def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
     """The kernels that are compiled for every GPU since Ampere."""
     dtype, _ = form.types
-    multiplied = "tf32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    alone = _alone(dtype, training)
+    if dtype == torch.float64 or not form.has_product:
+        return alone
     family = build_info()["families"]["sm80_mma"]
-    has_tiles = dtype != torch.float64 and form.has_product
-    tiles = family["tf32" if dtype == torch.float32 else "16_bits"] if has_tiles else 0
-    return _alone(dtype, training) + [f"epigemm_open_sm80_mma_{multiplied}_{tile}" for tile in range(tiles)]
+    if dtype != torch.float32:
+        counts = {str(dtype).removeprefix("torch."): family["16_bits"]}
+        return alone + _tiles(counts)
+    return [*alone, *_tiles({name: family[name] for name in ("tf32", "split", "scaled")}), _FIXUP]
+
+
+def _tiles(counts: Mapping[str, int]) -> list[str]:
+    """The mma.sync kernels, by what they multiply."""
+    return [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in counts.items() for tile in range(count)]
 
 
 def _alone(dtype: torch.dtype, training: bool) -> list[str]:

@@ -17,7 +17,7 @@ from benchmarks.cases import Shape
 from benchmarks.cases.mma import SETTINGS, case_of, tiles
 from benchmarks.harness.records import CUTLASS
 
-BF16, TF32, FP16 = SETTINGS
+BF16, TF32, FP16, SPLIT = SETTINGS
 ROOT = Path(__file__).parents[2]
 LOCATE = [sys.executable, str(ROOT / "build_backend" / "locate.py"), "--missing-for-cuda"]
 
@@ -38,7 +38,8 @@ def test_the_tiles_are_ours() -> None:
 
 def test_stages_and_warps_are_ours() -> None:
     text = (ROOT / "csrc" / "gemm" / "sm80_mma" / "tiles.h").read_text()
-    rows = re.findall(r"^    \{([\d, ]+), Loads::Vectors(, 4)?\}", text, re.MULTILINE)
+    as_stored, _, _ = text.partition("kTilesSplit")
+    rows = re.findall(r"^    \{([\d, ]+), Loads::Vectors(, 4)?\}", as_stored, re.MULTILINE)
     ours = []
     for row, is_tf32 in rows:
         m, n, k, stages, warps_m, warps_n = map(int, row.split(", "))
@@ -56,6 +57,8 @@ def test_where_it_applies() -> None:
     assert baseline.applies(case_of(shape, FP16, first, 1), cuda) == "gemm.cu has no fp16_128x256x64"
     (of_tf32, *_) = tiles(TF32, gpu=(90, 132))
     assert not baseline.applies(case_of(shape, TF32, of_tf32, 1), cuda)
+    (of_split, _) = tiles(SPLIT, gpu=(90, 132))
+    assert baseline.applies(case_of(shape, SPLIT, of_split, 1), cuda) == "gemm.cu has no fp32_128x128x32"
 
 
 @pytest.mark.parametrize("is_variable", [False, True])

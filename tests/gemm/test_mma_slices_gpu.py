@@ -7,6 +7,7 @@ mainloops, the rescaling, and the fixup behind them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.support.split import make_pack, run, run_checked
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
+cuda: Any = torch.cuda
 SIZE = (sweep.ROWS, sweep.COLUMNS)
 DENSE = ["uniform_linear", "normal", "positive", "rows_8", "rows_30", "rows_60"]
 EVERY = [(each, tile) for each in SPLIT_ARITHMETICS for tile in range(plans.tile_count(plans.MMA, each.name))]
@@ -221,13 +223,13 @@ def test_a_graph_follows_its_inputs(arithmetic: Arithmetic, rng: torch.Generator
             out, "bias", problem.x, problem.weight, arithmetic.name, bias=problem.operands.bias, plan=plan()
         )
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side = cuda.Stream()
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
         call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    cuda.current_stream().wait_stream(side)
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
         call()
     for value in (1.0, math.inf, math.nan, 2.0):
         problem.x.copy_(ordinary)

@@ -117,6 +117,20 @@ struct Columns {
       : first(column), epilogue(p.operands, column < p.n ? column : 0, p.n), roots(p, column) {}
 };
 
+// Neighbours of a row of sums. Of eight, the second four of every other four threads first: so the eight threads of one
+// access read all banks. In the order of memory they would read half of them, twice.
+template <int kVector>
+__device__ __forceinline__ void read_sums(const float* from, float (&sums)[kVector]) {
+  static_assert(kVector == 4 || kVector == 8);
+  const auto* const fours = reinterpret_cast<const float4*>(from);
+  const bool is_swapped = kVector == 8 && threadIdx.x / 4 % 2 == 1;
+  const float4 one = fours[is_swapped ? 1 : 0];
+  const float4 other = kVector == 8 ? fours[is_swapped ? 0 : 1] : one;
+  const float4 first = is_swapped ? other : one, second = is_swapped ? one : other;
+  sums[0] = first.x, sums[1] = first.y, sums[2] = first.z, sums[3] = first.w;
+  if constexpr (kVector == 8) sums[4] = second.x, sums[5] = second.y, sums[6] = second.z, sums[7] = second.w;
+}
+
 // One pass: a part of the sums to `shared`, and from there through the epilogue to D. `row0`: of D, the pass's first.
 template <class Config, class Sums>
 __device__ __forceinline__ void finish_pass(Arguments const& p, Columns<Config> const& columns, Sums const& sums,
@@ -150,11 +164,7 @@ __device__ __forceinline__ void finish_pass(Arguments const& p, Columns<Config> 
     if (row >= rows || columns.first >= p.n) continue;
     const float* const from = shared + row * tile.sums_stride() + share.column();
     float of_row[kVector], results[kVector];
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kVector / 4; ++j) {
-      const float4 four = reinterpret_cast<const float4*>(from)[j];
-      of_row[4 * j] = four.x, of_row[4 * j + 1] = four.y, of_row[4 * j + 2] = four.z, of_row[4 * j + 3] = four.w;
-    }
+    read_sums<kVector>(from, of_row);
     if constexpr (Config::kIsOnSlices) columns.roots.rescale(roots[i], of_row);
     columns.epilogue.apply(of_row, of_rows[i], results);
     store<Config>(static_cast<Result*>(p.out) + (row0 + row) * p.out_row_stride + columns.first, results,

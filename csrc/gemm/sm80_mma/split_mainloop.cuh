@@ -1,15 +1,13 @@
 // The mainloop of the split product: fp32 accuracy from three fp16 products of two slices each.
 //
-//   sum = sum hi_x hi_w  +  2^-11 sum (lo_x hi_w + hi_x lo_w)        (gemm/fp16_slices/slices.h says what hi and lo
-//   are)
+//   sum = sum hi_x hi_w  +  2^-11 sum (lo_x hi_w + hi_x lo_w)
 //
-// As in sm90_fp16x3/mainloop.h the tensor cores, which truncate when they accumulate, sum the large products over a
-// short stretch of K only: 32, a stage. Then that sum is added, rounded, to the fp32 sums. What is different from
-// there, and why:
+// gemm/fp16_slices/slices.h says what hi and lo are. As in sm90_fp16x3/mainloop.h the tensor cores, which truncate when
+// they accumulate, sum the large products over a short stretch of K only: 32, a stage. Then that sum is added, rounded,
+// to the fp32 sums. What is different from there, and why:
 //
 // - mma.sync has its results in any registers. A thread finishes 16 of its warp's rows after the other, so the sums
-// over
-//   a stage take 16 registers of each kind, and not as many as there are results.
+//   over a stage take 16 registers of each kind, and not as many as there are results.
 // - The small products are added to the large ones at each promotion. Their rounding counts 2^-11 as much.
 // - Every 32 of K at any K: for a stretch of 64 a thread would hold two stages of the weight.
 //
@@ -22,6 +20,20 @@ namespace epigemm::sm80_mma {
 
 constexpr int kStagesOfBlock = 16;
 constexpr float kLowScale = 0x1p-11f;  // lo is kept 2^11 times larger
+
+// Adds the sums over a stage to those of the same rows.
+template <class Large, class Small, class Sums>
+__device__ __forceinline__ void promote(Large const& large, Small const& small, Sums&& sums) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < cute::size(large); ++i) sums(i) += fmaf(small(i), kLowScale, large(i));
+}
+
+// Adds the sums of a block of K to those of the blocks before it.
+template <class Sums, class Blocks>
+__device__ __forceinline__ void end_block(Sums& sums, Blocks& blocks) {
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < cute::size(sums); ++i) blocks(i) += sums(i), sums(i) = 0;
+}
 
 // The sums of the whole K, without the rows' scales.
 template <class Config, class Sums>
@@ -75,22 +87,13 @@ __device__ __forceinline__ void multiply_slices(Ring<Config>& ring, int k, Sums&
         multiply_rows(rows, part + kParts, part, small);
         multiply_rows(rows, part, part + kParts, small);
         if (is_last) read_both(read_weight, _, 1, reading);
-        if (part == kParts - 1) {
-          Tensor of_rows = sums(_, rows, _);
-          CUTLASS_PRAGMA_UNROLL
-          for (int j = 0; j < size(large); ++j) of_rows(j) += fmaf(small(j), kLowScale, large(j));
-        }
+        if (part == kParts - 1) promote(large, small, sums(_, rows, _));
       }
       is_at_last = ring.is_at_last();
-      if (kHasBlocks && (k - ring.left) % (kStagesOfBlock * Config::tile.k) == kBegunAhead) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size(sums); ++i) blocks(i) += sums(i), sums(i) = 0;
-      }
+      const int begun = k - ring.left;
+      if (kHasBlocks && begun % (kStagesOfBlock * Config::tile.k) == kBegunAhead) end_block(sums, blocks);
     }
-    if constexpr (kHasBlocks) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(sums); ++i) sums(i) += blocks(i);
-    }
+    if constexpr (kHasBlocks) end_block(blocks, sums);
   });
   cp_async_wait<0>();
 }

@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.baselines import Alternative
 from benchmarks.cases import Case, Data, Setting, Shape, make_data
-from benchmarks.cases.mma import SETTINGS, SHAPES, Tile, case_of, every_case, problems, tiles
+from benchmarks.cases.mma import SETTINGS, SHAPES, Tile, case_of, every_case, multiplied, problems, tiles
 from benchmarks.cli import main, parser
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.records import (
@@ -36,11 +36,13 @@ from benchmarks.harness.records import (
 from benchmarks.kinds import Run, mma, mma_points
 from benchmarks.kinds.mma_points import Beside
 from epigemm._native import build_info
+from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs
 from tests.support import plans
 
-BF16, TF32, _ = SETTINGS
+BF16, TF32, FP16, SPLIT = SETTINGS
 CPU, H200 = torch.device("cpu"), (90, 132)
+NAMES = [str(each) for each in SETTINGS]
 SMALL, SMALL_SHAPE = Tile("64x64x64", (0, 3, 6, 0, 8, 1), 49152), Shape(128, 128, 1024)
 SYNTHETIC_TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 
@@ -48,11 +50,13 @@ SYNTHETIC_TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_the_tiles_by_vectors(setting: Setting) -> None:
     found = tiles(setting, gpu=H200)
-    kind = "tf32" if setting == TF32 else "16_bits"
-    assert [tile.number for tile in found] == list(range(3 if setting == TF32 else 8))
-    assert len(found) < plans.FAMILIES[plans.MMA][kind] or setting == TF32, "two are by elements"
+    kind = {TF32: "tf32", SPLIT: "split"}.get(setting, "16_bits")
+    count = plans.FAMILIES[plans.MMA][kind]
+    assert [tile.number for tile in found] == list(
+        range(count - 2 if kind == "16_bits" else count)
+    )  # by vectors
     for tile in found:
-        assert dry_runs.ARITHMETICS[tile.plan[0]] == setting.arithmetic
+        assert dry_runs.ARITHMETICS[tile.plan[0]] == multiplied(setting)
         assert list(tile.plan[1:]) == plans.numbers(plans.MMA, tile.number, 0, 8)
 
 
@@ -176,6 +180,27 @@ def test_what_is_missed() -> None:
     ]
 
 
+def test_three_products() -> None:
+    """Of the loop each counts. The whole call is held against a third of the rate of fp16's best tile."""
+    shape, found = Shape(2048, 2048, 2048), []
+    for setting, tile, ms in (
+        (FP16, "64x64x64", 2.0),
+        (FP16, "128x256x64", 1.0),
+        (SPLIT, "128x128x32", 3.75),
+    ):
+        each = CaseResult.of(case_of(shape, setting, dataclasses.replace(SMALL, text=tile), 1))
+        timings = [(NO_FUNCTOR, ms), (LOOP, ms / 2)]
+        measured = [Measurement(name, name, in_turn=Timing.of([at])) for name, at in timings]
+        each.groups.append(Group("main", measured))
+        found.append(each)
+    beside = {each.case: Beside(5.0, (3 if each is found[-1] else 1) * each.flops) for each in found}
+    beside[found[-1].case] = dataclasses.replace(beside[found[-1].case], products=3)
+    summary = mma_points.figures(found, beside)
+    assert summary["of_third"] == {"2048x2048x2048": pytest.approx(0.8)}
+    assert summary["missed"] == ["fp16x3 2048x2048x2048: 0.800 of a third of fp16's rate, wanted 0.85"]
+    assert summary["cases"][found[-1].case][f"{NO_FUNCTOR}_of_loop"] == 0.5
+
+
 def test_a_point_without_times() -> None:
     """It is there, without ratios."""
     found = figures([result("64x64x64", Shape(2048, 2048, 2048), **{RELU: 1.0})])
@@ -200,7 +225,9 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         *,
         bias: Tensor | None,
         plan: Sequence[int],
+        pack: Tensor | None = None,
     ) -> Tensor:
+        assert (pack is not None) == (arithmetic == "split")
         assert (bias is None) == (epilogue == NO_FUNCTOR) and list(plan) == plans.numbers(plans.MMA, 6, 0, 8)
         z = x.float() @ weight.float().t()
         if bias is not None:
@@ -209,6 +236,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         return out.copy_(after[epilogue](z))
 
     monkeypatch.setattr(mma, "forced_into", forced_into)
+    monkeypatch.setattr(weight_packs, "keep", lambda weight, slices: Namespace(buffer=torch.empty(slices)))
     monkeypatch.setattr(mma.Loop, "_run", lambda self, steps, is_tf32: steps << (9 - is_tf32))
 
 
@@ -242,11 +270,12 @@ def test_the_record(tmp_path: Path) -> None:
     at_once = {(setting, SMALL): 1 for setting in SETTINGS}
     assert mma.measure(run, bench, at_once, {}) == 0
     summary = json.loads((tmp_path / "sm80-on-cpu" / "summary.json").read_text())
-    assert set(summary["cases"]) == {f"mma/64x64x64 {SMALL_SHAPE} {s}" for s in ("bf16", "fp16", "fp32 high")}
+    assert set(summary["cases"]) == {f"mma/64x64x64 {SMALL_SHAPE} {s}" for s in NAMES}
     for point in summary["cases"].values():
         assert set(point["ms"]) == {NO_FUNCTOR, RELU, GELU, LOOP, MM} and point["waves"] == 4
     assert summary["absent"] == {CUTLASS: "needs a GPU"} and not summary["wrong"]
-    assert summary["ctas_at_once"] == {f"{s} 64x64x64": 1 for s in ("bf16", "fp16", "fp32 high")}
+    assert summary["ctas_at_once"] == {f"{s} 64x64x64": 1 for s in NAMES}
+    assert [*summary["of_third"]] == [str(SMALL_SHAPE)]
 
 
 @pytest.mark.usefixtures("replaced")
@@ -287,7 +316,7 @@ def test_a_build_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     found, failed = mma.occupancy(Run(Namespace(), CPU, {"gpu": {"multiprocessors": 132}}))
-    assert not found and len(failed) == 8 + 3 + 8
+    assert not found and len(failed) == 8 + 3 + 8 + 2
     assert (
         failed["fp32 high 64x64x32"] == "RuntimeError: this build has no kernel epigemm_open_sm80_mma_tf32_2"
     )
@@ -297,7 +326,7 @@ def test_a_build_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_on_a_gpu(setting: Setting, tmp_path: Path) -> None:
     """The smallest tile, which has waves enough at a small size."""
-    tile = tiles(setting, device=0)[-1 if setting == TF32 else 6]
+    tile = tiles(setting, device=0)[6 if setting in (BF16, FP16) else -1]
     size = "4096x4096x1024"
     command = ["--mma", "--quick", "--sizes", size, "--cases", f"mma/{tile.text} {size} {setting}"]
     assert main([*command, "--output", str(tmp_path)]) == 0
