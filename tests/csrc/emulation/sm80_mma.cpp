@@ -28,6 +28,10 @@ extern "C" float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool& is_fa
 extern "C" bool epigemm_has_far() { return true; }
 extern "C" void epigemm_apply_four(const float*, const float*, float*) {}
 extern "C" void epigemm_apply_near_four(const float*, const float*, float*, bool&) {}
+extern "C" bool epigemm_has_store() { return false; }
+extern "C" float epigemm_store(float, EPIGEMM_SLOTS(float)) { return 0; }
+extern "C" float epigemm_store_near(float, EPIGEMM_SLOTS(float), bool&) { return 0; }
+extern "C" bool epigemm_has_far_store() { return false; }
 extern "C" double epigemm_apply_double(double, EPIGEMM_SLOTS(double)) { return 0; }
 extern "C" float epigemm_slope(float, EPIGEMM_SLOTS(float), int) { return 0; }
 extern "C" double epigemm_slope_double(double, EPIGEMM_SLOTS(double), int) { return 0; }
