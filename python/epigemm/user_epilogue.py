@@ -359,8 +359,8 @@ def _is_tensor(scalar: Tensor | float) -> bool:
 
 def _shares_rows(value: object, x: object) -> bool:
     """Whether a matrix has 1 in place of the last leading axes of x."""
-    if not isinstance(value, Tensor) or not isinstance(x, Tensor):
-        return False
+    if not isinstance(value, Tensor) or not isinstance(x, Tensor) or value.is_nested or x.is_nested:
+        return False  # a nested tensor has no shape
     shape = value.shape
     return len(shape) > 1 and shape[-2] == 1 and KINDS[MATRIX].shares_rows(shape, x.shape[:-1], shape[-1])
 

@@ -34,7 +34,11 @@ def test_help_shows_the_call_and_says_what_it_takes() -> None:
     text = pydoc.plain(pydoc.render_doc(swish_clamp))
     if hasattr(swish_clamp, "__get__"):  # from torch 2.13 on, whose Dynamo reads such attributes of modules
         assert f"swish_clamp{SHOWN}" in text
-    for words in ("bias: a tensor [N].", "residual: a tensor of the result's shape.", "limit: a number"):
+    for words in (
+        "bias: a tensor [N].",
+        "residual: a tensor of the result's shape, or with 1 in place of its last leading axes.",
+        "limit: a number",
+    ):
         assert words in text
     assert "traced" not in text, "of the class, not of the function"
 

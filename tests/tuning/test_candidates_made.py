@@ -179,3 +179,13 @@ def test_a_call_on_copies_links_the_kernel_that_reads_them(stage: Stage, links: 
     expected = torch.nn.functional.linear(x, weight).float() + bias + other
     torch.testing.assert_close(result, expected.to(x.dtype), rtol=2e-2, atol=1e-1)
     assert any("sm90" in name for name in links.loaded)
+
+
+def test_x_keeps_its_leading_axes_beside_a_matrix_with_a_row_for_each_batch() -> None:
+    x, weight, bias = torch.zeros(3, 4, 8), torch.randn(16, 8), torch.randn(16)
+    for other, lead in ((torch.randn(3, 1, 16), (3, 4)), (torch.randn(12, 16), (12,))):
+        given = x if other.dim() == 3 else x.flatten(0, 1)
+        epilogue = residual.of_types(given, [bias, other])
+        made = candidates.on_random_x(LinearCall(epilogue, given, weight, None, [bias, other]))
+        assert made.x.shape == (*lead, 8) and made.operands[1] is other
+        assert torch.equal(made.operands[0], torch.ones(16)) and not torch.equal(made.x, given)

@@ -32,12 +32,15 @@ _HOPELESS = 1.7  # times the best predicted time
 def on_random_x(call: LinearCall) -> LinearCall:
     """The same call on one matrix of random x, and with ones for the epilogue's further vectors and scalars.
 
-    Matrices stay as they are, because their layout decides how kernels read them.
+    Matrices stay as they are, because their layout decides how kernels read them. x keeps its leading axes beside a
+    matrix that shares rows.
     """
     device, dtype = call.x.device, call.x.dtype
     generator = torch.Generator(device).manual_seed(0)
-    x = torch.randn((call.rows, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
-    operands = [each if each.dim() == 2 else torch.ones_like(each) for each in call.operands]
+    is_shared = any(operand.shared for operand in call.epilogue.operands)
+    lead = call.x.shape[:-1] if is_shared else (call.rows,)
+    x = torch.randn((*lead, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
+    operands = [each if each.dim() == x.dim() else torch.ones_like(each) for each in call.operands]
     return call._replace(x=x, operands=operands, out=None)
 
 
