@@ -14,6 +14,7 @@ from epigemm.epilogues.declaring import OperandSpec, traced
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.tracing import cost
 from epigemm.epilogues.tracing.program import words
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.user_epilogue import UserEpilogue
 
 Primitive = Callable[[Tensor, Tensor], Tensor]
@@ -85,6 +86,11 @@ class Functor:
         """Their names, each as often as it is computed."""
         made = self.epilogue.traced
         return [name for name in cost.primitives(made.program, made.kinds).split(",") if name]
+
+    @property
+    def has_short_forms(self) -> bool:
+        """Whether it is computed with the short functions where the result is in bf16."""
+        return short_number(self.epilogue.traced.program, ROUNDED_TO["bfloat16"]) is not None
 
 
 def functor(name: str, function: Primitive, text: str = "") -> Functor:

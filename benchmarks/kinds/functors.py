@@ -301,11 +301,16 @@ class Sweep:
         """Random functors: what the column says of them, and what they take."""
         column = kernel.column
 
-        def cost(name: str) -> float:
-            return self.costs.get(name, {}).get(column, before.get(name, before["other"])[column])
+        def cost(name: str, column: str) -> float:
+            measured = self.costs.get(name, {})
+            if column in measured:
+                return functor_table.fused(measured, column)
+            return before.get(name, before[functor_table.OTHER])[column]
 
         for functor, us, bare_us in self.times(kernel, drawn):
-            predicted = sum(cost(name) for name in functor.primitives) - cost("mul")
+            # As the planner: a functor whose result would be too inexact has float's functions in 16 bits, too.
+            of = column if functor.has_short_forms else column.removesuffix("_16")
+            predicted = sum(cost(name, of) for name in functor.primitives) - cost("mul", of)
             self.checks.setdefault(functor.name, {"text": functor.text, "made_of": functor.primitives})[
                 column
             ] = {
