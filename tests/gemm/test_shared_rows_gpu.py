@@ -151,7 +151,7 @@ def test_the_elementwise_kernels(lead: tuple[int, ...], n: int, dtype: torch.dty
     step = torch.finfo(dtype).eps
     for kept in range(len(lead)):
         given = [placed(*lead, n), placed(*lead, n), placed(*ones_from(lead, kept), n)]
-        leaves = [each.double().requires_grad_() for each in given]
+        leaves = [each.to(torch.float64, copy=True).requires_grad_() for each in given]  # fp64 ones, too
         expected = leaves[1] + leaves[2] * torch.sin(leaves[0])
         found = sine.elementwise(*given, out=placed(*lead, n).fill_(math.nan))
         torch.testing.assert_close(found.double(), expected.detach(), rtol=4 * step, atol=8 * step)
