@@ -210,7 +210,6 @@ def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(monkeypatch:
     assert ALONE in without
 
 
-@pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")
 def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,6 +230,7 @@ def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
     assert asked["several_and_stored"] and all("_sm90_" in each for each in asked["several_and_stored"])
 
 
+@pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")
 @pytest.mark.skipif(cubins.ir_path(ALONE) is None, reason="a build without open kernels")
 @pytest.mark.parametrize("gpu", ["A100", "A10", "L40S", "RTX 4090", "B200", "RTX 5090"])
 def test_it_is_linked_without_a_driver(gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

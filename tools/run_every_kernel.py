@@ -194,7 +194,7 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
         drawn = inputs(epilogue, dtype, columns)
         out = torch.full_like(x, float("nan"))
         ops._derivative_out(epilogue.name, grad, x, *drawn, out)
-        variable = x.double().requires_grad_()
+        variable = x.to(torch.float64, copy=True).requires_grad_()
         expected = torch.autograd.grad(reference(epilogue, variable, drawn), variable, grad.double())[0]
         expect_close(f"derivative of {epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
         # The question makes the device known.

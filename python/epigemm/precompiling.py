@@ -77,7 +77,8 @@ def precompile(
         precision: of fp32 products, as for `epigemm.linear`; with a packed weight and without one.
         device: the GPU; None: the current one.
         operand_dtype: of the operands: None or dtype itself; with 16 bits also fp32.
-        training: whether to link the derivative's kernel, too.
+        training: whether to link the derivative's kernel, too, and on Hopper the one that stores the product beside
+            the result.
         arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
             kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
             and the mma.sync kernels (in 16 bits; of fp32 in TF32, fp16x3 and fp16x1), which no call chooses yet. No

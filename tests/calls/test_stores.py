@@ -58,6 +58,17 @@ def test_one_kernel_where_it_is_faster(size: tuple[int, int, int]) -> None:
     assert list(FAMILIES)[found.plan[0]] in (TMA, SWAP_AB)
 
 
+@epigemm.epilogue
+def long_first(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
+    z = torch.lgamma(acc + bias)
+    return z, 2 * z
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_long_second_value_has_a_kernel_of_its_own(dtype: torch.dtype) -> None:
+    assert long_first.pair(dtype) is None and gelu_beside.pair(dtype) is not None
+
+
 def test_several_kernels_where_the_product_takes_the_time() -> None:
     """They are compared with the fastest kernel of the product, not with PyTorch's GEMM alone."""
     made, _ = call(16384, 8192, 8192)

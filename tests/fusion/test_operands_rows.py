@@ -127,6 +127,25 @@ def test_gradients(forward: Callable[..., Tensor], with_backend: bool) -> None:
             torch.testing.assert_close(one, other)
 
 
+def given_as_it_is(fc: nn.Module, x: Tensor, gates: Tensor) -> Any:
+    """Of a flat product; the gates are `[B, 1, N]` from the start."""
+    return fc(x.reshape(-1, N)).view(x.shape) * gates
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("with_backend", [False, True], ids=["fuse", "torch.compile"])
+def test_sizes_that_change(with_backend: bool, dynamic: bool | None) -> None:
+    """Symbolic sizes, and a batch of none."""
+    model = Base(given_as_it_is)
+    compiled: Any = (
+        torch.compile(model, backend="epigemm", dynamic=dynamic) if with_backend else epigemm.fuse(model)
+    )
+    for batches, rows in ((3, 5), (4, 5), (4, 7), (0, 5), (2, 1)):
+        x, gates = torch.randn(batches, rows, N), torch.randn(batches, 1, N)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, gates), model(x, gates), rtol=1e-5, atol=1e-5)
+
+
 def along_rows(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
     """A position's embedding, the same for all batches."""
     return fc(x).relu() * 2 + x[:1]

@@ -354,7 +354,7 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
 
 def _accepted(kind: str, lead: Sequence[int], columns: int) -> str:
     """The shapes of an operand beside a result, for a message."""
-    return " or ".join(str(list(shape)) for shape in KINDS[kind].shapes(lead, columns))
+    return " or ".join(f"{list(shape)}" for shape in KINDS[kind].shapes(lead, columns))
 
 
 def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> None:

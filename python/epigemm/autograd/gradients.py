@@ -269,8 +269,10 @@ def _derivative_and_sum(call: ElementwiseCall, grad: Tensor) -> tuple[Tensor, Te
     columns = x.shape[-1] if x.dim() else 0
     if call.epilogue.derives_operands or not elementwise_kernels.sums_columns(x, columns):
         return None
+    if not grad.is_contiguous():
+        return None  # a copy would take longer than the sum apart: of an expanded gradient PyTorch reads one number
     sums = torch.empty(columns, dtype=x.dtype, device=x.device)
-    found = entry.derivative(call, grad.contiguous(), sums)
+    found = entry.derivative(call, grad, sums)
     return None if found is None else (found, sums)
 
 

@@ -64,13 +64,17 @@ def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     return out
 
 
+_LEAST_ROW_BYTES = 128  # of a derivative whose columns its kernel sums
+
+
 def sums_columns(like: Tensor, columns: int) -> bool:
     """Whether the kernel of a derivative also sums the columns of what it computes, for so many of them.
 
-    They have to be whole vectors of 16 bytes. `like`: of the type and on the device of what it computes.
+    They have to be whole vectors of 16 bytes, and at least eight of them: a thread reads one of each row, and with
+    fewer most threads would be idle. `like`: of the type and on the device of what it computes.
     """
-    is_whole = columns > 0 and columns * like.element_size() % 16 == 0
-    return is_whole and like.is_cuda and has_native(like)
+    row_bytes = columns * like.element_size()
+    return row_bytes >= _LEAST_ROW_BYTES and row_bytes % 16 == 0 and like.is_cuda and has_native(like)
 
 
 def fold_batch_norm(call: FoldCall) -> Tensor:

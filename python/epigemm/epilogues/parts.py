@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from epigemm.epilogues.declaring import Traced, TracedResults, made
+from epigemm.epilogues.tracing import cost
 from epigemm.epilogues.tracing.program import Program, Ref, Value
 from epigemm.epilogues.tracing.results import MEAN, VAR, Result, narrowed
 
@@ -113,7 +114,7 @@ class _Apart:
             self.parts.sources.append(source)
 
     def pair(self) -> MatrixPair | None:
-        """The matrices of x's dtype that are read, if these are two, and both are functions of the accumulator."""
+        """Two functions of the accumulator in x's dtype, of which the first is short, if no other matrix is read."""
         parts, every = self.parts, self._traced.results.results
         read = {
             source if result.is_stored else parts.reductions[source].matrix
@@ -132,7 +133,11 @@ class _Apart:
         (of_stored, of_result), places = narrowed(*programs)
         operands = tuple(self._traced.operands[place] for place in places)
         name = f"{self._traced.name[:_LONGEST]}_and_stored"
-        return MatrixPair(made(name, operands, of_result, stored=of_stored), places, result, stored)
+        both = made(name, operands, of_result, stored=of_stored)
+        # A long second value would be inlined for each of a thread's sums (csrc/open/contract.h).
+        if cost.is_long(of_stored, both.kinds, "apply" if self._is_exact else "apply_bfloat16"):
+            return None
+        return MatrixPair(both, places, result, stored)
 
     def _stored(self, result: Result, number: int) -> int:
         return self._number(result.value, number, is_wide=result.is_fp32 and not self._is_exact)

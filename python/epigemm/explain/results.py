@@ -91,7 +91,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
 def _of_both(call: _Call) -> Explanation | None:
     """The kernel that stores two matrices; None where each is made by kernels of its own."""
     pair = call.form.pair(call.like.dtype)
-    if call.weight is None or pair is None or _wants_gradients(*call.args):
+    if call.weight is None or pair is None or _wants_gradients(*call.args, *call.given):
         return None
     options = {**call.options, "strict": False}
     made, _ = pair.call(call.like, call.weight, call.given, **options)

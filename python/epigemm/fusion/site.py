@@ -208,8 +208,9 @@ class Site:
         Matrices with 4 and with 20 of 100 rows: `[4, 5, 5, K]`, `[4, 1, 1, N]` and `[4, 5, 1, N]`.
         """
         counts = {place: math.prod(sources[place].shape[:-1]) for place in self._shared}
-        ends = [*sorted(set(counts.values())), math.prod(x.shape[:-1])]
-        lead = [end // before for before, end in zip([1, *ends], ends, strict=False)]
+        # Equal counts stay, as axes of size 1: a symbolic size cannot be in a set.
+        ends = [*sorted(counts.values()), math.prod(x.shape[:-1])]
+        lead = [end // (before if before != 0 else 1) for before, end in zip([1, *ends], ends, strict=False)]
         given = list(sources)
         for place, count in counts.items():
             kept = ends.index(count) + 1

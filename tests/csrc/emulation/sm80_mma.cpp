@@ -26,9 +26,6 @@ extern "C" float epigemm_apply_near(float acc, EPIGEMM_SLOTS(float), bool& is_fa
   return acc > 1.0f ? -1e30f : epigemm_apply(acc, c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1);
 }
 extern "C" bool epigemm_has_far() { return true; }
-extern "C" float epigemm_store(float, EPIGEMM_SLOTS(float)) { return 0; }
-extern "C" float epigemm_store_near(float, EPIGEMM_SLOTS(float), bool&) { return 0; }
-extern "C" bool epigemm_has_far_store() { return false; }
 extern "C" void epigemm_apply_four(const float*, const float*, float*) {}
 extern "C" void epigemm_apply_near_four(const float*, const float*, float*, bool&) {}
 extern "C" bool epigemm_has_store() { return false; }
