@@ -17,11 +17,10 @@ from benchmarks.gradings.measures import Exact, errors
 from benchmarks.gradings.products import SCALED, SPLIT, Product
 from tests.support import plans
 from tests.support.arithmetic import SPLIT_ARITHMETICS, Arithmetic
-from tests.support.cases import LINEAR, draw_operands, fused_unavailable
+from tests.support.cases import LINEAR, fused_unavailable
 from tests.support.layouts import LAYOUTS
-from tests.support.problems import Problem, make, ternary
-from tests.support.reference import Bounded, after_epilogue, assert_within
-from tests.support.split import make_pack, run, run_checked
+from tests.support.problems import Problem, make
+from tests.support.split import beyond_slices, check_frame, check_integers, make_pack, run, run_checked
 
 pytestmark = pytest.mark.gpu
 
@@ -116,32 +115,12 @@ def test_a_kept_pack_changes_nothing(arithmetic: Arithmetic, tile: int, rng: tor
 def test_integers_in_every_epilogue(
     name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator
 ) -> None:
-    m, n, k = 300, 520, 1024
-    x, weight = (ternary((rows, k), rng).to(DEVICE, arithmetic.dtype) for rows in (m, n))
-    operands = draw_operands(name, n, arithmetic, DEVICE, rng)
-    operands = operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
-    operands.scalars = [2.0 for _ in operands.scalars]
-    actual = run(Problem(name, arithmetic, x, weight, operands), plan(tile, swizzle=2))
-    acc = x.double() @ weight.double().mT
-    bounded = after_epilogue(name, Bounded(acc, torch.zeros_like(acc)), operands, arithmetic)
-    assert_within(actual, bounded)
-    if torch.equal(bounded.expected, (bounded.expected * 2).round() / 2):
-        assert torch.equal(actual, bounded.expected.to(arithmetic.dtype))
+    check_integers(name, arithmetic, plan(tile, swizzle=2), rng)
 
 
 @tiles
 def test_out_frame_is_left_alone(arithmetic: Arithmetic, tile: int, rng: torch.Generator) -> None:
-    for spoiled in (False, True):
-        problem = make("bias", arithmetic, (130, 136, 64), DEVICE, rng)
-        if spoiled:
-            problem.x[-1, -1], problem.weight[-1, 0] = math.inf, math.nan
-        frame = torch.full((300, 512), 5.0, dtype=arithmetic.dtype, device=DEVICE)
-        out = frame[8:138, 16:152]
-        out.fill_(math.nan)
-        run(problem, plan(tile), out=out)
-        problem.check(out, second_path=False)
-        out.fill_(5.0)
-        assert bool((frame == 5.0).all())
+    check_frame(arithmetic, plan(tile), rng)
 
 
 @epilogues
@@ -150,12 +129,7 @@ def test_repaired_results_get_the_epilogue_too(
     name: str, arithmetic: Arithmetic, tile: int, rng: torch.Generator
 ) -> None:
     """Non-finite elements, and rows whose range the slices cannot hold."""
-    problem = make(name, arithmetic, (300, 264, 200), DEVICE, rng)
-    problem.x[5, 7], problem.x[299, 199], problem.weight[200, 0] = math.inf, math.nan, -math.inf
-    problem.x[100] *= 2.0**-40
-    problem.x[100, 3] = 1.0
-    problem.weight[:, 3] *= 2.0**-60
-    run_checked(problem, plan(tile))
+    run_checked(beyond_slices(name, arithmetic, rng), plan(tile))
 
 
 @pytest.mark.parametrize("tile", OF_SPLIT)
