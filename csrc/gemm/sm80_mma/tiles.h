@@ -80,8 +80,8 @@ constexpr Tile kTilesTF32[] = {
 
 constexpr int kTileCountTF32 = sizeof(kTilesTF32) / sizeof(kTilesTF32[0]);
 
-// Of fp32 operands in two fp16 slices. All fit in 99 KB. A warp has up to 64x32 results: 64 registers of sums, and as
-// many of sums over blocks of K.
+// Of fp32 operands in two fp16 slices. All fit in 99 KB. A warp has up to 64x32 results, 64 registers of sums. That of
+// the smaller tile has registers for sums over blocks of K, too.
 constexpr Tile kTilesSplit[] = {
     {128, 128, 64, 3, 2, 4, Loads::Vectors, 2, 2},  // large products
     {64, 128, 64, 4, 2, 4, Loads::Vectors, 2, 2},   // fewer rows, or few tiles

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from epigemm.epilogues.kinds import SLOTS
 
 _ELEMENTS = range(4)  # 2 r + c of row r and column c
-_DISTINCT = {"c": (0, 1), "r": (0, 2), "s": (0,), "m": _ELEMENTS}
-"""By the first letter of a slot's name: the elements whose values are passed. The others have the same ones."""
+_MASKS = {"c": 1, "r": 2, "s": 0, "m": 3}
+"""By the first letter of a slot's name: the bits of an element's number by which its value differs from others'."""
 
 
 def functions(slots: Sequence[int], number: str | None, *, is_long: bool, near: bool) -> str:
@@ -41,18 +41,21 @@ def same_as_near() -> str:
     )
 
 
+def _distinct(slot: int) -> list[int]:
+    """The elements whose values of a slot are passed. The others have the same ones."""
+    mask = _MASKS[SLOTS[slot][0]]
+    return [element for element in _ELEMENTS if element & mask == element]
+
+
 def _given(slot: int, element: int) -> str:
     """The parameter with an element's value of a slot."""
-    name = SLOTS[slot]
-    distinct = _DISTINCT[name[0]]
-    which = element & (1 if name[0] == "c" else 2 if name[0] == "r" else 3)
-    return f"{name}_{which if which in distinct else 0}"
+    return f"{SLOTS[slot]}_{element & _MASKS[SLOTS[slot][0]]}"
 
 
 def _apart(slots: Sequence[int], number: str | None, near: bool) -> str:
     """The function that is not inlined, and the type of its result."""
     parameters = [f"float acc_{i}" for i in _ELEMENTS]
-    parameters += [f"float {SLOTS[slot]}_{i}" for slot in slots for i in _DISTINCT[SLOTS[slot][0]]]
+    parameters += [f"float {SLOTS[slot]}_{i}" for slot in slots for i in _distinct(slot)]
     kind = "NearFour" if near else "Four"
     lines = [f"struct {kind} {{\n  float of[4];"]
     lines += ["  bool is_far;"] if near else []
@@ -72,7 +75,7 @@ def _apart(slots: Sequence[int], number: str | None, near: bool) -> str:
 
 def _call_apart(slots: Sequence[int], near: bool) -> str:
     given = [f"accs[{i}]" for i in _ELEMENTS]
-    given += [f"values[{i * len(SLOTS) + slot}]" for slot in slots for i in _DISTINCT[SLOTS[slot][0]]]
+    given += [f"values[{i * len(SLOTS) + slot}]" for slot in slots for i in _distinct(slot)]
     kind = "NearFour" if near else "Four"
     far = "  if (found.is_far) is_far = true;\n" if near else ""
     return (
