@@ -9,7 +9,8 @@ If the module does not load (`_native.no_entry`), PyTorch's operators compute ev
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 
 _FP32 = torch.float32
+_Found = TypeVar("_Found")
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
@@ -188,6 +190,17 @@ def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
 def ask_with_store(*arguments: Any) -> Tensor | int:
     """The same, with the tensor for the epilogue's second values behind the arguments."""
     found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear_with_store(*arguments)
+    return found
+
+
+def ask_again(ask: Callable[[], _Found | int], mend: Callable[[int], bool]) -> _Found | int:
+    """What `ask` returns: a result, or the reason why there is none.
+
+    `mend` does what can be done about a reason, and says whether the call can be made again. A reason is mended once.
+    """
+    met: set[int] = set()
+    while isinstance(found := ask(), int) and found not in met and mend(found):
+        met.add(found)
     return found
 
 

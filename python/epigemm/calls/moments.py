@@ -139,12 +139,10 @@ def _run(
     given = () if fold is not None else (call.bias,)
     tensors = (call.epilogue.number, call.x, call.weight, given, fold, out)
     options = (ORDERS[0].number, None, 0, call.strict, False, circumstances, None, None)
-    met: set[int] = set()
-    while True:
-        found = entry.ask_with_moments(*tensors, *options, moments, blocks)
-        if not isinstance(found, int) or found in met or not _is_mended(found, call, fold):
-            return found
-        met.add(found)
+    return entry.ask_again(
+        lambda: entry.ask_with_moments(*tensors, *options, moments, blocks),
+        lambda reason: _is_mended(reason, call, fold),
+    )
 
 
 def _is_mended(reason: int, call: LinearCall, fold: tuple[Any, ...] | None) -> bool:

@@ -61,12 +61,9 @@ def _run(call: LinearCall, weight2: Tensor, circumstances: int) -> Tensor | int:
     given = (*call.operands[:place], None, *call.operands[place:])
     tensors = (epilogue.number, call.x, call.weight, given, None, call.out)
     options = (_OF_16_BITS, None, 0, False, call.invariant, circumstances, None)
-    met: set[int] = set()
-    while True:
-        found = entry.ask(*tensors, *options, weight2)
-        if isinstance(found, Tensor) or found in met or not _is_mended(found, call, weight2):
-            return found
-        met.add(found)
+    return entry.ask_again(
+        lambda: entry.ask(*tensors, *options, weight2), lambda reason: _is_mended(reason, call, weight2)
+    )
 
 
 def is_routed(x: Tensor, *others: Tensor | None) -> bool:

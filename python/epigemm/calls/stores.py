@@ -98,14 +98,11 @@ def _run(call: LinearCall, given: entry.Vectors, order: Order, circumstances: in
     tensors = (call.epilogue.number, call.x, call.weight, given, None, None)
     options = (order.number, None, 0, call.strict, False, circumstances, None, None)
     stored = call.new_out()
-    met: set[int] = set()
-    while True:
-        found = entry.ask_with_store(*tensors, *options, stored)
-        if isinstance(found, Tensor):
-            return Both(found, stored)
-        if found in met or not _is_mended(found, call, order):
-            return found
-        met.add(found)
+    found = entry.ask_again(
+        lambda: entry.ask_with_store(*tensors, *options, stored),
+        lambda reason: _is_mended(reason, call, order),
+    )
+    return found if isinstance(found, int) else Both(found, stored)
 
 
 def _is_mended(reason: int, call: LinearCall, order: Order) -> bool:
