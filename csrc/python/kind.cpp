@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "python/plain.h"
@@ -17,14 +16,22 @@ namespace {
 //   Parameters, Name: a dictionary of the model's, and the name of the parameter whose dtype is part of a kind
 //   Watchers: a list; nothing is asked while it has items
 //   Left: {kind: calls that still run as they were}
-//   World: torch's distributed state, where what was measured in one process counts; or None
+//   World: torch's distributed state; None if this torch has none
 //   First, Deep: so many values of a container, and containers inside of each other, are looked at
 //   OnCudaAlone: whether calls without CUDA tensors have no kind
 enum About { Model, Own, Parameters, Name, Watchers, Left, World, First, Deep, OnCudaAlone, kAboutCount };
 
+// Whether there is a default process group. Its processes have had different calls, and have to give equal bits.
+bool is_distributed(PyObject* world) {
+  if (world == Py_None) return false;
+  const Object group(PyObject_GetAttr(world, state.default_group));
+  if (!group) PyErr_Clear();
+  return group.get() != Py_None;
+}
+
 // Whether equal calls have to give equal bits.
-bool wants_same_bits() {
-  if (!is_off(state.is_deterministic)) return true;
+bool wants_same_bits(PyObject* world) {
+  if (!is_off(state.is_deterministic) || is_distributed(world)) return true;
   if (PyDict_GetItemWithError(state.invariance, state.active) == Py_False) return false;
   PyErr_Clear();
   PyObject* const enabled = PyDict_GetItemWithError(state.invariance, state.enabled);
@@ -37,20 +44,12 @@ struct Modes {
       : is_recording(!is_off(state.is_grad_enabled)),
         is_inference(!is_off(state.is_inference)),
         is_autocast(!is_off(state.any_autocast)),
-        is_training(is_true(PyTuple_GetItem(about, Model), state.training)),
-        is_distributed(has_group(PyTuple_GetItem(about, World))) {}
+        is_training(is_true(PyTuple_GetItem(about, Model), state.training)) {}
 
   static bool is_true(PyObject* object, PyObject* name) {
     const Object found(PyObject_GetAttr(object, name));
     if (!found) PyErr_Clear();
     return found.get() == Py_True;
-  }
-
-  static bool has_group(PyObject* world) {
-    if (world == Py_None) return false;
-    const Object group(PyObject_GetAttr(world, state.default_group));
-    if (!group) PyErr_Clear();
-    return group.get() != Py_None;
   }
 
   // Dtypes are never freed.
@@ -71,17 +70,15 @@ struct Modes {
     return letter;
   }
 
-  const bool is_recording, is_inference, is_autocast, is_training, is_distributed;
+  const bool is_recording, is_inference, is_autocast, is_training;
 };
 
 // A hash of a call, value by value, without allocations. A str counts by its hash, another object by the address of its
-// class. If two kinds have the same hash, that costs only time. Two exact kinds have the same hash with a probability
-// of 2^-56.
+// class. If two kinds have the same hash, that costs only time.
 class Key {
  public:
   Key(Py_ssize_t first, long deep, const Modes& modes) : first_(first), deep_(deep), modes_(modes) {
-    add(modes.is_recording | modes.is_inference << 1 | modes.is_autocast << 2 | modes.is_training << 3 |
-        modes.is_distributed << 4);
+    add(modes.is_recording | modes.is_inference << 1 | modes.is_autocast << 2 | modes.is_training << 3);
     add(modes.autocast_dtype());
     add(modes.fp32_setting());
   }
@@ -137,8 +134,6 @@ class Key {
     }
   }
 
-  Py_ssize_t looked_at(Py_ssize_t count) const { return first_ < 0 ? count : std::min(count, first_); }
-
   void note(PyObject* borrowed, long deep) {
     const Object value = Object::borrowed(borrowed);  // a str of a class of its own may run Python
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(borrowed));
@@ -150,25 +145,14 @@ class Key {
       const Py_hash_t hash = PyObject_Hash(borrowed);
       if (hash != -1) return add('s', hash);
       PyErr_Clear();
-    } else if (first_ < 0 && (PyLong_CheckExact(borrowed) || PyFloat_CheckExact(borrowed))) {
-      return note_number(borrowed);
     } else if (deep > 0 && PyTuple_Check(borrowed)) {
-      return note_items(borrowed, looked_at(PyTuple_Size(borrowed)), &PyTuple_GetItem, deep - 1);
+      return note_items(borrowed, std::min(PyTuple_Size(borrowed), first_), &PyTuple_GetItem, deep - 1);
     } else if (deep > 0 && PyList_Check(borrowed)) {
-      return note_items(borrowed, looked_at(PyList_Size(borrowed)), &PyList_GetItem, deep - 1);
+      return note_items(borrowed, std::min(PyList_Size(borrowed), first_), &PyList_GetItem, deep - 1);
     } else if (deep > 0 && PyDict_Check(borrowed)) {
       return note_values(borrowed, first_, deep - 1);
     }
     add('o', type);
-  }
-
-  // A number may be a size, such as the rows of a tensor that are multiplied.
-  void note_number(PyObject* number) {
-    int overflow = 0;
-    if (PyFloat_CheckExact(number)) return add('f', bits_of(PyFloat_AsDouble(number)));
-    const long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
-    if (overflow) return add('N', PyObject_Hash(number));
-    add('n', value);
   }
 
   static bool is_plain(PyObject* object) {
@@ -183,11 +167,7 @@ class Key {
     add(modes_.is_recording && Modes::is_true(tensor, state.requires_grad) ? 'g' : 't', dtype.get());
     add(index);
     device_ = std::max(device_, index);
-    if (first_ < 0) {
-      note_shape(tensor);
-    } else {
-      add(bit_length(number_of(state.numel_of, tensor)));
-    }
+    add(bit_length(number_of(state.numel_of, tensor)));
     PyErr_Clear();
   }
 
@@ -201,20 +181,6 @@ class Key {
     int bits = 0;
     for (; number > 0; number >>= 1) ++bits;
     return bits;
-  }
-
-  static std::uint64_t bits_of(double number) {
-    std::uint64_t bits = 0;
-    std::memcpy(&bits, &number, sizeof bits);
-    return bits;
-  }
-
-  // A nested tensor has no shape.
-  void note_shape(PyObject* tensor) {
-    const Object shape(PyObject_GetAttr(tensor, state.shape));
-    const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_Size(shape.get()) : -1;
-    add(count);
-    for (Py_ssize_t axis = 0; axis < count; ++axis) add(PyLong_AsLongLong(PyTuple_GetItem(shape.get(), axis)));
   }
 
   const Py_ssize_t first_;
@@ -267,7 +233,8 @@ PyObject* kind(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const auto holders = static_cast<std::uint32_t>(Py_REFCNT(PyTuple_GetItem(about, Own)));
   // Function modes would intercept reads of tensors' attributes.
   if (!is_known && (holders != kHolders || !is_off(state.has_function_mode))) Py_RETURN_FALSE;
-  if (PyList_Size(PyTuple_GetItem(about, Watchers)) != 0 || wants_same_bits()) Py_RETURN_NONE;
+  const bool is_watched = PyList_Size(PyTuple_GetItem(about, Watchers)) != 0;
+  if (is_watched || wants_same_bits(PyTuple_GetItem(about, World))) Py_RETURN_NONE;
   const Py_ssize_t first = PyLong_AsSsize_t(PyTuple_GetItem(about, First));
   const long deep = PyLong_AsLong(PyTuple_GetItem(about, Deep));
   if (PyErr_Occurred()) return nullptr;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,58 +104,53 @@ def test_what_is_asked_of_a_call() -> None:
             assert of((x,), {}) != kind
 
 
-def test_predictions_hold_for_each_size() -> None:
-    """What was called before must not decide over bits where `decide="predict"` says that none differ."""
-    model = Model()
-    fused: Any = epigemm.fuse(model, inplace=True, decide="predict")
-    with torch.no_grad():
-        fused(torch.rand(63, WIDTH))
-        fused(torch.rand(63, WIDTH))
-        assert model.runs == 1
-        fused(torch.rand(63 + 1, WIDTH)[:63])
-        assert model.runs == 2
-        fused(torch.rand(62, WIDTH))  # another size, in vain
-        assert model.runs == 2
-
-
-class Head(nn.Module):
-    """The first rows, as many as a number says."""
+class Switched(nn.Module):
+    """A layer that an attribute switches off, as an adapter is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(WIDTH, WIDTH)
+        self.is_on = True
         self.runs = 0
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
         if not torch.compiler.is_compiling():
             self.runs += 1
-        return F.gelu(self.fc(x[:rows]))
+        return F.gelu(self.fc(x[:rows])) if self.is_on else x + 1
 
 
-def test_predictions_hold_for_each_number() -> None:
-    """One may be a size."""
-    model = Head()
-    fused: Any = epigemm.fuse(model, inplace=True, decide="predict")
+@contextmanager
+def process_group(file: Path) -> Iterator[None]:
+    """Of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("decide", ["predict", "measure"])
+def test_what_was_called_before_decides_nothing(decide: Any, tmp_path: Path) -> None:
+    """Neither an attribute, nor a size, nor a number that may be one. The processes of a group had other calls."""
+    with nullcontext() if decide == "predict" else process_group(tmp_path / "group"):
+        _switch_and_call(decide)
+
+
+def _switch_and_call(decide: Any) -> None:
+    model = Switched()
+    fused: Any = epigemm.fuse(model, inplace=True, decide=decide)
     x = torch.rand(256, WIDTH)
     with torch.no_grad():
-        for _ in range(2):
-            fused(x, 4)
-        assert model.runs == 1
-        torch.testing.assert_close(fused(x, 128), F.gelu(model.fc(x[:128])))
-    assert model.runs == 1 and len(fused.fusion_report.sites) == 1
+        for is_on, rows in ((False, 128), (False, 128), (True, 128), (True, 4), (True, 4), (True, 130)):
+            model.is_on = is_on
+            expected = F.gelu(model.fc(x[:rows])) if is_on else x + 1
+            torch.testing.assert_close(fused(x, rows), expected)
+    assert model.runs == 0 and fused.fusion_report.sites
 
 
-def test_exact_kinds_tell_all_sizes_apart() -> None:
-    x = torch.rand(6, WIDTH)
-    of, of_exact = Kinds(nn.Linear(WIDTH, WIDTH), []).of, Kinds(nn.Linear(WIDTH, WIDTH), [], is_exact=True).of
-    numbers = [0, 1, -1, -2, 1.0, -1.0, -2.0, 0.0, -0.0, 2**70, 2**70 + 1, hash(2**70), True]
-    assert len({of_exact((x, value), {}) for value in numbers}) == len(numbers)
-    for made in (Tensor.to_sparse, lambda t: t.to("meta"), nn.Parameter):
-        few, more, again = made(x[:5]), made(x), made(x.clone())
-        assert of_exact((x, few), {}) != of_exact((x, more), {}) == of_exact((x, again), {})
-        assert of((x, few), {}) == of((x, more), {})
-    nested = torch.nested.nested_tensor([x, x])
-    assert of_exact((nested,), {}) == of_exact((nested,), {}) is not None
+def test_where_nothing_is_measured_there_are_no_kinds() -> None:
+    known = Kinds(nn.Linear(WIDTH, WIDTH), [], [], measures=False)
+    assert known.about is None and known.of((torch.rand(4, WIDTH),), {}) is None
 
 
 def test_the_callers_fp32_setting_counts() -> None:
@@ -250,22 +248,19 @@ def test_where_equal_calls_give_equal_bits_there_are_no_kinds(mode: str) -> None
     assert of((x,), {}) is not None
 
 
-def test_processes_together_do_not_run_what_one_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was predicted holds for all of them."""
-    world, x = torch.distributed.distributed_c10d._world, torch.rand(4, WIDTH)
-    known = Kinds(nn.Linear(WIDTH, WIDTH), [])
-    kind = known.of((x,), {})
-    assert kind
-    with monkeypatch.context() as patch:
-        patch.setattr(world, "_default_pg", object())
-        known.note(kind, gains=False)
-        assert known.of((x,), {}) is True
-    known = Kinds(nn.Linear(WIDTH, WIDTH), [])
-    known.note(kind, gains=True)
-    assert known.of((x,), {}) == kind and known.trial(kind) is not None
-    monkeypatch.setattr(world, "_default_pg", object())
-    assert torch.distributed.is_initialized()
-    assert known.of((x,), {}) not in (kind, None) and known.trial(kind) is None
+def test_processes_together_do_not_run_what_one_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(4, WIDTH)
+    for gains in (True, False):
+        known = Kinds(nn.Linear(WIDTH, WIDTH), [])
+        kind = known.of((x,), {})
+        assert kind
+        known.note(kind, gains=gains)
+        assert known.of((x,), {}) == (kind if gains else True)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.distributed.distributed_c10d._world, "_default_pg", object())
+            assert torch.distributed.is_initialized()
+            assert known.of((x,), {}) is None and known.trial(kind) is None
+        assert known.of((x,), {}) is not None
 
 
 def test_of_a_container_the_first_values_stand_for_all() -> None:

@@ -71,11 +71,21 @@ def test_the_faster_one_stays(clock: Clock, fused_ms: float, plain_ms: float) ->
         turns.append(trial.is_plains_turn)
         slow = 100.0 if turn < 4 else 0.0  # what links kernels is left out
         call = taking(clock, (plain_ms if turns[-1] else fused_ms) + slow)
-        assert trial.run(call, (1,), {"a": 2}) == "(1,) {'a': 2}"
+        assert trial.run(call, (1,), {"a": 2}, is_plain=trial.is_plains_turn) == "(1,) {'a': 2}"
     assert turns == [False, True] * (TURNS // 2)
     assert trial.is_plain_faster() is None and not trial.is_plains_turn  # the device is behind
     clock.behind = False
     assert trial.is_plain_faster() == (plain_ms < fused_ms)
+
+
+def test_threads_that_take_one_turn_note_what_each_ran(clock: Clock) -> None:
+    """Both have asked whose turn it is before either of them calls."""
+    trial = Trial(0)
+    for turn in range(TURNS // 2):
+        is_plain = turn % 2 == 1
+        for _ in range(2):
+            trial.run(taking(clock, 1.0 if is_plain else 2.0), (), {}, is_plain=is_plain)
+    assert trial.is_plain_faster()
 
 
 def test_a_call_that_raises_is_left_out(clock: Clock) -> None:
@@ -87,9 +97,9 @@ def test_a_call_that_raises_is_left_out(clock: Clock) -> None:
     for _ in range(TURNS):
         if trial.is_plains_turn:
             with pytest.raises(RuntimeError, match="out of order"):
-                trial.run(fail, (), {})
+                trial.run(fail, (), {}, is_plain=True)
         else:
-            trial.run(taking(clock, 9.0), (), {})
+            trial.run(taking(clock, 9.0), (), {}, is_plain=False)
     assert trial.is_plain_faster() is False
 
 

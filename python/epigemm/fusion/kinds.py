@@ -3,7 +3,8 @@
 A kind gains nothing if nothing is fused in its graphs, or if the fused graph was measured to be slower (`trials`). Then
 finding a graph and checking its guards takes the host longer than the calls of modules that the graph saves. If two
 different calls have the same kind, the wrong one of two correct forms may run: that costs speed, and may change last
-bits. So if equal calls have to give equal bits, there are no kinds, or each size is a kind of its own.
+bits. So there are no kinds where equal calls have to give equal bits: with `decide="predict"`, in the deterministic and
+the batch-invariant mode, and under `torch.distributed`, where the processes have had different calls.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ PLAIN_IS_FASTER = (
 )
 
 _MOST = 1024
-_FIRST, _DEEP = (
-    2,
-    3,
-)  # the number of a container's values, and the depth of nested containers, that are part of a kind
+# The number of a container's values, and the depth of nested containers, that are part of a kind.
+_FIRST, _DEEP = 2, 3
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
 
@@ -47,8 +46,8 @@ def _not_asked(about: object, is_known: bool, args: tuple[Any, ...], kwargs: dic
 
 
 # A kind depends on each tensor's type, and on its sizes between powers of two, because sequences grow from call to
-# call. Numbers are ignored, because they often count steps or positions; if kinds are exact they count, because one may
-# be a size. Only the first values of a container count: a cache with two tensors for each layer has many similar ones.
+# call. Numbers are ignored, because they often count steps or positions. Only the first values of a container count: a
+# cache with two tensors for each layer has many similar ones.
 # Without the C++ module there are no kinds.
 asked: Callable[[Any, bool, tuple[Any, ...], dict[str, Any]], Asked] = getattr(
     _native.entry, "kind", _not_asked
@@ -81,8 +80,8 @@ class Kinds:
     """The kinds of one model's calls, and what is known of them.
 
     `notes`: the notes of its report. `own`: a list in the model's `__dict__`. If another `__dict__` has the same list,
-    it belongs to a shallow copy, and then each call's caller is checked. `is_exact`: each size and each number makes a
-    kind, so that its own prediction decides.
+    it belongs to a shallow copy, and then each call's caller is checked. `measures`: whether calls may run in two
+    forms whose bits differ; without it no call has a kind.
 
     Attributes:
         about: the first argument of `asked`; None: callers cannot be checked any more.
@@ -92,27 +91,26 @@ class Kinds:
     about: tuple[Any, ...] | None
 
     def __init__(
-        self, model: nn.Module, notes: list[str], own: list[str] | None = None, *, is_exact: bool = False
+        self, model: nn.Module, notes: list[str], own: list[str] | None = None, *, measures: bool = True
     ) -> None:
         self._model = model
-        self._first = -1 if is_exact else _FIRST
+        self._measures = measures
         owners = (module._parameters for module in model.modules())
         self._parameters, self._name = next(((own, name) for own in owners for name in own), ({}, ""))
         self._notes = notes
         self._left: dict[int, int] = {}  # by kind, how many more calls run the original model
         self._trials: dict[int, Trial] = {}
-        self._has_trials = False  # whether there are trials, or were
         self._is_faster = set[int]()  # kinds whose fused form was measured to be faster
         self._know(own)
 
     def _know(self, own: list[str] | None) -> None:
         """Build what `asked` reads at each call. Nothing else may hold a reference to the list."""
-        world = (
-            _world if self._has_trials else None
-        )  # measurements of one process must not decide for several
-        within = self._parameters, self._name, watchers, self._left, world, self._first, _DEEP, ON_CUDA_ALONE
+        within = self._parameters, self._name, watchers, self._left, _world, _FIRST, _DEEP, ON_CUDA_ALONE
         self._about = self._model, None, *within
-        self.about = (self._model, own, *within) if CALLS and own is not None else None
+        self.about = (self._model, own, *within) if self._has_kinds() and own is not None else None
+
+    def _has_kinds(self) -> bool:
+        return self._measures and CALLS > 0
 
     def part(self) -> None:
         """Called when the list does not belong to the model any more."""
@@ -122,7 +120,7 @@ class Kinds:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], about: tuple[Any, ...] | None = None
     ) -> Asked:
         """What is known of a call that the model itself makes; `about`: in place of the usual one."""
-        if not CALLS:
+        if not self._has_kinds():
             return None
         about = about or self._about
         if not _has_function_mode():
@@ -150,9 +148,6 @@ class Kinds:
             _add(self._left, kind, CALLS)
         elif not any(kind in each for each in (self._is_faster, self._trials, self._left)):
             _add(self._trials, kind, Trial((kind & 0xFF) - 1))
-            if not self._has_trials:
-                self._has_trials = True
-                self._know(None if self.about is None else self.about[1])
 
     def trial(self, kind: int) -> Trial | None:
         """The trial to which a call of this kind belongs, if there is one."""

@@ -87,7 +87,7 @@ class ModelCall(Uncopied):
         self._left = ""
         self._watched: Watched | None = None
         self._marks = Marks()
-        self._kinds = Kinds(model, self.report.notes, own, is_exact=not measures)
+        self._kinds = Kinds(model, self.report.notes, own, measures=measures)
         self._ran = Ran()
         self._compiled = self._compile()
 
@@ -177,7 +177,7 @@ class ModelCall(Uncopied):
         if kind:
             trial = self._kinds.trial(kind)
             if trial is not None and trial.is_plains_turn:
-                return trial.run(model._call_impl, args, kwargs)
+                return trial.run(model._call_impl, args, kwargs, is_plain=True)
         if reason := self._why_not_now(args, kwargs):
             if watchers:
                 tell(self._name, reason)
@@ -185,7 +185,10 @@ class ModelCall(Uncopied):
         ran = self._ran
         gains, unsure = ran.gains, ran.unsure
         try:
-            result = trial.run(self._compiled, args, kwargs) if trial else self._compiled(*args, **kwargs)
+            if trial:
+                result = trial.run(self._compiled, args, kwargs, is_plain=False)
+            else:
+                result = self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
         if kind and trial is None and (ran.gains == gains or ran.unsure != unsure):

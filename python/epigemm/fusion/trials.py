@@ -75,15 +75,20 @@ class Trial:
         """Whether the next call runs the original model."""
         return self._taken % 2 == 1 and self._taken < _TURNS
 
-    def run(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the form of the call whose turn it is, and time it. A call that raises an error is not timed."""
+    def run(
+        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, is_plain: bool
+    ) -> Any:
+        """Run one form of the call, and time it; `is_plain`: which. A call that raises an error is not timed.
+
+        The caller knows the form: another thread may have taken a turn since it asked whose turn it is.
+        """
         number, self._taken = self._taken, self._taken + 1
         if not 2 * _LEFT_OUT <= number < _TURNS:
             return call(*args, **kwargs)
         start, began = recorded_event(self._device), time.perf_counter()
         result = call(*args, **kwargs)
         host_ms, end = 1e3 * (time.perf_counter() - began), recorded_event(self._device)
-        self._timed.append(_Turn(number % 2 == 1, start, end, host_ms))
+        self._timed.append(_Turn(is_plain, start, end, host_ms))
         return result
 
     def is_plain_faster(self) -> bool | None:
