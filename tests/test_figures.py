@@ -27,6 +27,15 @@ LAYERS = {
 }
 AGAINST = {"eager": "vs_eager", "`torch.compile`": "vs_compile", "bare": "vs_bare"}
 DTYPES = {"fp32 `highest`": "fp32 highest", "fp32 `high`": "fp32 high", "bf16": "bf16"}
+RANDOM = {"fp32 `highest`": "fp32_highest_packed", "fp32 `high`": "fp32_high", "bf16": "bf16"}
+SHORT = {
+    "bias, ReLU": "bias_relu",
+    "sigmoid, scale": "sigmoid_scale",
+    "bias, GELU": "bias_gelu",
+    "sigmoid": "sigmoid_scale",
+    "GELU": "bias_gelu",
+    "residual": "residual",
+}
 HOST = {
     ("linear_relu", "64 x 1024 x 1024"): ("linear_relu", "function"),
     ("linear_relu", "16 x 256 x 256"): ("linear_relu_small", "function"),
@@ -77,6 +86,10 @@ def cases(folder: str, record: str) -> dict[str, Any]:
     return found
 
 
+def mean_of(figures: list[float]) -> float:
+    return math.exp(sum(map(math.log, figures)) / len(figures))
+
+
 def of(record: str) -> list[Row]:
     return [row for row in rows(PERFORMANCE) if row.cells["record"] == f"`{record}`"]
 
@@ -117,8 +130,40 @@ def test_pairs_of_products() -> None:
             assert not found
             continue
         assert row.cells["M x N x K"] == f"{len(found)} layers"
-        mean = math.exp(sum(map(math.log, found)) / len(found))
-        assert row.cells[column] == f"{mean:.2f} ({min(found):.2f})"
+        assert row.cells[column] == f"{mean_of(found):.2f} ({min(found):.2f})"
+
+
+@pytest.mark.parametrize("row", [*of("random-51"), *of("random-52")], ids=str)
+def test_random_shapes(row: Row) -> None:
+    """Geometric mean and worst ratio."""
+    folder = FOLDERS["An H100"] if "H100" in row.cells["what"] else row.folder
+    measured = cases(folder, row.cells["record"].strip("`"))
+    name = LAYERS[row.what.partition(", geomean")[0]].removeprefix("linear/")
+    for column, dtype in RANDOM.items():
+        if cell := row.cells[column]:
+            case = measured[f"{name}/{dtype}"]
+            assert cell == f"{case['geomean']:.2f} ({case['worst']:.2f})"
+
+
+@pytest.mark.parametrize("row", of("short-63"), ids=str)
+def test_short_sums(row: Row) -> None:
+    name = SHORT[row.what.partition(", geomean")[0]]
+    waves = cases(row.folder, "short-63")[f"{name}/bf16"]["waves"]
+    assert str(waves["points"]) in row.cells["M x N x K"]
+    assert row.cells["bf16"] == f"{waves['geomean']:.2f} ({waves['worst']:.2f})"
+
+
+@pytest.mark.parametrize("row", of("layers"), ids=str)
+def test_layers_of_models(row: Row) -> None:
+    """Geometric means."""
+    measured = cases(row.folder, "layers")
+    names = [SHORT[name] for name in row.what.partition(", geomeans")[0].split("; ")]
+    found = [
+        [case["bf16_vs_bare"] for key, case in measured.items() if key.startswith(f"{name}/")]
+        for name in names
+    ]
+    assert all(len(each) == 20 for each in found)
+    assert row.cells["bf16"] == "; ".join(f"{mean_of(each):.2f}" for each in found)
 
 
 def test_the_readmes_range() -> None:
@@ -187,9 +232,7 @@ def test_whole_models() -> None:
             for place, (size, figure) in enumerate(zip(sizes, figures, strict=True)):
                 found[place].append(measured[f"{row['model']}/{precision}/inference/{size}"]["fuse_vs_eager"])
                 assert f"{found[place][-1]:.2f}" == figure, (row, precision, size)
-        assert means[column] == ", ".join(
-            f"{math.exp(sum(map(math.log, each)) / len(each)):.2f}" for each in found
-        )
+        assert means[column] == ", ".join(f"{mean_of(each):.2f}" for each in found)
 
 
 def test_whole_models_in_cuda_graphs_and_compiled() -> None:
