@@ -1,4 +1,4 @@
-"""The figures of README and of the pages about performance and fusion are those of the records that they name."""
+"""The figures of README and of the pages about performance, fusion and numerics are those of the records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PERFORMANCE, FUSE = (ROOT / "docs" / f"{name}.md" for name in ("performance", "fuse"))
+PERFORMANCE, FUSE, NUMERICS = (ROOT / "docs" / f"{name}.md" for name in ("performance", "fuse", "numerics"))
 RESULTS = ROOT / "benchmarks" / "results"
 FOLDERS = {"An H100": "nvidia-h100-80gb-hbm3", "An H200": "nvidia-h200"}
 LAYERS = {
@@ -166,6 +166,28 @@ def test_layers_of_models(row: Row) -> None:
     assert row.cells["bf16"] == "; ".join(f"{mean_of(each):.2f}" for each in found)
 
 
+def spread(figures: list[float]) -> str:
+    return f"{min(figures):.2f} to {max(figures):.2f}"
+
+
+@pytest.mark.parametrize("row", of("custom"), ids=str)
+def test_epilogues_in_python(row: Row) -> None:
+    """The least and the largest ratio of a size."""
+    sizes = row.cells["M x N x K"].replace(" ", "")
+    measured = [case for name, case in cases(row.folder, "custom").items() if name.endswith(f"/{sizes}")]
+    for column, key in (("fp32 `highest`", "fp32_vs_best"), ("bf16", "bf16_vs_best")):
+        assert row.cells[column] == spread([case[key] for case in measured if key in case])
+
+
+def test_elementwise_operators() -> None:
+    (row,) = [row for row in of("bench") if row.what == "five elementwise ops"]
+    for column, dtype in (("fp32 `highest`", "fp32 highest"), ("bf16", "bf16")):
+        ending = f"{row.cells['M x N x K'].replace(' ', '')} {dtype}"
+        found = [case for name, case in cases(row.folder, "bench").items() if name.endswith(ending)]
+        assert len(found) == 5
+        assert row.cells[column] == spread([case["vs_bare"] for case in found])
+
+
 def test_the_readmes_range() -> None:
     """Of the column of its table."""
     found = [row.figures()["fp32 highest"] for row in rows(README, FOLDERS["An H100"])]
@@ -246,3 +268,26 @@ def test_whole_models_in_cuda_graphs_and_compiled() -> None:
         for column, precision in PRECISIONS.items():
             mean = means[f"{precision}/inference/{row['batch']}"][variant]
             assert row[column] == f"{mean:.2f}"
+
+
+def test_errors_of_fp32() -> None:
+    """What the page about numerics says first, and on which classes of data it does not hold."""
+    graded = json.loads((RESULTS / FOLDERS["An H200"] / "gradings" / "gradings.json").read_text())
+    text = " ".join(NUMERICS.read_text(encoding="utf-8").split())
+    ratios = largest_errors(graded["sweep"], 128)
+    larger = [ratio for ratio in ratios.values() if ratio > 1]
+    assert f"on {len(ratios) - len(larger)} of {len(ratios)} classes of data" in text
+    assert f"it is up to {max(larger):.1f} times SGEMM's" in text
+    few = largest_errors(graded["few_rows"], 1)
+    *others, worst = sorted(few[name] for name, ratio in ratios.items() if ratio <= 1)
+    assert f"up to {max(others):.1f} times SGEMM's on {len(others)} of the {len(others) + 1} classes" in text
+    assert f"and {worst:.1f} times on the other one" in text
+
+
+def largest_errors(points: list[dict[str, Any]], k: int) -> dict[str, float]:
+    """By class of data: fp16x3's largest error over SGEMM's, at worst from this K on."""
+    found: dict[str, float] = {}
+    for point in (point for point in points if point["k"] >= k):
+        split, sgemm = (point["errors"][name]["max_ratio"] for name in ("split", "sgemm"))
+        found[point["data"]] = max(found.get(point["data"], 0.0), split / sgemm)
+    return found
