@@ -117,7 +117,7 @@ def test_figures_are_drawn(site: Path) -> None:
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_pages_in_a_browser(site: Path, window: Browser, width: int) -> None:
     found = {}
-    for name in PAGES:
+    for name in (*PAGES, "CHANGELOG"):
         window.open((site / f"{name}.html").as_uri(), width)
         if faults := window.faults():
             found[name] = faults
