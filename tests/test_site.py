@@ -117,7 +117,7 @@ def test_figures_are_drawn(site: Path) -> None:
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_pages_in_a_browser(site: Path, window: Browser, width: int) -> None:
     found = {}
-    for name in PAGES:
+    for name in (*PAGES, "CHANGELOG"):
         window.open((site / f"{name}.html").as_uri(), width)
         if faults := window.faults():
             found[name] = faults
@@ -139,6 +139,10 @@ PLANTED = {
     "no picture": '<img src="missing.png">',
     "source text": '<pre class="mermaid">flowchart TD</pre>',
     "no figure": '<div class="figure">flowchart TD</div>',
+    "too small": '<div class="figure"><svg viewBox="0 0 400 400" width="200" height="200"></svg></div>',
+    "cut: long": '<pre><code style="display: block; width: 90px; overflow: auto">'
+    + "long" * 9
+    + "</code></pre>",
     "clipped": '<div style="width: 200px; overflow: hidden"><table><td>' + "wide" * 99 + "</table></div>",
     "broken inside": '<table><td style="width: 90px; word-break: break-all">' + "long" * 9 + "</table>",
     "deliberate": "<script>console.error('deliberate')</script>",

@@ -30,7 +30,7 @@ _CALLS = (
 def report() -> str:
     """The lines that `python -m epigemm` prints."""
     lines = [f"epigemm {epigemm.__version__}"]
-    lines += [f"  {key.replace('_', ' ')}: {value}" for key, value in epigemm.build_info().items()]
+    lines += [f"  {key.replace('_', ' ')}: {_text(value)}" for key, value in epigemm.build_info().items()]
     lines += [f"  epilogues: {', '.join(epilogue['name'] for epilogue in registry())}", ""]
     lines += [
         f"torch {torch.__version__} (CUDA {torch.version.cuda or 'not built in'}), Python {platform.python_version()}"
@@ -46,6 +46,16 @@ def report() -> str:
         lines += [f"[{str(dtype).removeprefix('torch.')}, 1024 x 4096 x 4096]"]
         lines += str(epigemm.explain(epigemm.linear_relu, x, weight)).splitlines()
     return "\n".join(lines)
+
+
+def _text(value: object) -> str:
+    """A value of `build_info`. Of the families of kernels: how many tiles each has, by arithmetic."""
+    if isinstance(value, dict):
+        of_family = {
+            name: ", ".join(f"{kind} {tiles}" for kind, tiles in of.items()) for name, of in value.items()
+        }
+        return "; ".join(f"{name} ({tiles})" for name, tiles in of_family.items())
+    return str(value) or "none"
 
 
 def _devices() -> list[str]:

@@ -55,7 +55,9 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue | ResultsEpilogue:
 
     Example:
         >>> @epigemm.epilogue
-        ... def swish_clamp(acc, bias: epigemm.PerColumn, residual: epigemm.Matrix, limit: epigemm.Scalar = 6.0):
+        ... def swish_clamp(
+        ...     acc, bias: epigemm.PerColumn, residual: epigemm.Matrix, limit: epigemm.Scalar = 6.0
+        ... ):
         ...     z = acc + bias
         ...     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
         >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)

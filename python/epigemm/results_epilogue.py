@@ -100,9 +100,9 @@ class ResultsEpilogue(Decorated):
             named: operands by name.
 
         Returns:
-            What the function returns: a tensor, or a tuple or list of tensors. A matrix is `[..., N]`, of x's dtype, or
-            fp32 where the function returns it after `float()`. A reduction is in fp32 (fp64 for fp64): of each column
-            `[N]`, of each row of x's shape without its last axis.
+            A tensor, or a tuple or list of tensors, as the function returns them. A matrix is `[..., N]`, of x's dtype,
+            or fp32 where the function returns it after `float()`. A reduction is in fp32 (fp64 for fp64). That of each
+            column is `[N]`, that of each row of x's shape without its last axis.
 
         Raises:
             TypeError: an operand that is missing, unknown or given twice, or no tensor or number.

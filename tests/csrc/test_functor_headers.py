@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from epigemm.epilogues.registry import EPILOGUES
-from tests.support import reference
+from tests.support import pages, reference
 from tests.support.arithmetic import FP32, FP64, Arithmetic
 from tests.support.cases import REGISTRY, Operands
 from tests.support.functors import COMPILER, CSRC
@@ -113,6 +113,30 @@ def test_values(source: Path) -> None:
             position += block
             reference.assert_within(actual.to(arithmetic.dtype), expected_values(name, arithmetic))
     assert position == len(values)
+
+
+def test_the_functor_of_the_page(tmp_path: Path) -> None:
+    """docs/epilogues.md shows how one is written: its header compiles as it stands there, and computes the formula."""
+    text = (CSRC.parent / "docs" / "epilogues.md").read_text(encoding="utf-8")
+    (header,) = (fence.text for fence in pages.fences(text) if "struct BiasLeakyReLU" in fence.text)
+    (tmp_path / "bias_leaky_relu.h").write_text(header)
+    numbers = [*NUMBERS, math.nan]
+    given = ", ".join("double(NAN)" if math.isnan(number) else repr(number) for number in numbers)
+    value = "epigemm::BiasLeakyReLU::apply(acc, 0.5, 0.25)"
+    lines = [
+        "#include <cmath>",
+        "#include <cstdio>",
+        "#include <initializer_list>",
+        '#include "bias_leaky_relu.h"',
+    ]
+    lines += [f'int main() {{ for (double acc : {{{given}}}) std::printf("%.17g\\n", {value}); }}']
+    source, binary = tmp_path / "page.cpp", tmp_path / "page"
+    source.write_text("\n".join(lines))
+    subprocess.run(compile_command(source, "-o", str(binary)), check=True, capture_output=True)
+    run = subprocess.run([str(binary)], check=True, capture_output=True, text=True)
+    found = torch.tensor([float(line) for line in run.stdout.split()], dtype=torch.float64)
+    z = torch.tensor(numbers, dtype=torch.float64) + 0.5
+    torch.testing.assert_close(found, torch.where(z < 0, 0.25 * z, z), equal_nan=True)
 
 
 @pytest.mark.parametrize("symbol", ["epigemm_open_fp32", "epigemm_open_sm90_tma_float16_0"])

@@ -12,7 +12,8 @@ import pytest
 WIDE, NARROW = 1280, 400
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
-# What a reader would see, as texts: figures without a picture, tables of which a part is hidden, words on two lines.
+# What a reader would see, as texts: figures without a picture, tables and code of which a part is hidden, words on two
+# lines. What a program prints may be wider than the page.
 _LOOK = """
 () => {
   const faults = [];
@@ -21,10 +22,9 @@ _LOOK = """
     if (!image.complete || !image.naturalWidth) faults.push(`no picture: ${image.src}`);
   for (const block of document.querySelectorAll(".mermaid, .language-mermaid"))
     faults.push(`source text in place of a figure: ${name(block)}`);
-  for (const figure of document.querySelectorAll(".figure")) {
-    const box = figure.querySelector("svg")?.getBoundingClientRect();
-    if (!box || box.width < 100 || box.height < 100) faults.push(`no figure: ${name(figure)}`);
-  }
+  for (const code of document.querySelectorAll("pre > code"))
+    if (!code.closest(".language-text") && code.scrollWidth > code.clientWidth + 1)
+      faults.push(`cut: ${code.innerText.slice(0, 60)}`);
   for (const table of document.querySelectorAll("table")) {
     const text = table.closest("article") ?? document.body;
     const edge = text.getBoundingClientRect().right + 1;
@@ -41,6 +41,19 @@ _LOOK = """
         if (lines.size > 1) faults.push(`broken inside: ${word[0]}`);
       }
     }
+  }
+  return faults;
+}
+"""
+# Letters of 14 pixels, drawn at half their size, cannot be read.
+_FIGURES = """
+() => {
+  const faults = [];
+  for (const figure of document.querySelectorAll(".figure")) {
+    const picture = figure.querySelector("svg");
+    const box = picture?.getBoundingClientRect();
+    if (!box || box.width < 100 || box.height < 100) faults.push(`no figure: ${figure.outerHTML.slice(0, 80)}`);
+    else if (box.width < 0.7 * picture.viewBox.baseVal.width) faults.push(`too small: ${picture.id}`);
   }
   return faults;
 }
@@ -77,8 +90,11 @@ class Browser:
         return list(self._told)
 
     def faults(self) -> list[str]:
-        """What is wrong with the page that is open; in a narrow window tables may be scrolled, but the page not."""
-        found = list(self._told)
+        """What is wrong with the page that is open.
+
+        In a narrow window tables, code and figures may be scrolled, but the page not.
+        """
+        found = [*self._told, *self.page.evaluate(_FIGURES)]
         if self.page.viewport_size["width"] >= WIDE:
             found += self.page.evaluate(_LOOK)
         if (pixels := self.page.evaluate(_OVERFLOW)) > 1:

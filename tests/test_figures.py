@@ -1,0 +1,293 @@
+"""The figures of README and of the pages about performance, fusion and numerics are those of the records."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PERFORMANCE, FUSE, NUMERICS = (ROOT / "docs" / f"{name}.md" for name in ("performance", "fuse", "numerics"))
+RESULTS = ROOT / "benchmarks" / "results"
+FOLDERS = {"An H100": "nvidia-h100-80gb-hbm3", "An H200": "nvidia-h200"}
+LAYERS = {
+    "bias, ReLU": "linear/bias_relu",
+    "sigmoid, scale, residual": "linear/sigmoid_scale_residual",
+    "scale, BatchNorm (eval)": "linear/scale_batch_norm",
+    "scale, BatchNorm (training)": "linear/scale_batch_norm:train",
+    "ReLU, divide": "linear/relu_div",
+}
+AGAINST = {"eager": "vs_eager", "`torch.compile`": "vs_compile", "bare": "vs_bare"}
+DTYPES = {"fp32 `highest`": "fp32 highest", "fp32 `high`": "fp32 high", "bf16": "bf16"}
+RANDOM = {"fp32 `highest`": "fp32_highest_packed", "fp32 `high`": "fp32_high", "bf16": "bf16"}
+SHORT = {
+    "bias, ReLU": "bias_relu",
+    "sigmoid, scale": "sigmoid_scale",
+    "bias, GELU": "bias_gelu",
+    "sigmoid": "sigmoid_scale",
+    "GELU": "bias_gelu",
+    "residual": "residual",
+}
+HOST = {
+    ("linear_relu", "64 x 1024 x 1024"): ("linear_relu", "function"),
+    ("linear_relu", "16 x 256 x 256"): ("linear_relu_small", "function"),
+    ("training step", "64 x 1024 x 1024"): ("train_step", "module"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, with what "the same" stands for, and the section's record of results."""
+
+    folder: str
+    what: str
+    cells: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.folder}: {self.what}, {self.cells['M x N x K']}, {self.cells.get('against', '')}"
+
+    def figures(self) -> dict[str, float]:
+        """By dtype."""
+        found = {dtype: self.cells.get(column, "") for column, dtype in DTYPES.items()}
+        return {dtype: float(cell) for dtype, cell in found.items() if cell}
+
+
+def rows(page: Path, folder: str = "") -> Iterator[Row]:
+    """The lines of a page's tables that have sizes."""
+    columns: list[str] = []
+    what = ""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        folder = next((name for start, name in FOLDERS.items() if line.startswith(start)), folder)
+        if not line.startswith("|"):
+            columns = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not columns:
+            columns = cells
+        elif "M x N x K" in columns and not line.startswith("|---"):
+            row = dict(zip(columns, cells, strict=True))
+            what = (
+                what if cells[0].startswith("the same") else cells[0].partition(", host time")[0].strip("`")
+            )
+            yield Row(folder, what, row)
+
+
+@cache
+def cases(folder: str, record: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / folder / record / "summary.json").read_text())["cases"]
+    return found
+
+
+def mean_of(figures: list[float]) -> float:
+    return math.exp(sum(map(math.log, figures)) / len(figures))
+
+
+def of(record: str) -> list[Row]:
+    return [row for row in rows(PERFORMANCE) if row.cells["record"] == f"`{record}`"]
+
+
+LAYER_ROWS = [
+    *rows(README, FOLDERS["An H100"]),
+    *(row for record in ("bench", "fp32") for row in of(record) if row.what in LAYERS),
+]
+
+
+@pytest.mark.parametrize("row", LAYER_ROWS, ids=str)
+def test_layers(row: Row) -> None:
+    record = row.cells.get("record", "`bench`").strip("`")
+    sizes = row.cells["M x N x K"].replace(" ", "")
+    against = AGAINST[row.cells.get("against", "eager")]
+    for dtype, figure in row.figures().items():
+        measured = cases(row.folder, record)[f"{LAYERS[row.what]} {sizes} {dtype}"][against]
+        assert abs(figure - measured) <= 0.00501, (dtype, measured)
+
+
+@pytest.mark.parametrize("row", of("host"), ids=str)
+def test_host_times(row: Row) -> None:
+    """The other's time over ours, as everywhere on the page."""
+    name, ours = HOST[row.what, row.cells["M x N x K"]]
+    other = "f_linear" if "F.linear" in row.cells["against"] else "eager"
+    for dtype, figure in row.figures().items():
+        us = cases(row.folder, "host")[f"{name}/{dtype.split()[0]}"]
+        assert abs(figure - us[other] / us[ours]) <= 0.00501, (dtype, us)
+
+
+def test_pairs_of_products() -> None:
+    (row,) = of("glu")
+    for column, dtype in DTYPES.items():
+        found = [
+            case["vs_compile"] for name, case in cases(row.folder, "glu").items() if name.endswith(dtype)
+        ]
+        if not row.cells[column]:
+            assert not found
+            continue
+        assert row.cells["M x N x K"] == f"{len(found)} layers"
+        assert row.cells[column] == f"{mean_of(found):.2f} ({min(found):.2f})"
+
+
+@pytest.mark.parametrize("row", [*of("random-51"), *of("random-52")], ids=str)
+def test_random_shapes(row: Row) -> None:
+    """Geometric mean and worst ratio."""
+    folder = FOLDERS["An H100"] if "H100" in row.cells["what"] else row.folder
+    measured = cases(folder, row.cells["record"].strip("`"))
+    name = LAYERS[row.what.partition(", geomean")[0]].removeprefix("linear/")
+    for column, dtype in RANDOM.items():
+        if cell := row.cells[column]:
+            case = measured[f"{name}/{dtype}"]
+            assert cell == f"{case['geomean']:.2f} ({case['worst']:.2f})"
+
+
+@pytest.mark.parametrize("row", of("short-63"), ids=str)
+def test_short_sums(row: Row) -> None:
+    name = SHORT[row.what.partition(", geomean")[0]]
+    waves = cases(row.folder, "short-63")[f"{name}/bf16"]["waves"]
+    assert str(waves["points"]) in row.cells["M x N x K"]
+    assert row.cells["bf16"] == f"{waves['geomean']:.2f} ({waves['worst']:.2f})"
+
+
+@pytest.mark.parametrize("row", of("layers"), ids=str)
+def test_layers_of_models(row: Row) -> None:
+    """Geometric means."""
+    measured = cases(row.folder, "layers")
+    names = [SHORT[name] for name in row.what.partition(", geomeans")[0].split("; ")]
+    found = [
+        [case["bf16_vs_bare"] for key, case in measured.items() if key.startswith(f"{name}/")]
+        for name in names
+    ]
+    assert all(len(each) == 20 for each in found)
+    assert row.cells["bf16"] == "; ".join(f"{mean_of(each):.2f}" for each in found)
+
+
+def spread(figures: list[float]) -> str:
+    return f"{min(figures):.2f} to {max(figures):.2f}"
+
+
+@pytest.mark.parametrize("row", of("custom"), ids=str)
+def test_epilogues_in_python(row: Row) -> None:
+    """The least and the largest ratio of a size."""
+    sizes = row.cells["M x N x K"].replace(" ", "")
+    measured = [case for name, case in cases(row.folder, "custom").items() if name.endswith(f"/{sizes}")]
+    for column, key in (("fp32 `highest`", "fp32_vs_best"), ("bf16", "bf16_vs_best")):
+        assert row.cells[column] == spread([case[key] for case in measured if key in case])
+
+
+def test_elementwise_operators() -> None:
+    (row,) = [row for row in of("bench") if row.what == "five elementwise ops"]
+    for column, dtype in (("fp32 `highest`", "fp32 highest"), ("bf16", "bf16")):
+        ending = f"{row.cells['M x N x K'].replace(' ', '')} {dtype}"
+        found = [case for name, case in cases(row.folder, "bench").items() if name.endswith(ending)]
+        assert len(found) == 5
+        assert row.cells[column] == spread([case["vs_bare"] for case in found])
+
+
+def test_the_readmes_range() -> None:
+    """Of the column of its table."""
+    found = [row.figures()["fp32 highest"] for row in rows(README, FOLDERS["An H100"])]
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert f"they are {min(found):.2f} to {max(found):.2f} times as fast" in text
+
+
+def version_of(file: Path) -> str:
+    """The hash of `csrc/` in a record."""
+    record = json.loads(file.read_text(encoding="utf-8"))
+    return str(record["csrc"] if "csrc" in record else record["environment"]["trees"]["csrc"])
+
+
+def test_which_version_a_record_is_of() -> None:
+    """As the page's table says."""
+    text = PERFORMANCE.read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (H.*) \| (\w{8}) \| \d+ \w+ 2026 \|$", text, re.MULTILINE)
+    assert lines
+    for records, version in lines:
+        for part in records.split("; "):
+            gpu, _, names = part.partition(": ")
+            folder = RESULTS / FOLDERS[f"An {gpu}"]
+            files = [folder / "tests.json"] if "tests" in re.split(r", | ", names) else []
+            for name in re.findall(r"`([\w-]+)`", names):
+                summary = folder / name / "summary.json"
+                files.append(summary if name != "gradings" else folder / name / "gradings.json")
+            for file in files:
+                assert version_of(file).startswith(version), file
+
+
+def test_how_many_tests_a_gpu_has_run() -> None:
+    chosen = json.loads((RESULTS / FOLDERS["An H100"] / "tests.json").read_text())["selection"]["chosen"]
+    assert f" {chosen:,} tests " in PERFORMANCE.read_text(encoding="utf-8")
+
+
+PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf16": "bf16"}
+VARIANTS = {
+    "eager / `fuse(model, cuda_graphs=True)`": "graphs_vs_eager",
+    '`torch.compile` / with the backend "epigemm"': "backend_vs_compile",
+}
+
+
+def table(page: Path, first: str) -> list[dict[str, str]]:
+    """The table whose first line begins so, by columns."""
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
+    head = next(line for line in lines if line.startswith(first))
+    columns, found = [cell.strip() for cell in head.strip("|").split("|")], []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append(dict(zip(columns, [cell.strip() for cell in line.strip("|").split("|")], strict=True)))
+    return found[1:]
+
+
+def test_whole_models() -> None:
+    """Of the H100: each case, and the geometric means."""
+    measured = cases(FOLDERS["An H100"], "models")
+    *models, means = table(FUSE, "| model | small, large batch |")
+    assert len(models) == len({name.split("/")[0] for name in measured})
+    for column, precision in PRECISIONS.items():
+        found: list[list[float]] = [[], []]
+        for row in models:
+            sizes, figures = (row[name].split(", ") for name in ("small, large batch", column))
+            for place, (size, figure) in enumerate(zip(sizes, figures, strict=True)):
+                found[place].append(measured[f"{row['model']}/{precision}/inference/{size}"]["fuse_vs_eager"])
+                assert f"{found[place][-1]:.2f}" == figure, (row, precision, size)
+        assert means[column] == ", ".join(f"{mean_of(each):.2f}" for each in found)
+
+
+def test_whole_models_in_cuda_graphs_and_compiled() -> None:
+    """Of the H200: geometric means."""
+    summary = RESULTS / FOLDERS["An H200"] / "models-graphs" / "summary.json"
+    means, variant = json.loads(summary.read_text())["geomeans"], ""
+    rows_of_means = table(FUSE, "| what | batch |")
+    assert len(rows_of_means) == 4
+    for row in rows_of_means:
+        variant = VARIANTS.get(row["what"], variant)
+        for column, precision in PRECISIONS.items():
+            mean = means[f"{precision}/inference/{row['batch']}"][variant]
+            assert row[column] == f"{mean:.2f}"
+
+
+def test_errors_of_fp32() -> None:
+    """What the page about numerics says first, and on which classes of data it does not hold."""
+    graded = json.loads((RESULTS / FOLDERS["An H200"] / "gradings" / "gradings.json").read_text())
+    text = " ".join(NUMERICS.read_text(encoding="utf-8").split())
+    ratios = largest_errors(graded["sweep"], 128)
+    larger = [ratio for ratio in ratios.values() if ratio > 1]
+    assert f"on {len(ratios) - len(larger)} of {len(ratios)} classes of data" in text
+    assert f"it is up to {max(larger):.1f} times SGEMM's" in text
+    few = largest_errors(graded["few_rows"], 1)
+    *others, worst = sorted(few[name] for name, ratio in ratios.items() if ratio <= 1)
+    assert f"up to {max(others):.1f} times SGEMM's on {len(others)} of the {len(others) + 1} classes" in text
+    assert f"and {worst:.1f} times on the other one" in text
+
+
+def largest_errors(points: list[dict[str, Any]], k: int) -> dict[str, float]:
+    """By class of data: fp16x3's largest error over SGEMM's, at worst from this K on."""
+    found: dict[str, float] = {}
+    for point in (point for point in points if point["k"] >= k):
+        split, sgemm = (point["errors"][name]["max_ratio"] for name in ("split", "sgemm"))
+        found[point["data"]] = max(found.get(point["data"], 0.0), split / sgemm)
+    return found
