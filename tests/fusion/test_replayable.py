@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from epigemm.fusion.replayable import RANDOM, RECORDED, device_of
+from epigemm.fusion.replayable import NUMBER, RANDOM, RECORDED, device_of
 
 CPU = torch.device("cpu")
 
@@ -173,6 +173,21 @@ X = object()
 def test_copies_between_devices(calls: list[tuple[Any, ...]], reason: str) -> None:
     answer = device_of(graph_on("cuda:0", *calls))
     assert str(answer).endswith(reason) if reason else answer == torch.device("cuda:0")
+
+
+def test_a_float_that_changes() -> None:
+    """The first call's is a constant of its graph. The second graph would read it from a tensor on the host."""
+    answers: list[Any] = []
+
+    def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
+        answers.append(device_of(graph_module.graph))
+        return graph_module.forward
+
+    with torch.no_grad():
+        compiled = torch.compile(lambda x, scale: x.sigmoid() * scale, backend=backend)
+        for scale in (7.5, 5.0):
+            compiled(torch.rand(4, 8), scale)
+    assert answers == [CPU, NUMBER]
 
 
 def test_sizes_that_change() -> None:

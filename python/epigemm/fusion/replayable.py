@@ -23,6 +23,7 @@ from epigemm.fusion.values import storage_of, tensor_of, tensors_of, value_of
 
 RECORDED = "autograd records it: CUDA graphs serve inference alone"
 RANDOM = "draws random numbers"
+NUMBER = "an argument is a float that differs between calls, which a graph cannot read: pass a tensor"
 _TRANSFORMS = ("_increment_nesting", "_enter_dual_level")
 _FROM_THE_HOST = (torch.tensor, torch.as_tensor, torch.from_numpy)
 _COPIES = ("_to_copy", "copy_", "copy", "_copy_from")
@@ -41,6 +42,8 @@ def device_of(graph: fx.Graph) -> torch.device | str:
             value = value_of(node)
             if node.op == "placeholder" and isinstance(value, (int, torch.SymInt)):
                 continue
+            if _is_number(node):
+                return NUMBER
             if tensor_of(node) is None:
                 return f"{node} is no plain tensor"
             # The copy of such an input would be recorded by autograd. A parameter is not copied.
@@ -56,6 +59,14 @@ def device_of(graph: fx.Graph) -> torch.device | str:
         )
     device = devices.pop()
     return _why_not(graph, device) or device
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether an input stands for a Python float: Dynamo passes it as a tensor, and the graph reads that first."""
+    value = value_of(node)
+    is_item = {user.op == "call_method" and user.target == "item" for user in node.users} == {True}
+    is_scalar = isinstance(value, Tensor) and value.dtype is torch.float64 and value.dim() == 0
+    return node.op == "placeholder" and is_item and is_scalar and value.device.type == "cpu"
 
 
 def _why_not(graph: fx.Graph, device: torch.device) -> str:
