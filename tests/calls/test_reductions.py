@@ -215,3 +215,14 @@ def test_a_variance_of_moments(correction: float, rng: torch.Generator) -> None:
     want = torch.var_mean(matrix, 0, correction=correction)
     torch.testing.assert_close(variance.double(), want[0], rtol=4 * 2**-24, atol=0)
     assert torch.equal(mean, want[1].float())
+
+
+def test_results_of_one_tensor_are_apart() -> None:
+    """Writing into one changes no version of the other, which a graph may have saved."""
+    pair = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    factor = torch.ones(2, requires_grad=True)
+    variance, mean = reductions.of_columns(Moments(pair[0], pair[1]), 5, 0.0)
+    saved = (mean * factor).sum()
+    variance.mul_(factor)
+    (grad,) = torch.autograd.grad(saved, factor)
+    assert grad.tolist() == [1.0, 2.0] and variance.requires_grad

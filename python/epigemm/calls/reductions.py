@@ -72,8 +72,9 @@ def reduce(
 
 def of_columns(columns: Moments, rows: int, correction: float) -> tuple[Tensor, Tensor]:
     """The variance of each column of `[rows, N]`, of a correction below the number of rows, and the mean."""
-    biased = columns.var
-    return (biased if correction == 0.0 else biased * (rows / (rows - correction))), columns.mean
+    # Both moments are views of one tensor. What is written into one result must not count as a change of the other.
+    mean, biased = columns.mean.data, columns.var.data
+    return (biased if correction == 0.0 else biased * (rows / (rows - correction))), mean
 
 
 def launches(kind: str, dtype: torch.dtype, *, invariant: bool) -> list[str]:
