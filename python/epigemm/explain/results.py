@@ -245,13 +245,12 @@ def _of_reductions(call: _Call, is_shared_counted: bool) -> list[str]:
         if number or not is_shared_counted
         for each in _moments_launches(call, number)
     ]
+    are_counted = {place for places in counted.values() for place in places}
     for place, reduction in enumerate(form.parts(dtype).reductions):
         of_it = ", ".join(_results_of(form, dtype, [place]))
-        if any(place in places for places in counted.values()):
-            is_biased = reduction.correction == 0.0
-            found += (
-                [] if is_biased else [f"torch mul, for the correction of each column's variance: {of_it}"]
-            )
+        if place in are_counted:
+            if reduction.correction != 0.0:
+                found.append(f"torch mul, for the correction of each column's variance: {of_it}")
             continue
         is_wide = form.matrices(dtype)[reduction.matrix].matrix.is_wide
         invariant = invariance.enabled() and reduction.axis == 1
