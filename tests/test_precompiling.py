@@ -16,9 +16,11 @@ from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import cubins, libraries, loading, store
-from epigemm.planning import plans
+from epigemm.planning import dry_runs, plans
 from epigemm.planning.gpus import KNOWN
 from epigemm.precompiling import _call, _Wanted
+from tests.support.results import statistics
+from tests.test_results_epilogue_moments import alone
 
 
 @epigemm.epilogue
@@ -228,6 +230,33 @@ def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
     epigemm.precompile(several, ALIGNED, gpu="H100")
     asked = {name.partition(".")[0]: symbols for name, symbols, _ in linker.asked}
     assert asked["several_and_stored"] and all("_sm90_" in each for each in asked["several_and_stored"])
+
+
+def test_calls_with_column_statistics_take_other_kernels(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those are linked, too. A bias alone runs on the package's kernels, and fp32 has no such calls."""
+    linker, gpu = Linker(), KNOWN["H200"]
+    monkeypatch.setattr(loading, "link_for", linker)
+    caplog.set_level("INFO", "epigemm")
+    sizes = [*ALIGNED, (16, 4096, 1024), (64, 8192, 8192)]
+    epigemm.precompile(statistics, sizes, gpu=gpu)
+    name, symbols, _ = next(each for each in linker.asked if each[0].startswith("statistics_shared"))
+    form, *_ = precompiling._forms(statistics, (torch.bfloat16, torch.bfloat16), False)
+    wanted: list[set[str]] = [set(), set()]
+    for size in sizes:
+        call = _call(form, size, "default", torch.device("meta"))
+        for has_moments in (False, True):
+            run = dry_runs.dry_run(call, moments=has_moments, gpu=gpu.numbers)
+            wanted[has_moments].update(run.missing)
+    assert form.has_moments and wanted[1] - wanted[0] and set(symbols) == {ALONE, *wanted[0], *wanted[1]}
+    assert name == form.linked.name
+    notes = [text for text in caplog.messages if ", with column statistics, on NVIDIA H200 is" in text]
+    assert len(notes) == len(sizes)
+    for function, dtype in ((alone, torch.bfloat16), (statistics, torch.float32), (several, torch.bfloat16)):
+        caplog.clear()
+        epigemm.precompile(function, sizes[:1], gpu=gpu, dtype=dtype)
+        assert not [text for text in caplog.messages if "column statistics" in text]
 
 
 @pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")

@@ -29,6 +29,8 @@ from epigemm.user_epilogue import UserEpilogue
 
 _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
 _FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
+_BESIDE = ", with column statistics,"
+_MANY_ROWS = 1 << 31  # more than a variance's correction
 
 
 class _Wanted(NamedTuple):
@@ -39,6 +41,7 @@ class _Wanted(NamedTuple):
     has_product: bool = True
     is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
     keeps_product: bool = False  # whether the second matrix is the product, which the derivative reads
+    has_moments: bool = False  # whether calls may also give the moments of the result's columns
 
     @property
     def linked(self) -> LinkedEpilogue:
@@ -153,9 +156,11 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
     dtype, _ = types
     wide = compute_dtype(dtype)
     for form in (function, *function.without.values()):
+        has_moments = dtype.itemsize == 2 and 0 in form.parts(dtype).of_moments(_MANY_ROWS).values()
         for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
             if epilogue is not None:
-                yield _Wanted(epilogue, (wide, wide) if matrix.is_wide else types, number == 0)
+                of_types = (wide, wide) if matrix.is_wide else types
+                yield _Wanted(epilogue, of_types, number == 0, has_moments=number == 0 and has_moments)
                 if training and number == 0:
                     yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
         if (pair := form.pair(dtype)) is not None:
@@ -240,9 +245,10 @@ def _chosen(
     found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
     for size in sizes:
         call = _call(form, size, precision, torch.device("meta"))
-        for run in _dry_runs(form, call, gpu.numbers):
+        plain, others = _dry_runs(form, call, gpu.numbers), _with_moments(form, call, gpu.numbers)
+        for run, beside in (*((run, "") for run in plain), *((run, _BESIDE) for run in others)):
             what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
-            packed = ", its weight packed," if run.packed else ""
+            packed = ", its weight packed," if run.packed else beside
             progress.note(
                 f"{form.epilogue.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
             )
@@ -288,7 +294,7 @@ def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
         yield elementwise_kernels.missing(call.epilogue, call.x)
     if training and not form.is_pair:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
-    for run in _dry_runs(form, call):
+    for run in itertools.chain(_dry_runs(form, call), _with_moments(form, call)):
         yield ",".join(run.missing)
 
 
@@ -305,3 +311,9 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
         return
     for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
         yield dry_runs.dry_run(call, slices, gpu=gpu)
+
+
+def _with_moments(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
+    """The same of a call that also gives the moments of its result's columns; nothing where none does."""
+    if form.has_moments and not form.epilogue.runs_built_in(call.operands, call.x):
+        yield dry_runs.dry_run(call, moments=True, gpu=gpu)

@@ -2,8 +2,9 @@
 
 `epigemm.epilogues.parts` takes the function apart: the product and what all results share are one kernel, each other
 matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
-compile by themselves, and so do calls with several results. Where two matrices are all that is read and no gradient is
-recorded, one kernel may compute both behind the product (`epigemm.calls.stores`).
+compile by themselves, and so do calls with several results. Where no gradient is recorded, one kernel may compute two
+matrices behind the product, if these are all that is read (`epigemm.calls.stores`), and in 16 bits the product's kernel
+may also reduce its columns (`epigemm.calls.moments`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
-from epigemm.calls import reductions, stores
+from epigemm.calls import entry, moments, reductions, stores
+from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -137,6 +139,10 @@ class ResultsEpilogue(Decorated):
         both = form._both(x, weight, given, precision, strict=strict)
         if both is not None:
             return form._results(both, given)
+        with_moments = form._with_moments(x, weight, given, precision, strict=strict)
+        if with_moments is not None:
+            shared, of_shared = with_moments
+            return form._results({0: shared}, given, {0: of_shared})
         matrix, epilogue = form.matrices(x.dtype)[0]
         if epilogue is None:
             shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
@@ -262,18 +268,42 @@ class ResultsEpilogue(Decorated):
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
 
-    def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
-        """All results, of the matrices that there are: the shared one, or all that have x's dtype."""
+    def _with_moments(
+        self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
+    ) -> tuple[Tensor, Moments] | None:
+        """The shared matrix and the moments of its columns, of one call; None if it is a call without them."""
+        if _is_compiling() or precision not in (None, *ARITHMETIC) or invariance.enabled():
+            return None
+        if 0 not in self.parts(x.dtype).of_moments(math.prod(x.shape[:-1])).values():
+            return None
+        return moments.linear(*self.shared_call(x, weight, given, strict=strict))
+
+    def shared_call(
+        self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool
+    ) -> tuple[LinearCall, entry.Vectors]:
+        """The call that computes the shared matrix, where autocast alone may intercept it; operands as the entry's."""
+        matrix, epilogue = self.matrices(x.dtype)[0]
+        if epilogue is None:
+            return LinearCall(BIAS, x, weight, strict=strict), (None,)
+        return epilogue.plain_call(x, weight, matrix.operands(given), strict=strict)
+
+    def _results(
+        self, found: dict[int, Tensor], given: Sequence[Any], known: Mapping[int, Moments] | None = None
+    ) -> Any:
+        """All results, of the matrices that there are: the shared one, or all that have x's dtype.
+
+        `known`: the moments of the columns of some of them.
+        """
         some = next(iter(found.values()))
         lead, columns = some.shape[:-1], some.shape[-1]
         parts, matrices = self.parts(some.dtype), self._matrices(found, given)
-        flat, invariant = (math.prod(lead), columns), invariance.enabled()
-        reduced = [
-            reductions.reduce(
-                matrices[of].reshape(flat), kind, axis, correction=correction, invariant=invariant
-            )
-            for of, kind, axis, correction in parts.reductions
-        ]
+        flat = (math.prod(lead), columns)
+        reduced = reductions.reduce_each(
+            parts,
+            {number: each.reshape(flat) for number, each in matrices.items()},
+            known or {},
+            invariant=invariance.enabled(),
+        )
         values = []
         for result, source in zip(self.results, parts.sources, strict=True):
             if result.is_stored:

@@ -14,7 +14,7 @@ from torch import Tensor
 from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import entry
+from epigemm.calls import entry, stores
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, MATRIX, PER_COLUMN, SCALAR
@@ -134,11 +134,7 @@ class UserEpilogue(Decorated):
         checks.optional_tensors(out=out)
         if self.copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
             return _route.linear(self.copied, x, weight, bias, None, precision, out, strict, pack_use)
-        of_bias = None if self._bias is None else given[self._bias]
-        x, weight, biases = _route.autocast(x, weight, of_bias if isinstance(of_bias, Tensor) else None)
-        if self._bias is not None and biases[0] is not None:
-            # The bias has the product's type, like a linear layer's, and is added before the product is rounded.
-            given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
+        x, weight, given = self._autocast(x, weight, given)
         checks.product(x, weight)  # checked before the operands, whose shapes depend on it
         lead, columns = x.shape[:-1], weight.shape[0]
         epilogue, tensors, numbers, is_flat = self._arguments(x, given, (*lead, columns), "x")
@@ -230,6 +226,26 @@ class UserEpilogue(Decorated):
         """The operands, detached if their gradient ends inside the function."""
         pairs = zip(given, self._ends[1:], strict=True)
         return [_detached(value) if ends else value for value, ends in pairs]
+
+    def _autocast(
+        self, x: Tensor, weight: Tensor, given: Sequence[Any]
+    ) -> tuple[Tensor, Tensor, Sequence[Any]]:
+        of_bias = None if self._bias is None else given[self._bias]
+        x, weight, biases = _route.autocast(x, weight, of_bias if isinstance(of_bias, Tensor) else None)
+        if self._bias is not None and biases[0] is not None:
+            # The bias has the product's type, like a linear layer's, and is added before the product is rounded.
+            given = [*given[: self._bias], biases[0], *given[self._bias + 1 :]]
+        return x, weight, given
+
+    def plain_call(
+        self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool
+    ) -> tuple[LinearCall, entry.Vectors]:
+        """A linear call that autocast alone may intercept, and its operands in the form of the entry."""
+        x, weight, given = self._autocast(x, weight, given)
+        if self.copied is not None and (bias := _as_bias(given[0], x, weight)) is not None:
+            return LinearCall(self.copied, x, weight, bias, strict=strict), (bias,)
+        epilogue, seen = self.seen(x, given)
+        return stores.of_entry(LinearCall(epilogue, x, weight, strict=strict), epilogue, seen), seen
 
     def of_types(self, x: Tensor, given: Sequence[Tensor | float]) -> LinkedEpilogue:
         """The epilogue for the element types of a call's tensors."""

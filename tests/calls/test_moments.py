@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import epigemm
+from epigemm import PerColumn
 from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry, moments
@@ -203,3 +205,63 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
 def test_few_blocks_are_not_merged_by_a_kernel_of_their_own() -> None:
     assert launches(1024, 8192, 8192, epilogue=BIAS) == ["fused"]
     assert launches(1025, 8192, 8192, epilogue=BIAS) == ["fused", "merge"]
+
+
+# --- of an epilogue, above autograd ----------------------------------------------------------------------------------
+
+
+@epigemm.epilogue
+def scaled(acc: Tensor, bias: PerColumn, scale: PerColumn) -> Tensor:
+    return (acc + bias) * scale
+
+
+def call_of_scaled(dtype: torch.dtype = torch.bfloat16) -> tuple[LinearCall, entry.Vectors]:
+    x, weight, vectors = half_precision()
+    cast = [each.to(dtype) for each in (x, weight, *vectors)]
+    return scaled.plain_call(cast[0], cast[1], cast[2:], strict=False)
+
+
+def test_the_operands_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = call_of_scaled()
+    result = torch.empty(4096, 2048)
+    answers = Answers(monkeypatch, "ask_with_moments", (result, 0))
+    found = moments.linear(made, given)
+    assert found is not None
+    z, (mean, variance, blocks, _) = found
+    (asked,) = answers.asked
+    assert z is result and asked[0] == made.epilogue.number and asked[3] is given and asked[4] is None
+    assert mean.shape == variance.shape == (2048,) and blocks is None and asked[-1] is None
+    assert [each.data_ptr() for each in asked[-2]] == [mean.data_ptr(), variance.data_ptr()]
+
+
+@pytest.mark.usefixtures("described")
+def test_an_epilogue_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (torch.empty(0), 0))
+    assert moments.linear(*call_of_scaled()) is not None
+    assert len(answers.linked) == 1 and answers.linked[0].startswith("epigemm_open_sm90_tma_bfloat16_")
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED}))
+def test_any_other_reason_is_left_to_the_caller(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, "ask_with_moments", int(reason))
+    assert moments.linear(*call_of_scaled()) is None and len(answers.asked) == 1 and not answers.linked
+
+
+def test_other_types_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, "ask_with_moments")
+    for dtype in (torch.float32, torch.float64):
+        assert moments.linear(*call_of_scaled(dtype)) is None
+    assert not answers.asked
+
+
+def test_autocast_with_nothing_to_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias is cast, as a linear layer's is. PyTorch's GEMM would write into a result of x's type."""
+    x, weight, (vector, _) = half_precision()
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_PLAIN), (torch.empty(0), 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        made, given = scaled.plain_call(x, weight, (vector.float(), vector), strict=False)
+        assert moments.linear(made, given) is not None
+    first, second = answers.asked
+    assert [each.dtype for each in given if isinstance(each, Tensor)] == [torch.bfloat16] * 2
+    assert first[5] is None and first[-5] == 0
+    assert second[5].shape == (4096, 2048) and second[-5] == dry_runs.ROUTED | dry_runs.OUT_APART

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from epigemm.calls import reductions
+import epigemm
+from epigemm import PerColumn
+from epigemm.calls import moments, reductions
+from epigemm.calls.moments import Moments
+from epigemm.epilogues.parts import Parts
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, REDUCTIONS, SUM, VAR
 from tests.support.invariance import bits
 from tests.support.threads import threads
@@ -116,3 +121,108 @@ def test_what_runs() -> None:
     (text,) = launches(MEAN, torch.float32, invariant=True)
     assert text.startswith("mean, as sums of two numbers")
     assert launches(AMIN, torch.float32, invariant=True) == ["amin"]
+
+
+# --- of a call's matrices --------------------------------------------------------------------------------------------
+
+
+@epigemm.epilogue
+def of_two(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+    z = acc + bias
+    y = torch.tanh(z)
+    of_z = *torch.var_mean(z, 0, correction=0), z.var(0, correction=2.5), z.sum(0), z.var(1)
+    return y, *of_z, y.var(0), (z * z).var(0)
+
+
+def given_of_two(rng: torch.Generator, rows: int = 40) -> tuple[Parts, dict[int, Tensor]]:
+    z = torch.randn(rows, 24, generator=rng).bfloat16()
+    found = of_two.parts(torch.bfloat16)
+    assert [each.is_wide for each in found.matrices] == [False, False, True, True]
+    return found, {0: z, 1: torch.tanh(z), 2: z.float(), 3: z.float().square()}
+
+
+class Counted:
+    """In place of the kernels for a matrix that is there; the matrices that were asked about."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Tensor] = []
+        monkeypatch.setattr(moments, "column_moments", self)
+        monkeypatch.setattr(moments, "is_served", lambda x: x.element_size() == 2)
+
+    def __call__(self, matrix: Tensor) -> Moments:
+        self.asked.append(matrix)
+        return moments_of(matrix)
+
+
+def moments_of(matrix: Tensor) -> Moments:
+    variance, mean = torch.var_mean(matrix.double(), 0, correction=0)
+    return Moments(mean.float(), variance.float())
+
+
+def test_variances_follow_from_moments(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    """Each matrix is read once; the shared one, whose moments are known, not at all."""
+    found, matrices = given_of_two(rng)
+    counted, ran = Counted(monkeypatch), list[tuple[str, int]]()
+    reduce = reductions.reduce
+
+    def noting(matrix: Tensor, kind: str, axis: int, **options: Any) -> Any:
+        ran.append((kind, axis))
+        return reduce(matrix, kind, axis, **options)
+
+    monkeypatch.setattr(reductions, "reduce", noting)
+    for known in ({}, {0: moments_of(matrices[0])}):
+        got = reductions.reduce_each(found, matrices, known, invariant=False)
+        for each, (value, mean) in zip(found.reductions, got, strict=True):
+            want = matrices[each.matrix].double()
+            if each.kind == SUM:
+                torch.testing.assert_close(value.double(), want.sum(0), rtol=1e-6, atol=1e-5)
+                continue
+            assert value.dtype is torch.float32 and mean is not None
+            exact, of_mean = torch.var_mean(want, each.axis, correction=each.correction)
+            torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(mean.double(), of_mean, rtol=1e-6, atol=1e-6)
+    assert [id(each) for each in counted.asked] == [id(matrices[number]) for number in (0, 1, 1)]
+    assert ran == [(SUM, 0), (VAR, 1), (VAR, 0)] * 2
+
+
+def test_where_pytorch_reduces(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    """Recorded and transformed matrices, the batch-invariant mode, other types, and too few rows for a correction."""
+    counted = Counted(monkeypatch)
+    found, matrices = given_of_two(rng)
+    reductions.reduce_each(found, matrices, {}, invariant=True)
+    recorded = {number: each.clone().requires_grad_() for number, each in matrices.items()}
+    got = reductions.reduce_each(found, recorded, {}, invariant=False)
+    assert all(value.requires_grad for value, _ in got)
+    reductions.reduce_each(
+        found, {number: each.float() for number, each in matrices.items()}, {}, invariant=False
+    )
+    many = torch.stack((matrices[0], matrices[0]))
+    torch.vmap(lambda z: reductions.reduce_each(found, {**matrices, 0: z, 1: z}, {}, invariant=False)[0][0])(
+        many
+    )
+    assert not counted.asked
+    few = {number: each[:1] for number, each in matrices.items()}
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        got = reductions.reduce_each(found, few, {}, invariant=False)
+    assert len(counted.asked) == 1 and not got[0][0].any() and bool(got[1][0].isnan().all())
+
+
+@pytest.mark.parametrize("correction", [0.0, 1.0, -1.0, 2.5])
+def test_a_variance_of_moments(correction: float, rng: torch.Generator) -> None:
+    """As accurate as the moments are: a mean of 1e4, a deviation of 1."""
+    matrix = 1e4 + torch.randn(300, 7, generator=rng, dtype=torch.float64)
+    variance, mean = reductions.of_columns(moments_of(matrix), 300, correction)
+    want = torch.var_mean(matrix, 0, correction=correction)
+    torch.testing.assert_close(variance.double(), want[0], rtol=4 * 2**-24, atol=0)
+    assert torch.equal(mean, want[1].float())
+
+
+def test_results_of_one_tensor_are_apart() -> None:
+    """Writing into one changes no version of the other, which a graph may have saved."""
+    pair = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    factor = torch.ones(2, requires_grad=True)
+    variance, mean = reductions.of_columns(Moments(pair[0], pair[1]), 5, 0.0)
+    saved = (mean * factor).sum()
+    variance.mul_(factor)
+    (grad,) = torch.autograd.grad(saved, factor)
+    assert grad.tolist() == [1.0, 2.0] and variance.requires_grad

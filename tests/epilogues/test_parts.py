@@ -76,6 +76,45 @@ def test_a_mean_comes_with_its_variance() -> None:
     assert found.sources == [0, 0, 0, 1, 2] and about(found) == [("", (), False, 0)]
 
 
+def test_what_follows_from_moments() -> None:
+    """Variances of the columns of what is stored in x's dtype, returned or not, and of a correction below M."""
+
+    def statistics(acc: Tensor, bias: PerColumn) -> Any:
+        z = acc + bias
+        y = F.gelu(z)
+        of_z = *torch.var_mean(z, 0), z.var(0, correction=0), z.sum(0), z.mean(0), z.var(1), z.amax(0)
+        return y, *of_z, y.var(0, correction=2.5), (y * y).var(0)
+
+    found = parts(statistics, is_exact=False)
+    by_place = {place: found.reductions[place] for place in found.of_moments(3)}
+    of_z = [Reduction(0, VAR, 0, 1.0), Reduction(0, VAR, 0, 0.0)]
+    assert list(by_place.values()) == [*of_z, Reduction(1, VAR, 0, 2.5)]
+    assert list(found.of_moments(3).values()) == [0, 0, 1]
+    assert found.reductions[-1].kind == VAR and found.matrices[found.reductions[-1].matrix].is_wide
+    assert Reduction(0, SUM, 0, 0.0) in found.reductions
+    for rows, wanted in ((2, of_z), (1, of_z[1:]), (0, [])):
+        assert [found.reductions[place] for place in found.of_moments(rows)] == wanted
+
+
+def test_the_shared_matrix_in_fp32_has_its_moments() -> None:
+    found = parts(lambda acc: (acc, acc.float(), (acc * acc).sum(0), acc.var(0)), is_exact=False)
+    (place,) = found.of_moments(64)
+    of_it = found.reductions[place]
+    assert found.of_moments(64)[place] == 0 and of_it.kind == VAR
+    assert found.matrices[of_it.matrix].is_wide and found.matrices[of_it.matrix].traced is None
+
+
+def test_a_sum_or_a_mean_alone_follows_from_none() -> None:
+    """Of an infinity it is infinite, and the moments' are NaN."""
+    found = parts(lambda acc: (acc, acc.sum(0), acc.mean(0)), is_exact=False)
+    assert len(found.reductions) == 2 and not found.of_moments(64)
+
+
+def test_a_negative_correction_of_no_rows() -> None:
+    found = parts(lambda acc: (acc, acc.var(0, correction=-1)), is_exact=False)
+    assert not found.of_moments(0) and found.of_moments(1)
+
+
 def test_constants_are_told_apart() -> None:
     def constants(acc: Tensor) -> Any:
         nan = float("nan")

@@ -13,6 +13,7 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels, reductions
 from epigemm.explain import results
+from epigemm.explain.words import WITHIN
 from epigemm.linking import loading
 from epigemm.planning import plans
 from tests.gemm.query import H200
@@ -74,7 +75,21 @@ def test_in_16_bits_others_are_computed_in_fp32() -> None:
     ]
 
 
-def test_one_kernel_for_two_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying there."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+    monkeypatch.setattr(loading, "would_link", lambda *_: "")
+    monkeypatch.setattr(elementwise_kernels, "why_none", lambda x: "")
+
+
+def sixteen_bits(m: int = 4096, n: int = 2048, k: int = 1024) -> list[Tensor]:
+    return [torch.empty(size, dtype=torch.bfloat16) for size in ((m, k), (n, k), (n,), (n,))]
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_one_kernel_for_two_matrices() -> None:
     """On an H200, and not where gradients are recorded."""
 
     @epigemm.epilogue
@@ -82,13 +97,7 @@ def test_one_kernel_for_two_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
         z = acc + bias
         return F.gelu(z), z, z.sum(0), z.float()
 
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
-    monkeypatch.setattr(loading, "would_link", lambda *_: "")
-    monkeypatch.setattr(elementwise_kernels, "why_none", lambda x: "")
-    x, weight, bias = (
-        torch.empty(size, dtype=torch.bfloat16) for size in ((4096, 1024), (2048, 1024), (2048,))
-    )
+    x, weight, bias, _ = sixteen_bits()
     found = epigemm.explain(beside, x, weight, bias)
     assert found.path == "fused" and "one kernel computes two matrices" in found.reasons[-1]
     kernel, *others = found.kernels
@@ -98,6 +107,74 @@ def test_one_kernel_for_two_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     several = epigemm.explain(beside, x, weight.requires_grad_(), bias)
     assert "beside_result0" in " ".join(several.kernels) and several.reasons[-1] == results._SHARED
     assert "one kernel computes two" not in several.reasons[-1]
+
+
+OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
+OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
+
+
+@pytest.mark.usefixtures("on_h200")
+@pytest.mark.parametrize("strict", [False, True])
+def test_variances_of_the_products_kernel(strict: bool) -> None:
+    found = epigemm.explain(statistics, *sixteen_bits(), strict=strict)
+    product, columns, *others = found.kernels
+    assert (
+        found.path == "fused" and product.startswith("epigemm fused GEMM, tile ") and product.endswith(": r0")
+    )
+    assert columns == f"{OF_COLUMNS}: r1, r2"
+    assert others == [
+        *("torch cast to float32", "torch var_mean of each row: r3", "torch sum of each column: r4"),
+        *("torch amax", "torch cast to float32 of each row: r5"),
+    ]
+    assert found.reasons[0] == f"column statistics: {WITHIN}" and found.reasons[-1].endswith(results._BUT)
+    assert found.op.startswith(
+        "statistics: (r0, (r1, r2), [r3, r4, r5]), of statistics_shared: epigemm::linear"
+    )
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_variances_behind_other_kernels() -> None:
+    """Of a tile for few rows, of two matrices of one kernel, and without a product."""
+    found = epigemm.explain(statistics, *sixteen_bits(16, 4096, 8192))
+    assert found.path == "fused" and found.kernels[1:3] == [OF_BLOCKS, f"{OF_COLUMNS}: r1, r2"]
+    assert results._APART in found.reasons
+
+    @epigemm.epilogue
+    def beside(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+        z = acc + bias
+        y = F.gelu(z)
+        return y, z.sum(0), z.var(0), y.var(0, correction=0)
+
+    found = epigemm.explain(beside, *sixteen_bits()[:3])
+    assert "one kernel computes two" in found.reasons[-1] and found.kernels[0].endswith(": r0")
+    assert found.kernels[1:] == [
+        *(OF_BLOCKS, f"{OF_COLUMNS}, which others read", OF_BLOCKS, f"{OF_COLUMNS}: r3"),
+        "torch sum of each column: r1",
+        "torch mul, for the correction of each column's variance: r2",
+    ]
+    found = epigemm.explain(statistics.elementwise, sixteen_bits()[0], *sixteen_bits(n=1024)[2:])
+    assert found.kernels[1:3] == [OF_BLOCKS, f"{OF_COLUMNS}: r1, r2"]
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_variances_that_pytorch_computes() -> None:
+    """Where gradients are recorded, in fp32, and of one row."""
+    plain = ["torch cast to float32", "torch var_mean of each column: r1, r2"]
+    x, weight, bias, scale = sixteen_bits()
+    for function in (statistics, statistics.elementwise):
+        given = [x, weight] if function is statistics else [torch.empty(4096, 2048, dtype=torch.bfloat16)]
+        given[0] = given[0].detach().requires_grad_()
+        found = epigemm.explain(function, *given, bias, scale)
+        assert [each for each in found.kernels if "r1, r2" in each] == plain[1:]
+        assert not any("mean and variance" in each for each in found.kernels)
+
+    @epigemm.epilogue
+    def unbiased(acc: Tensor) -> tuple[Tensor, Tensor]:
+        return acc, acc.var(0)
+
+    assert not any("mean and variance" in each for each in epigemm.explain(unbiased, x[:1], weight).kernels)
+    wide = [each.float() for each in (x, weight, bias, scale)]
+    assert not any("mean and variance" in each for each in epigemm.explain(statistics, *wide).kernels)
 
 
 def test_casts() -> None:

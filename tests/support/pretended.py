@@ -87,6 +87,16 @@ class Pretended:
 
     derivative = products = linear_with_store = elementwise
 
+    def linear_with_moments(self, *arguments: Any) -> tuple[Tensor, int] | int:
+        """As the module's; PyTorch's operators compute the moments."""
+        *given, moments, _ = arguments
+        found = self.linear(*given)
+        if isinstance(found, int):
+            return found
+        variance, mean = torch.var_mean(found.flatten(0, -2).double(), 0, correction=0)
+        moments.copy_(torch.stack((mean, variance)))
+        return found, 0
+
     def linear(
         self,
         number: int,

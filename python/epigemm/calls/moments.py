@@ -17,6 +17,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.arguments.precision import DEFAULT, ORDERS
 from epigemm.calls import deeds, entry
+from epigemm.calls.routed import attempt
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
 from epigemm.linking import loading
 from epigemm.packs import keep_mode
@@ -86,15 +87,41 @@ def linear_folded_with_moments(
         pack_use=keep_mode.pack_use(weight) if pack_use is None else pack_use,
         strict=strict,
     )
-    if x.element_size() == 2 and plans.has_gpu_kernels(x):
+    if is_served(x):
         moments, blocks = _memory(x, weight.shape[0], leaves_blocks)
-        found = _run(call, fold, moments, blocks)
+        given = (bias,) if fold is None else ()
+        found = _run(call, given, fold, moments, blocks, dry_runs.ROUTED)
         if not isinstance(found, int):
             z, block_rows = found
             mean, var = moments.unbind(0)
             return z, Moments(mean, var, blocks if block_rows else None, block_rows)
     z = _without_moments(call, fold, None if precision is None else call.precision)
     return z, column_moments(z, leaves_blocks=leaves_blocks)
+
+
+def linear(call: LinearCall, given: entry.Vectors) -> tuple[Tensor, Moments] | None:
+    """epilogue(x @ weight.T) in 16 bits, and the mean and the biased variance of each of its columns.
+
+    For callers above autograd. None if these have to make the call without the statistics: something has to intercept
+    it, or some tensor cannot be read as it lies, or no kernel can be linked.
+
+    Args:
+        call: its operands are used to link the kernel.
+        given: the operands in the entry's form.
+    """
+    if not is_served(call.x):
+        return None
+    moments, _ = _memory(call.x, call.weight.shape[0], leaves_blocks=False)
+    tensors = [call.weight, *(each for each in given if isinstance(each, Tensor))]
+    found = attempt(
+        call, tensors, lambda circumstances: _run(call, given, None, moments, None, circumstances)
+    )
+    return None if found is None else (found[0], Moments(moments[0], moments[1]))
+
+
+def is_served(x: Tensor) -> bool:
+    """Whether the entry makes calls of this x that also give moments: in 16 bits on a GPU."""
+    return x.element_size() == 2 and plans.has_gpu_kernels(x)
 
 
 def column_moments(z: Tensor, *, leaves_blocks: bool = False) -> Moments:
@@ -129,14 +156,18 @@ def _memory(x: Tensor, columns: int, leaves_blocks: bool) -> tuple[Tensor, Tenso
 
 
 def _run(
-    call: LinearCall, fold: tuple[Any, ...] | None, moments: Tensor, blocks: Tensor | None
+    call: LinearCall,
+    given: entry.Vectors,
+    fold: tuple[Any, ...] | None,
+    moments: Tensor,
+    blocks: Tensor | None,
+    circumstances: int,
 ) -> tuple[Tensor, int] | int:
     """A call in 16 bits, or the reason why there is no result, after what can be done about it."""
-    out, circumstances = None, dry_runs.ROUTED
-    if _any_autocast():
+    out = None
+    if circumstances & dry_runs.ROUTED and _any_autocast():
         out = call.new_out()  # torch's GEMM with out= keeps the dtype
         circumstances |= dry_runs.OUT_APART
-    given = () if fold is not None else (call.bias,)
     tensors = (call.epilogue.number, call.x, call.weight, given, fold, out)
     options = (ORDERS[0].number, None, 0, call.strict, False, circumstances, None, None)
     return entry.ask_again(

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import threading
 
-import torch
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.calls import entry
+from epigemm.calls.routed import attempt
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 
 _OF_16_BITS = ORDERS[0].number
-_any_autocast = torch._C._is_any_autocast_enabled
-_is_profiling = torch._C._autograd._profiler_enabled
 
 
 class _Noted(threading.local):
@@ -41,17 +39,8 @@ def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
     """
     if noted.calls is not None:
         noted.calls.append((call, weight2))
-    found = _run(call, weight2, 0)
-    if isinstance(found, Tensor):
-        return found
-    if found != Reason.NOT_PLAIN or not is_routed(call.x, call.weight, weight2, *call.operands, call.out):
-        return None
-    if not _is_profiling():
-        found = _run(call, weight2, dry_runs.ROUTED)
-    else:
-        with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
-            found = _run(call, weight2, dry_runs.ROUTED)
-    return found if isinstance(found, Tensor) else None
+    tensors = (call.weight, weight2, *call.operands, call.out)
+    return attempt(call, tensors, lambda circumstances: _run(call, weight2, circumstances))
 
 
 def _run(call: LinearCall, weight2: Tensor, circumstances: int) -> Tensor | int:
@@ -64,15 +53,6 @@ def _run(call: LinearCall, weight2: Tensor, circumstances: int) -> Tensor | int:
     return entry.ask_again(
         lambda: entry.ask(*tensors, *options, weight2), lambda reason: _is_mended(reason, call, weight2)
     )
-
-
-def is_routed(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether only autocast or a profiler has kept a call from being plain, and autocast has nothing to cast."""
-    if not (_any_autocast() or _is_profiling()) or entry.sees(x, *others) is not None:
-        return False
-    device = x.device.type
-    is_cast = not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) is x.dtype
-    return is_cast and plans.has_gpu_kernels(x)
 
 
 def _is_mended(reason: int, call: LinearCall, weight2: Tensor) -> bool:

@@ -14,14 +14,12 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import Order
 from epigemm.calls import entry
-from epigemm.calls.pairs import is_routed
+from epigemm.calls.routed import attempt
 from epigemm.epilogues.keeping import keeping as keeping_epilogue
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
-
-_is_profiling = torch._C._autograd._profiler_enabled
 
 
 class Both(NamedTuple):
@@ -79,18 +77,11 @@ def linear(call: LinearCall, given: entry.Vectors, *, is_recorded: bool = False)
     order = order_on(call, x.device.type)
     if order is None or not plans.has_gpu_kernels(x):
         return None
-    circumstances = dry_runs.ROUTED if is_recorded else 0
-    found = _run(call, given, order, circumstances)
-    if isinstance(found, Both):
-        return found
-    if found != Reason.NOT_PLAIN or is_recorded or not is_routed(x, call.weight, *_tensors(given)):
-        return None
-    if not _is_profiling():
+    if is_recorded:
         found = _run(call, given, order, dry_runs.ROUTED)
-    else:
-        with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
-            found = _run(call, given, order, dry_runs.ROUTED)
-    return found if isinstance(found, Both) else None
+        return None if isinstance(found, int) else found
+    tensors = [call.weight, *(each for each in given if isinstance(each, Tensor))]
+    return attempt(call, tensors, lambda circumstances: _run(call, given, order, circumstances))
 
 
 def _run(call: LinearCall, given: entry.Vectors, order: Order, circumstances: int) -> Both | int:
@@ -111,7 +102,3 @@ def _is_mended(reason: int, call: LinearCall, order: Order) -> bool:
         return False
     found = dry_runs.dry_run(call, order=order)
     return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)
-
-
-def _tensors(given: entry.Vectors) -> list[Tensor]:
-    return [each for each in given if isinstance(each, Tensor)]

@@ -85,6 +85,22 @@ class Parts:
         pairs = zip(results, self.sources, strict=True)
         return any(result.is_stored and source == 0 for result, source in pairs)
 
+    def of_moments(self, rows: int) -> dict[int, int]:
+        """In 16 bits, the reductions that follow from the mean and the biased variance of a stored matrix's columns.
+
+        By their places, the numbers of these matrices. They are the variances, and the means that come with them, where
+        PyTorch first copies the matrix to fp32. A sum or a mean alone is one kernel of PyTorch's, and may be infinite
+        where such moments are NaN. `rows`: those of the matrices. A correction that leaves no degree of freedom is left
+        to PyTorch, which warns.
+        """
+        found = {}
+        for place, (number, kind, axis, correction) in enumerate(self.reductions):
+            matrix = self.matrices[number]
+            is_stored = matrix.traced is None or not matrix.is_wide
+            if kind == VAR and axis == 0 and max(correction, 0.0) < rows and is_stored:
+                found[place] = 0 if matrix.traced is None else number
+        return found
+
 
 def take_apart(traced: TracedResults, *, is_exact: bool) -> Parts:
     """The parts of a function, for tensors of its arithmetic's type (`is_exact`), or of 16 bits.

@@ -14,6 +14,7 @@ from epigemm.epilogues.registry import BIAS
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explanation import Explanation, explain_linear
 from epigemm.explain.recorder import Recorded
+from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
 from epigemm.planning import dry_runs
 
 
@@ -62,17 +63,16 @@ def explained(
 
 def _launches(asked: Asked, in_gemm: bool, merges: bool) -> Iterator[str]:
     """What follows the product. `merges`: the blocks are so many that a kernel of its own merges them."""
-    merge = "mean and variance of the columns, from those of the blocks"
     if not in_gemm:
-        yield f"{_KERNEL} mean and variance of blocks of rows"
+        yield OF_BLOCKS
     if merges:
-        yield f"{_KERNEL} {merge}"
+        yield OF_COLUMNS
     running = asked.call.running
     if running.tracked is not None and running.momentum is None:
         yield "torch add_, to the number of batches"
     relu = "" if not asked.call.relu else " and ReLU"
     written = "" if running.mean is None else "; the running statistics"
-    yield f"{_KERNEL} {'' if merges else f'{merge}; '}normalisation{relu}{written}"
+    yield f"{_KERNEL if merges else f'{OF_COLUMNS};'} normalisation{relu}{written}"
 
 
 def _with_torchs(found: Explanation, asked: Asked, call: LinearCall, reason: str) -> Explanation:
@@ -88,7 +88,7 @@ def _with_torchs(found: Explanation, asked: Asked, call: LinearCall, reason: str
 
 
 _KERNEL = "epigemm CUDA kernel,"
-_WITHIN = "batch statistics: the product's kernel reduces the blocks of rows that it stores"
+_WITHIN = f"batch statistics: {WITHIN}"
 _BEHIND = "batch statistics: a kernel behind the product reads it for them"
 _BACKWARD = (
     "epigemm's kernels for two sums of each column, for the total of their parts, and for the product's gradient; "

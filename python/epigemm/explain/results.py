@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,14 +13,18 @@ from torch import Tensor
 
 from epigemm import functional
 from epigemm.arguments import invariance
-from epigemm.calls import reductions, stores
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import moments, reductions, stores
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
+from epigemm.epilogues.tracing.results import MEAN, Result
 from epigemm.explain import explanation
 from epigemm.explain.explanation import REFERENCE, Explanation
-from epigemm.explain.recorder import Recorder, dtype_name
+from epigemm.explain.recorder import Recorder, dtype_name, record
+from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
 from epigemm.packs.weight_packs import PackedWeight
+from epigemm.planning import dry_runs
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
@@ -31,6 +36,9 @@ _BOTH = (
     "one kernel computes two matrices from the product and stores both; each other matrix is one kernel more, each "
     "reduction one of PyTorch's"
 )
+_BUT = ", but for those that follow from column statistics"
+_WITHIN = f"column statistics: {WITHIN}"
+_APART = "column statistics: a kernel reads the stored matrix for them"
 _OF_REDUCTIONS = "of reductions and casts PyTorch's own derivatives"
 
 
@@ -70,9 +78,11 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     call = _taken(fn)(*args, **kwargs)
     form, dtype = call.form, call.like.dtype
     both = _of_both(call)
-    matrices = _of_matrices(call, both)
+    matrices, is_counted = _of_matrices(call, both)
     names = [f"r{number}" for number in range(len(form.results))]
-    kernels = [*itertools.chain(*(each.kernels for each in matrices)), *_of_reductions(form, dtype)]
+    kernels = [*itertools.chain(*(each.kernels for each in matrices)), *_of_reductions(call, is_counted)]
+    why = (_SHARED if both is None else _BOTH) + (_BUT if _counted(call) else "")
+    why_apart = [_APART] if any(OF_BLOCKS in each for each in kernels) else []
     if dtype is torch.float64:
         casts = zip(names, form.results, strict=True)
         kernels += [f"torch cast to float32: {name}" for name, result in casts if result.is_fp32]
@@ -81,7 +91,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     return replace(
         first,
         op=f"{form.traced.name}: {form.named_results(names)}, of {first.op or 'z'}",
-        reasons=[*first.reasons, _SHARED if both is None else _BOTH],
+        reasons=[*first.reasons, *why_apart, why],
         kernels=kernels,
         backward="; ".join([*dict.fromkeys(needed), _OF_REDUCTIONS]) if needed else first.backward,
         results=[f"{name}: {each}" for name, each in zip(names, form.results, strict=True)],
@@ -110,21 +120,52 @@ def _of_both(call: _Call) -> Explanation | None:
     )
 
 
-def _of_matrices(call: _Call, both: Explanation | None) -> list[Explanation]:
-    """What makes each matrix, the shared one or `both` of x's dtype first."""
+def _of_matrices(call: _Call, both: Explanation | None) -> tuple[list[Explanation], bool]:
+    """What makes each matrix, the shared one or `both` of x's dtype first.
+
+    And whether the first call also gives the moments of the shared matrix's columns.
+    """
     form, dtype = call.form, call.like.dtype
     shared = call.like.new_empty(call.shape).requires_grad_(_wants_gradients(*call.args))
-    found = [] if both is None else [both]
+    product = None if both is not None else _of_product_with_moments(call)
+    found = [each for each in (both, product) if each is not None]
     for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
-        if both is not None and not matrix.is_wide:
+        if (both is not None and not matrix.is_wide) or (product is not None and number == 0):
             continue
         made = _of_matrix(matrix, epilogue, shared, call.given) if number else _of_shared(call)
-        if made.kernels:
-            made = replace(
-                made, kernels=[*made.kernels[:-1], made.kernels[-1] + _readers(form, dtype, number)]
-            )
-        found.append(made)
-    return found
+        found.append(_read_by(made, _readers(form, dtype, number)))
+    return found, product is not None
+
+
+def _read_by(made: Explanation, readers: str) -> Explanation:
+    return replace(made, kernels=[*made.kernels[:-1], made.kernels[-1] + readers]) if made.kernels else made
+
+
+def _of_product_with_moments(call: _Call) -> Explanation | None:
+    """The call that gives the shared matrix and the moments of its columns; None where it is made without these."""
+    if call.weight is None or 0 not in _counted(call):
+        return None
+    assert call.function is not None
+    options = {**call.options, "strict": False}  # without moments it may be another kernel that runs
+    plain = explanation.explain(call.function, *call.args, **options)
+    _, recorded = record(call.function, *call.args, **options)
+    _, product = recorded.taken_apart()
+    assert isinstance(product, LinearCall)
+    dry = dry_runs.dry_run(product, moments=True)
+    found = explanation.explain_linear(product, wants_gradients=False, moments=True)
+    is_fused = found.path == explanation.FUSED
+    if dry.answer or dry.fused != is_fused or (call.options["strict"] and not is_fused):
+        return None  # the entry would not make it, or nothing links the kernel
+    is_within = "blocks" not in dry.launches
+    found = _read_by(found, _readers(call.form, call.like.dtype, 0))
+    behind = _moments_launches(call, 0)
+    return replace(
+        found,
+        op=plain.op,
+        reasons=[*([_WITHIN] if is_within else []), *found.reasons],
+        kernels=[*recorded.casts, *found.kernels, *(behind[1:] if is_within else behind)],
+        backward=plain.backward,
+    )
 
 
 def _taken(fn: Any) -> Callable[..., _Call]:
@@ -194,19 +235,64 @@ def _cast(source: Tensor, dtype: torch.dtype) -> str:
     return f"torch cast of {list(source.shape)} to {dtype_name(dtype)}"
 
 
-def _of_reductions(form: ResultsEpilogue, dtype: torch.dtype) -> list[str]:
-    parts = form.parts(dtype)
-    found: list[str] = []
-    for number, reduction in enumerate(parts.reductions):
+def _of_reductions(call: _Call, is_shared_counted: bool) -> list[str]:
+    """The launches of the reductions; `is_shared_counted`: those of the shared matrix's moments are told already."""
+    form, dtype = call.form, call.like.dtype
+    counted = _counted(call)
+    found = [
+        each
+        for number in counted
+        if number or not is_shared_counted
+        for each in _moments_launches(call, number)
+    ]
+    are_counted = {place for places in counted.values() for place in places}
+    for place, reduction in enumerate(form.parts(dtype).reductions):
+        of_it = ", ".join(_results_of(form, dtype, [place]))
+        if place in are_counted:
+            if reduction.correction != 0.0:
+                found.append(f"torch mul, for the correction of each column's variance: {of_it}")
+            continue
         is_wide = form.matrices(dtype)[reduction.matrix].matrix.is_wide
         invariant = invariance.enabled() and reduction.axis == 1
         of = compute_dtype(dtype) if is_wide else dtype
         names = [f"torch {each}" for each in reductions.launches(reduction.kind, of, invariant=invariant)]
-        every = zip(itertools.count(), form.results, parts.sources)
-        of_it = [f"r{place}" for place, each, source in every if not each.is_stored and source == number]
-        names[-1] += f" of each {'row' if reduction.axis else 'column'}: {', '.join(of_it)}"
+        names[-1] += f" of each {'row' if reduction.axis else 'column'}: {of_it}"
         found += names
     return found
+
+
+def _counted(call: _Call) -> dict[int, list[int]]:
+    """The places of the reductions that follow from the moments of a matrix's columns, by the matrix."""
+    parts, found = call.form.parts(call.like.dtype), dict[int, list[int]]()
+    if not moments.is_served(call.like):
+        return found
+    for place, number in parts.of_moments(math.prod(call.shape[:-1])).items():
+        if not _wants_gradients(*call.args, *parts.matrices[number].operands(call.given)):
+            found.setdefault(number, []).append(place)
+    return found
+
+
+def _moments_launches(call: _Call, matrix: int) -> list[str]:
+    """What gives the moments of a stored matrix, and which results they are: of blocks of rows, and of all."""
+    form, dtype = call.form, call.like.dtype
+    places = _counted(call)[matrix]
+    direct = _results_of(form, dtype, places, lambda each: each.kind == MEAN or each.correction == 0.0)
+    return [OF_BLOCKS, OF_COLUMNS + (f": {', '.join(direct)}" if direct else ", which others read")]
+
+
+def _results_of(
+    form: ResultsEpilogue,
+    dtype: torch.dtype,
+    places: Sequence[int],
+    takes: Callable[[Result], bool] = lambda each: True,
+) -> list[str]:
+    """The names of the results that some reductions give."""
+    every = zip(itertools.count(), form.results, form.parts(dtype).sources)
+    return [
+        f"r{place}"
+        for place, each, source in every
+        if not each.is_stored and source in places and takes(each)
+    ]
 
 
 def _readers(form: ResultsEpilogue, dtype: torch.dtype, *matrices: int) -> str:

@@ -14,6 +14,10 @@ from epigemm.calls import elementwise_kernels
 from epigemm.explain.recorder import dtype_name
 from epigemm.planning import plans
 
+OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
+OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
+WITHIN = "the product's kernel reduces the blocks of rows that it stores"
+
 
 def kernel_owner(x: Tensor) -> str:
     """The owner of an elementwise kernel, for a text in which the kernel's name follows."""

@@ -1,0 +1,194 @@
+"""Variances that follow from moments of a product's columns, on a GPU: in the product's kernel, and behind others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import epigemm
+from epigemm import PerColumn, ResultsEpilogue
+from epigemm.calls import reductions
+from epigemm.epilogues.tracing.results import VAR
+from epigemm.linking import cubins
+from tests.support.cases import fused_unavailable
+from tests.support.moments import assert_close, poison_free_memory
+from tests.support.results import assert_results, draw, statistics, wanted
+from tests.test_results_epilogue_moments import FUNCTIONS, NAMES, alone, of_a_further_matrix, of_the_product
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+HALVES = (torch.float16, torch.bfloat16)
+SIZES = [
+    # M, N, K: one row, ragged blocks and tiles, rows that TMA does not store, few rows, many blocks
+    (1, 136, 72),
+    (3, 8, 64),
+    (63, 200, 64),
+    (129, 264, 136),
+    (1001, 203, 131),
+    (3333, 1032, 264),
+    (4096, 2048, 1024),
+    (40001, 256, 128),
+]
+
+
+@epigemm.epilogue
+def beside_a_pair(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+    z = acc + bias
+    y = F.gelu(z)
+    return y, *torch.var_mean(z, 0), y.var(0, correction=0)
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The kinds and the axes of the reductions that are left to PyTorch."""
+    found: list[tuple[str, int]] = []
+    reduce = reductions.reduce
+
+    def noting(matrix: Tensor, kind: str, axis: int, **options: Any) -> Any:
+        found.append((kind, axis))
+        return reduce(matrix, kind, axis, **options)
+
+    monkeypatch.setattr(reductions, "reduce", noting)
+    return found
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    "function", [*FUNCTIONS, of_a_further_matrix, beside_a_pair], ids=[*NAMES, "further", "pair"]
+)
+def test_values_and_two_runs(
+    function: ResultsEpilogue,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    left: list[tuple[str, int]],
+    rng: torch.Generator,
+) -> None:
+    m, n, k = size
+    given = draw(function, rng, dtype, DEVICE, (m,), n, k)
+    want = wanted(function, given.product, given.operands)
+    runs = []
+    for _ in range(2):
+        poison_free_memory(DEVICE, 1 + (m * n >> 18))
+        runs.append(tree_leaves(function(given.x, given.weight, *given.operands)))
+        assert_results(function, runs[-1], want, dtype, (m, n))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert m == 1 or (VAR, 0) not in left
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_they_are_those_of_the_stored_numbers(
+    offset: float, size: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    """Also where the mean is 1e4 times the deviation, as far as 16 bits hold it."""
+    m, n, k = size
+    given = draw(statistics, rng, dtype, DEVICE, (m,), n, k)
+    bias, scale = given.operands
+    bias += offset
+    scale.fill_(1.0)
+    for function, operands in ((statistics, given.operands), (of_the_product, [])):
+        z, *found = tree_leaves(function(given.x, given.weight, *operands))
+        variance, mean = found[:2]
+        assert_close(z, mean, variance)
+        if function is of_the_product and m > 3:
+            for other, correction in ((found[2], 2.5), (found[3].flatten(), 1.0)):
+                torch.testing.assert_close(other, variance * (m / (m - correction)), rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_constant_columns(dtype: torch.dtype) -> None:
+    """Their variance is 0, and their mean is the number itself."""
+    x, weight = (
+        torch.zeros(1000, 64, device=DEVICE, dtype=dtype),
+        torch.ones(256, 64, device=DEVICE, dtype=dtype),
+    )
+    bias = torch.linspace(-3e4, 3e4, 256, device=DEVICE).to(dtype)
+    variance, mean = alone(x, weight, bias)
+    assert not variance.any() and torch.equal(mean, bias.float())
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", [(3, 64, 64), (1000, 200, 64), (4096, 2048, 1024)], ids=str)
+def test_infinities_and_nans_stay_in_their_columns(
+    size: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    m, n, k = size
+    given = draw(alone, rng, dtype, DEVICE, (m,), n, k)
+    want = alone(given.x, given.weight, *given.operands)
+    for place, number in enumerate((float("inf"), float("-inf"), float("nan"))):
+        given.operands[0][3 + 7 * place] = number
+    variance, mean = alone(given.x, given.weight, *given.operands)
+    hit = given.operands[0].isfinite().logical_not()
+    assert bool(variance[hit].isnan().all()) and not mean[hit].isfinite().any()
+    assert torch.equal(variance[~hit], want[0][~hit]) and torch.equal(mean[~hit], want[1][~hit])
+
+
+def test_one_infinity_in_a_column(rng: torch.Generator) -> None:
+    for row in (0, 1, 63, 64, 700, 999):
+        z = torch.randn(1000, 40, generator=rng).to(DEVICE, torch.float16)
+        z[row, 5] = float("inf")
+        variance, mean = alone.elementwise(z, torch.zeros(40, device=DEVICE, dtype=torch.float16))
+        assert variance.isnan().nonzero().tolist() == [[5]] and not mean[5].isfinite()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_on_hopper_the_products_kernel_reduces(dtype: torch.dtype, rng: torch.Generator) -> None:
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
+    for function in (statistics, alone):
+        given = draw(function, rng, dtype, DEVICE, (4096,), 2048, 1024)
+        found = epigemm.explain(function, given.x, given.weight, *given.operands, strict=True)
+        assert found.path == "fused" and not any("blocks of rows" in each for each in found.kernels)
+        assert any("the product's kernel reduces the blocks of rows" in each for each in found.reasons)
+        got = function(given.x, given.weight, *given.operands, strict=True)
+        assert_results(function, got, wanted(function, given.product, given.operands), dtype, (4096, 2048))
+
+
+def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a call had to link")
+
+    sizes = [(16, 1024, 1024), (512, 1024, 1024), (2048, 1024, 1024)]
+    epigemm.precompile(statistics, sizes)
+    monkeypatch.setattr(cubins, "build_cubins", refuse)
+    for m, n, k in sizes:
+        given = draw(statistics, rng, torch.bfloat16, DEVICE, (m,), n, k)
+        statistics(given.x, given.weight, *given.operands)
+
+
+def test_where_gradients_autocast_and_graphs_are(rng: torch.Generator, left: list[tuple[str, int]]) -> None:
+    given = draw(alone, rng, torch.float32, DEVICE, (1000,), 256, 128)
+    want = wanted(alone, given.product, given.operands)
+    with torch.autocast("cuda", torch.bfloat16):
+        got = alone(given.x, given.weight, *given.operands)
+    assert_results(alone, got, want, torch.bfloat16, (1000, 256))
+    assert not left
+    given = draw(alone, rng, torch.bfloat16, DEVICE, (1000,), 256, 128)
+    want = alone(given.x, given.weight, *given.operands)
+    with torch.inference_mode():
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(alone(given.x, given.weight, *given.operands), want, strict=True)
+        )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = alone(given.x, given.weight, *given.operands)
+    for each in got:
+        each.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True)) and not left
+    leaves = given.leaves()
+    variance, mean = alone(given.x, given.weight, *given.operands)
+    (variance.sum() + mean.sum()).backward()
+    assert all(each.grad is not None for each in leaves) and left == [(VAR, 0)]
+    torch.testing.assert_close([variance.detach(), mean.detach()], list(want), rtol=1e-2, atol=1e-2)
