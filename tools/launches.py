@@ -38,7 +38,7 @@ from benchmarks.harness.sampling import SampledReference
 from epigemm.arguments import precision
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.tuning.candidates import SWAP_AB
-from tools.run_every_kernel import family_number, kernels
+from tools.run_every_kernel import divides_k, family_number, kernels
 from tools.run_linked_kernels import everything
 
 LARGEST = 4096
@@ -126,7 +126,7 @@ class Launch:
         raster, swizzle, splits = self.order
         if family == family_number(SWAP_AB):
             return family, tile, 0, 1, 1 << splits
-        return family, tile, raster, 1 << swizzle, 1
+        return family, tile, raster, 1 << swizzle, 1 << splits if divides_k(family, tile) else 1
 
     def __str__(self) -> str:
         layouts = ", ".join(f"{each.offset}+{each.gap}{'t' * each.transposed}" for each in self.layouts)

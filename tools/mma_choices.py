@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from epigemm.planning import plans
 from epigemm.planning.gpus import KNOWN
@@ -36,7 +36,10 @@ BF16, FP32 = MULTIPLIED.values()
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer of the planner's; times in microseconds. `tile`: of the best fused plan, where it is chosen."""
+    """One answer of the planner's; times in microseconds.
+
+    `tile`: of the best fused plan, where it is chosen, with the number of CTAs that share its K: ``64x64x64/4``.
+    """
 
     gpu: str
     shape: tuple[int, int, int]
@@ -57,16 +60,21 @@ def choices(multiplied: tuple[str, str] = BF16) -> Iterator[Choice]:
     for (name, gpu), shape in product(GPUS.items(), SHAPES):
         found = plans.ask(EPILOGUE, *shape, *multiplied, any_family=True, packed=multiplied == FP32, gpu=gpu)
         best_us = min((each["predicted_us"] for each in found["candidates"]), default=math.inf)
-        tile = found["tile"] if found["fused"] else Choice.FALLBACK
+        tile = _tile_text(found) if found["fused"] else Choice.FALLBACK
         yield Choice(name, shape, tile, best_us, found["fallback_us"])
+
+
+def _tile_text(plan: dict[str, Any]) -> str:
+    splits = plan["splits"]
+    return f"{plan['tile']}/{splits}" if splits > 1 else str(plan["tile"])
 
 
 def table() -> str:
     """The choices as text."""
     head = [
         f"{EPILOGUE}: the tile that the planner would choose, and the fallback's predicted time over the best fused",
-        "plan's (0.00: none is accurate enough). From assumed figures: nothing was measured, and they have not been",
-        "run there. Written by python -m tools.mma_choices",
+        "plan's (0.00: none is accurate enough). 64x64x64/4: four CTAs share the K of a tile. From assumed figures:",
+        "nothing was measured, and they have not been run there. Written by python -m tools.mma_choices",
     ]
     return "\n".join([*head, *(line for name in MULTIPLIED for line in _lines(name))]) + "\n"
 
@@ -76,10 +84,10 @@ def _lines(name: str) -> list[str]:
     lines = [
         "",
         f"{name}:",
-        f"{'M':>6}{'N':>7}{'K':>7}" + "".join(f"  {name:<17}" for name in GPUS).rstrip(),
+        f"{'M':>6}{'N':>7}{'K':>7}" + "".join(f"  {name:<19}" for name in GPUS).rstrip(),
     ]
     cells = {
-        (each.shape, each.gpu): f"  {each.tile.replace('fallback', '-'):<11}{each.gain:4.2f}  "
+        (each.shape, each.gpu): f"  {each.tile.replace('fallback', '-'):<13}{each.gain:4.2f}  "
         for each in choices(MULTIPLIED[name])
     }
     for shape in SHAPES:

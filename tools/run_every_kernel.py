@@ -17,6 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from benchmarks.cases.mma import FAMILY as MMA
 from benchmarks.cases.operands import EpilogueInputs, sample_inputs
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
@@ -78,6 +79,12 @@ def kernels(arithmetic: str) -> list[tuple[int, int]]:
     ]
 
 
+def divides_k(family: int, tile: int) -> bool:
+    """Whether several CTAs may share the K of one of a kernel's tiles."""
+    by_elements = (8, 9)  # csrc/gemm/sm80_mma/tiles.h: in 16 bits alone, and the others have fewer tiles
+    return family == family_number(SWAP_AB) or (family == family_number(MMA) and tile not in by_elements)
+
+
 def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     """Every tile of one epilogue and element type."""
     x = torch.randn(M, K, device=DEVICE).to(dtype)
@@ -86,7 +93,7 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
     found = kernels("tf32" if dtype == torch.float32 else "16_bits")
     plans = [[family, tile, tile % 2, 2, 1] for family, tile in found]
-    plans += [[family, tile, 0, 1, 2] for family, tile in found if family == family_number(SWAP_AB)]
+    plans += [[family, tile, 0, 1, 2] for family, tile in found if divides_k(family, tile)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         forced_into(
@@ -140,7 +147,8 @@ def run_copies(dtype: torch.dtype) -> int:
 
 def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
     """Every tile of one epilogue on fp16 slices, each also where the range check rejects rows."""
-    tiles = kernels(arithmetic)
+    found = kernels(arithmetic)
+    plans = [(*kernel, 1) for kernel in found] + [(*kernel, 2) for kernel in found if divides_k(*kernel)]
     weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
     drawn = inputs(epilogue, torch.float32, N)
     for spoiled in (False, True):
@@ -150,7 +158,7 @@ def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
             x[0, 0] = math.inf
         expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
         finite = expected.isfinite().all(dim=1)
-        for family, tile in tiles:
+        for family, tile, splits in plans:
             out = torch.full((M, N), float("nan"), device=DEVICE)
             forced_into(
                 out,
@@ -161,11 +169,11 @@ def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
                 bias=drawn.bias,
                 operands=drawn.operands,
                 scalars=drawn.scalars,
-                plan=(family, tile, tile % 2, 2, 1),
+                plan=(family, tile, tile % 2, 2, splits),
             )
-            name = f"{epilogue.name} {arithmetic} tile {tile}{' spoiled' * spoiled}"
+            name = f"{epilogue.name} {arithmetic} tile {tile}, {splits} splits{' spoiled' * spoiled}"
             expect_close(name, out[finite], expected[finite], SLICES_TOLERANCE[arithmetic])
-    return 2 * len(tiles)
+    return 2 * len(plans)
 
 
 def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:

@@ -214,7 +214,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
     problem.is_packed = decision.is_packed;
     problem.packed_weight = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
   }
-  if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem);
+  if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem, decision.plan);
   resources.copies_bytes = copies_bytes(problem);
   const int64_t of_moments = round_up(moments_bytes(call, problem, decision.plan), kSection);
   const int64_t bytes = of_moments + resources.copies_bytes + resources.family_bytes +

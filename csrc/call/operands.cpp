@@ -9,6 +9,7 @@
 #include "elementwise/problem.h"
 
 #if EPIGEMM_WITH_CUDA
+#include "device/fill.h"
 #include "device/query.h"
 #include "elementwise/launch.h"
 #include "elementwise/open.h"
@@ -184,7 +185,7 @@ bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, con
 bool replace_bias(void* memory, Torch& torch, Problem* problem) {
 #if EPIGEMM_WITH_CUDA
   constexpr uint16_t kMinusZero = 0x8000;  // in fp16 and bf16
-  const char* const refused = cuda::fill(memory, kMinusZero, problem->n, problem->stream);
+  const char* const refused = cuda::fill(memory, kMinusZero, problem->n, problem->device.index, problem->stream);
   if (refused) torch.raise((std::string("the epilogue's bias could not be replaced: ") + refused).c_str());
   problem->operands[epilogue_info(problem->epilogue).bias - 1] = {memory, 1, 0};
   return !refused;

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "device/driver.h"
+#include "device/fill.h"
 
 namespace epigemm::cuda {
 namespace {
@@ -57,6 +58,18 @@ const char* make_known(const void** kernel) {
   }
   *kernel = found->second;
   return nullptr;
+}
+
+// Calls an enqueuing function of the driver, again where the thread has not called the runtime yet, such as the
+// autograd engine's: cudaSetDevice makes the device's context current.
+template <class Enqueue>
+const char* enqueued(int device, Enqueue enqueue) {
+  CUresult error = enqueue();
+  if (error == CUDA_ERROR_INVALID_CONTEXT) {
+    if (const char* const refused = text_of(cudaSetDevice(device))) return refused;
+    error = enqueue();
+  }
+  return text_of(error);
 }
 
 // The devices, a bit each, on which a linked kernel may be launched.
@@ -140,14 +153,15 @@ const char* launch(const void* kernel, LaunchShape const& shape, void** paramete
   }
   // The driver takes a CUkernel, which a cudaKernel_t is, in place of a function.
   const auto function = static_cast<CUfunction>(const_cast<void*>(kernel));
-  CUresult error = launch_kernel(&config, function, parameters, /*extra=*/nullptr);
-  if (error == CUDA_ERROR_INVALID_CONTEXT) {
-    // A thread that has not called the runtime yet, such as the autograd engine's: this makes the device's context
-    // current.
-    if (const char* const refused = text_of(cudaSetDevice(shape.device))) return refused;
-    error = launch_kernel(&config, function, parameters, /*extra=*/nullptr);
-  }
-  return text_of(error);
+  return enqueued(shape.device, [&] { return launch_kernel(&config, function, parameters, /*extra=*/nullptr); });
+}
+
+const char* fill(void* memory, uint16_t value, int64_t count, int device, void* stream) {
+  static const auto set = driver_function<decltype(&cuMemsetD16Async)>("cuMemsetD16Async", 3020);
+  if (!set) return "the driver has no cuMemsetD16Async";
+  const auto address = reinterpret_cast<CUdeviceptr>(memory);
+  return enqueued(device,
+                  [&] { return set(address, value, static_cast<std::size_t>(count), static_cast<CUstream>(stream)); });
 }
 
 }  // namespace epigemm::cuda

@@ -1,14 +1,12 @@
 // The host's half of the open elementwise kernels: no device code in here.
 #include "elementwise/open.h"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 
-#include "device/driver.h"
 #include "elementwise/open.cuh"
 
 namespace epigemm::cuda {
@@ -95,14 +93,6 @@ const char* enqueue(const void* kernel, const Walk& walk, int width, int rows_of
 }
 
 }  // namespace
-
-const char* fill(void* memory, uint16_t value, int64_t count, void* stream) {
-  static const auto enqueue = driver_function<decltype(&cuMemsetD16Async)>("cuMemsetD16Async", 3020);
-  if (!enqueue) return "the driver has no cuMemsetD16Async";
-  const CUresult code = enqueue(reinterpret_cast<CUdeviceptr>(memory), value, static_cast<std::size_t>(count),
-                                static_cast<CUstream>(stream));
-  return code == CUDA_SUCCESS ? nullptr : "the driver refused cuMemsetD16Async";
-}
 
 const char* launch_open_elementwise(const OpenElementwise& problem, const void* kernel) {
   if (problem.m <= 0 || problem.n <= 0) return nullptr;

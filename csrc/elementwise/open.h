@@ -48,10 +48,6 @@ struct OpenDerivative {
   void* stream = nullptr;
 };
 
-// Enqueues a kernel that writes `count` times the same 16-bit value: the vector for an operand that is absent. Returns
-// nullptr, or what was refused.
-const char* fill(void* memory, uint16_t value, int64_t count, void* stream);
-
 // The open kernels of these functions, by the element type of x.
 open::KernelName elementwise_kernel(ElementType element);
 open::KernelName derivative_kernel(ElementType element);

@@ -65,7 +65,7 @@ struct Problem : Sizes {
   bool is_tf32_allowed = false;        // fp32: whether PyTorch's GEMM may use TF32
   bool is_batch_invariant = false;     // the plan must not depend on M
   bool is_any_family_offered = false;  // also those that have not run on a GPU: Family::is_offered
-  void* workspace = nullptr;           // fp16 slices of x, and of a weight that is not packed
+  void* workspace = nullptr;           // of Family::workspace_bytes bytes
   void* packed_weight = nullptr;       // the weight's pack, if there is one
   bool has_moments = false;            // the call also returns D's column statistics (csrc/reduce)
   Matrix stored;                       // like out, for the second values of an epilogue that has them

@@ -20,10 +20,10 @@ FOLDER = Path(__file__).parent / "emulation"
 BY_VECTORS, BY_ELEMENTS = (0, 3, 5, 7), (8,)
 WHOLE = [(16, 64, 64, 0, 0), (1, 8, 8, 0, 0), (37, 72, 40, 8, 16), (130, 264, 136, 0, 8)]
 ODD = [(1, 1, 1, 3, 0), (37, 71, 41, 1, 3), (130, 133, 135, 0, 1), (70, 64, 64, 1, 0)]
-CASES = [("bfloat16", tile, each) for tile in BY_VECTORS for each in WHOLE]
-CASES += [("bfloat16", tile, each) for tile in BY_ELEMENTS for each in ODD]
-CASES += [("tf32", 0, each) for each in WHOLE[2:]]
-CASES += [("tf32", 2, each) for each in [*WHOLE[:3], (5, 12, 20, 4, 4)]]
+CASES = [("bfloat16", tile, each, 1) for tile in BY_VECTORS for each in WHOLE]
+CASES += [("bfloat16", tile, each, 1) for tile in BY_ELEMENTS for each in ODD]
+CASES += [("tf32", 0, each, 1) for each in WHOLE[2:]]
+CASES += [("tf32", 2, each, 1) for each in [*WHOLE[:3], (5, 12, 20, 4, 4)]]
 # Slices are made of rows that lie anywhere. Of K: less than a stage, whole stages, more than a block of 512, and a part
 # of a stage.
 ON_SLICES = [
@@ -33,9 +33,17 @@ ON_SLICES = [
     (130, 136, 96, 0, 0),
     (5, 9, 1100, 0, 0),
 ]
-CASES += [("split", tile, each) for tile in (0, 1) for each in ON_SLICES]
-CASES += [("scaled", 2, each) for each in ON_SLICES]
-CASES += [("float16", 6, WHOLE[2]), ("float16", 9, ODD[1])]
+CASES += [("split", tile, each, 1) for tile in (0, 1) for each in ON_SLICES]
+CASES += [("scaled", 2, each, 1) for each in ON_SLICES]
+CASES += [("float16", 6, WHOLE[2], 1), ("float16", 9, ODD[1], 1)]
+# Several CTAs to a tile: shares of one stage, of as many, and of one more than others. The last one ends within a
+# stage.
+DIVIDED = [(37, 72, 136, 8, 16), (20, 264, 520, 0, 8)]
+CASES += [("bfloat16", tile, each, splits) for tile in BY_VECTORS for each in DIVIDED for splits in (2, 3)]
+CASES += [("bfloat16", 7, (5, 72, 520, 0, 0), 8)]
+CASES += [("tf32", tile, each, splits) for tile in (0, 2) for each in DIVIDED for splits in (2, 4)]
+CASES += [("split", tile, (37, 72, 200, 3, 1), 4) for tile in (0, 1)] + [("split", 1, (5, 9, 1100, 0, 0), 2)]
+CASES += [("scaled", 2, (37, 72, 200, 3, 1), splits) for splits in (2, 4)] + [("float16", 6, DIVIDED[1], 4)]
 
 
 def include_folders() -> list[Path]:
@@ -64,11 +72,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("element", "tile", "sizes"), CASES)
-def test_a_tile(program: Path, element: str, tile: int, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("element", "tile", "sizes", "splits"), CASES)
+def test_a_tile(program: Path, element: str, tile: int, sizes: tuple[int, ...], splits: int) -> None:
     """`sizes`: M, N, K, elements before each matrix, and elements behind each row."""
-    done = subprocess.run(
-        [program, element, str(tile), *map(str, sizes)], capture_output=True, text=True, check=False
-    )
+    command = [program, element, *map(str, (tile, *sizes, splits))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert 0 <= float(done.stdout.split()[0]) <= 1, "the largest error in units of its bound"

@@ -219,5 +219,5 @@ def test_plans_that_do_not_exist_are_refused(rng: torch.Generator) -> None:
         count = plans.tile_count(plans.MMA, arithmetic.name)
         with pytest.raises(RuntimeError, match="plan: tile must be in"):
             run(problem, plan(count))
-        with pytest.raises(RuntimeError, match="plan: splits must be 1"):
-            run(problem, plans.numbers(plans.MMA, splits=2))
+        with pytest.raises(RuntimeError, match="plan: K is too short for 8 splits"):
+            run(problem, plans.numbers(plans.MMA, splits=8))

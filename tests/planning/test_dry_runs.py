@@ -198,7 +198,30 @@ def test_a_kernel_that_has_not_been_run_runs_where_its_plan_is_named() -> None:
     assert read.fused and read.launches == ["fused"]
     copied = dry_runs.dry_run(odd, plan=(0, mma, multistage, 0, 8, 1))
     assert copied.fused and copied.launches == ["copy", "fused", "copy"]
-    assert "splits must be 1" in dry_runs.dry_run(call, plan=(0, mma, multistage, 0, 8, 2)).refused
+
+
+def test_an_mma_kernel_whose_k_is_divided() -> None:
+    """With its sums in a workspace, which is limited."""
+    mma, multistage, by_elements, few_rows = 3, 4, 8, 7
+
+    def refused(call: LinearCall, tile: int, splits: int) -> str:
+        return dry_runs.dry_run(call, plan=(0, mma, tile, 0, 8, splits)).refused
+
+    call = call_of(256, 256, 512, torch.bfloat16)
+    for splits in (2, 4, 8):
+        found = dry_runs.dry_run(call, plan=(0, mma, multistage, 0, 8, splits))
+        assert found.fused and found.plan[4] == splits and not found.refused
+    # Stages of 32 and of 64: eight parts of K have one at least.
+    for tile, k in ((multistage, 7 * 32), (few_rows, 7 * 64)):
+        assert refused(call_of(256, 256, k, torch.bfloat16), tile, 8) == "plan: K is too short for 8 splits"
+        assert refused(call_of(256, 256, k + 8, torch.bfloat16), tile, 8) == ""
+    assert refused(call, by_elements, 2) == "plan: splits must be 1 for a tile that loads by elements, got 2"
+    # Of 4096 x 4096 sums in fp32 there may be one set, not two.
+    large = "plan: the sums of 2 splits take 134217728 bytes of workspace; at most 67108864 are allowed"
+    assert refused(call_of(4096, 4096, 512, torch.bfloat16), multistage, 2) == large
+    assert refused(call_of(2048, 4096, 512, torch.bfloat16), multistage, 2) == ""
+    invariant = call._replace(invariant=True)
+    assert "splits must be 1 for a batch-invariant call" in refused(invariant, multistage, 2)
 
 
 @pytest.mark.parametrize(("changed", "words"), [

@@ -23,7 +23,7 @@ from epigemm.tuning.candidates import SWAP_AB
 from tools import launches, random_launches
 from tools.launches import PROBLEMS, Launch, Layout, Outcome
 from tools.random_launches import Found, NotStarted
-from tools.run_every_kernel import family_number, kernels
+from tools.run_every_kernel import divides_k, family_number, kernels
 
 CPU = torch.device("cpu")
 TREES = f"csrc={'a' * 40},python={'b' * 40}"
@@ -64,7 +64,10 @@ def test_every_kernel_can_be_forced(arithmetic: str) -> None:
     ]
     assert [plan and plan[:2] for plan in plans] == every
     swap_ab = family_number(SWAP_AB)
-    assert all(plan and plan[2:] == ((0, 1, 4) if plan[0] == swap_ab else (1, 8, 1)) for plan in plans)
+    for plan in plans:
+        assert plan is not None
+        splits = 4 if divides_k(*plan[:2]) else 1
+        assert plan[2:] == ((0, 1, 4) if plan[0] == swap_ab else (1, 8, splits))
     assert replace(DRAWN[0], kernel=None).plan() is None
 
 

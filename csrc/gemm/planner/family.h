@@ -59,7 +59,7 @@ class Family {
   virtual Plan invariant_plan(const Problem&) const { return {}; }
 
   // Bytes of problem.workspace that `launch` needs. A weight with a pack (problem.packed_weight) needs none.
-  virtual int64_t workspace_bytes(const Problem&) const { return 0; }
+  virtual int64_t workspace_bytes(const Problem&, const Plan&) const { return 0; }
 
   // The rows of D in each block whose column statistics the plan's kernel writes to problem.block_moments, as
   // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes none, and does not read the pointer.

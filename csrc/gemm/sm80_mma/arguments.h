@@ -20,6 +20,15 @@ struct Order {
   int width;           // at most `across`
 };
 
+// How the K of a tile is divided among CTAs: into shares of `units` units (shares.h), of which the first `longer` have
+// one more.
+struct Division {
+  int splits;
+  int units, longer;
+  int* arrived = nullptr;  // of each tile, how many of its CTAs have written their sums; null if there is one
+  float* sums = nullptr;   // [tiles][splits][tile.m * tile.n]: each thread's in the order in which it has them
+};
+
 struct Arguments {
   Rows x, weight;
   void* out;
@@ -27,6 +36,7 @@ struct Arguments {
   int m, n;
   int k;  // elements of a row: of slices, their columns together
   Order order;
+  Division division;
   open::Operands<float> operands;
 };
 

@@ -1,7 +1,7 @@
 // What an mma.sync kernel is expected to take. Nothing was measured: the shares below are assumed, until
 // the kernels have run on their GPUs. Apart from tiles.h, so that new figures recompile the planner alone.
 //
-// time = base + norm(computation, L2, memory) + the last round's epilogue
+// time = base + norm(computation, L2, memory) + adding the sums of several CTAs + the last round's epilogue
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include "gemm/fp16_slices/costs.h"
 #include "gemm/planner/cost.h"
 #include "gemm/sm80/architecture.h"
-#include "gemm/sm80_mma/inputs.h"
+#include "gemm/sm80_mma/shares.h"
 
 namespace epigemm::sm80_mma {
 
@@ -115,19 +115,50 @@ inline double microseconds_by_elements(const Problem& p, const Plan& plan, doubl
   return kBaseUs + std::max(cycles, memory) / p.device.clock_mhz + stores_us;
 }
 
+// How much longer a multiprocessor takes over the same work while it has fewer warps than two for each of its four
+// schedulers: nothing hides their latencies. Measured of tiles by elements, 1.4 and 1.7 (above), and assumed of the
+// others.
+inline double slowdown_of_few_warps(const Tile& tile, double ctas) {
+  constexpr double kEnough = 8, kSlowdown = 1.5;
+  return ctas * (tile.threads() / 32) < kEnough ? kSlowdown : 1;
+}
+
+// The bytes of L2 that a multiprocessor reads or writes in a cycle.
+constexpr double kL2BytesPerCycle = 0.7 * Sm80::kL2BytesPerCycle;
+
+// Where several CTAs share the K of a tile: every CTA writes its sums to L2, and the last one of a tile reads those of
+// all. Nothing hides that, for all CTAs end at about the same time. `of_busiest`, `tiles_of_busiest`: CTAs, and tiles
+// of which it adds the sums, of one multiprocessor. Assumed like the rest, and so is the time of the memset and of
+// counting the CTAs.
+inline double adding_microseconds(const Problem& p, const Plan& plan, double of_busiest, double tiles_of_busiest) {
+  constexpr double kMemsetUs = 2, kCountUs = 1;
+  if (plan.splits == 1) return 0;
+  const Tile& tile = tile_of(p, plan.tile);
+  const double sums_bytes = 4.0 * tile.m * tile.n;
+  const double l2 = (of_busiest + plan.splits * tiles_of_busiest) * sums_bytes / kL2BytesPerCycle;
+  // What does not fit into L2 goes through memory.
+  const double all = cost::as_double(bytes_of_sums(p, plan));
+  const double missed = std::clamp(all / Sm80::l2_bytes(p.device) - 0.5, 0.0, 1.0);
+  return kMemsetUs + kCountUs + l2 / p.device.clock_mhz + missed * 2 * all / p.device.memory_bytes_per_us;
+}
+
 inline double microseconds(const Problem& p, const Plan& plan) {
-  constexpr double kBaseUs = 5, kShareOfL2 = 0.7, kEpiloguePerElement = 0.25;  // cycles of a multiprocessor
+  constexpr double kBaseUs = 5, kEpiloguePerElement = 0.25;  // cycles of a multiprocessor
   using cost::as_double;
   const Tile& tile = tile_of(p, plan.tile);
   const int most = ctas_per_multiprocessor(tile, p.device);
   const double multiprocessors = p.device.multiprocessors, area = tile.m * tile.n;
-  const double tiles = as_double(ceil_div(p.m, tile.m)) * as_double(ceil_div(p.n, tile.n));
-  const double columns = as_double(round_up(p.k, tile.columns()));
+  const double tiles = as_double(tiles_of(p, tile));
+  // Of a CTA: the whole K in stages, or the longest share.
+  const int64_t units = ceil_div(units_of(p, tile), plan.splits);
+  const double columns = as_double(plan.splits == 1 ? round_up(p.k, tile.columns()) : units * columns_of_unit(tile));
 
   // CTAs of the busiest multiprocessor: whole rounds, and the partly filled last one.
-  const double of_busiest = std::ceil(tiles / multiprocessors);
-  const double compute = of_busiest * 2 * area * columns / flops_per_cycle(p, plan.tile);
-  const double l2 = of_busiest * tile.bytes() * (tile.m + tile.n) * columns / (kShareOfL2 * Sm80::kL2BytesPerCycle);
+  const double of_busiest = std::ceil(tiles * plan.splits / multiprocessors);
+  const double tiles_of_busiest = std::ceil(tiles / multiprocessors);
+  const double compute = of_busiest * 2 * area * columns / flops_per_cycle(p, plan.tile) *
+                         slowdown_of_few_warps(tile, std::min<double>(of_busiest, most));
+  const double l2 = of_busiest * tile.bytes() * (tile.m + tile.n) * columns / kL2BytesPerCycle;
   const double moved =
       loaded_bytes(p, plan) + element_bytes(p.out.element) * as_double(p.m) * as_double(p.n) + cost::matrix_bytes(p);
   const double memory = moved / cost::memory_bytes_per_cycle(p.device);
@@ -137,8 +168,9 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   // A CTA's epilogue is hidden while other CTAs of its multiprocessor are busy.
   const double of_tile =
       kEpiloguePerElement * area + cost::longer_functor_cycles(p, FunctorKernel::SwapAB, area, /*has_sigmoid=*/false);
-  const double epilogue = of_tile * std::max(1.0, of_busiest / most);
-  return kBaseUs + (cost::norm4(compute, l2, memory) + epilogue) / p.device.clock_mhz + slices_microseconds(p);
+  const double epilogue = of_tile * std::max(1.0, tiles_of_busiest / most);
+  return kBaseUs + (cost::norm4(compute, l2, memory) + epilogue) / p.device.clock_mhz +
+         adding_microseconds(p, plan, of_busiest, tiles_of_busiest) + slices_microseconds(p);
 }
 
 }  // namespace epigemm::sm80_mma

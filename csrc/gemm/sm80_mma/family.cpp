@@ -24,7 +24,7 @@ constexpr int kInvariantTileSplit = 0, kInvariantTileScaled = 1;
 static_assert(kTilesSplit[kInvariantTileSplit].m == 128 && kTilesSplit[kInvariantTileSplit].n == 128);
 static_assert(kTilesScaled[kInvariantTileScaled].m == 128 && kTilesScaled[kInvariantTileScaled].n == 128);
 
-Plan plan_of(int index) { return {FamilyId::sm80_mma, index, Raster::AlongM, kSwizzle, /*splits=*/1}; }
+Plan plan_of(int index, int splits = 1) { return {FamilyId::sm80_mma, index, Raster::AlongM, kSwizzle, splits}; }
 
 bool is_tf32(const Problem& problem) { return inputs_of(problem) == Inputs::TF32; }
 
@@ -35,6 +35,30 @@ bool has_whole_vectors(const Problem& problem) {
 
 // On Hopper the kernels that load by TMA are faster where they can run.
 bool is_left_to_tma(const Problem& problem) { return Sm90::is_of(problem.device) && !problem.is_any_family_offered; }
+
+// Whether it may be worth while that several CTAs share the K of a tile: half as many would not fill the GPU. With
+// eight shares the last CTA's additions take longest, which the tile for few rows has the fewest of.
+bool is_split_needed(const Problem& problem, const Plan& plan) {
+  constexpr int kFewRows = 16, kSplitsOfOthers = 4;
+  const Tile& tile = tile_of(problem, plan.tile);
+  const int64_t places = int64_t(problem.device.multiprocessors) * ctas_per_multiprocessor(tile, problem.device);
+  if (plan.splits > kSplitsOfOthers && tile.m > kFewRows) return false;
+  return tiles_of(problem, tile) * plan.splits / 2 < places;
+}
+
+// Why K cannot be divided as the plan has it; empty if it can.
+std::string why_not_split(const Problem& problem, const Plan& plan) {
+  const Tile& tile = tile_of(problem, plan.tile);
+  if (plan.splits == 1) return std::string();
+  if (!tile.may_split()) return text("splits must be 1 for a tile that loads by elements, got ", plan.splits);
+  if (problem.is_batch_invariant) return text("splits must be 1 for a batch-invariant call, got ", plan.splits);
+  if (plan.splits > units_of(problem, tile)) return text("K is too short for ", plan.splits, " splits");
+  if (bytes_of_sums(problem, plan) > kMostBytesOfSums) {
+    return text("the sums of ", plan.splits, " splits take ", bytes_of_sums(problem, plan),
+                " bytes of workspace; at most ", kMostBytesOfSums, " are allowed");
+  }
+  return std::string();
+}
 
 // Of fp32 there are fewer tiles, all by vectors, as are those of 16 bits with their numbers.
 bool is_by_elements(const Plan& plan) { return kTiles[plan.tile].loads == Loads::Elements; }
@@ -84,12 +108,12 @@ class Mma final : public Family {
 
   std::string why_not_planned(const Problem& problem, const Plan& plan) const override {
     const Tile& tile = tile_of(problem, plan.tile);
-    if (plan.splits != 1) return text("splits must be 1 for an mma.sync tile, got ", plan.splits);
     if (tile.shared_bytes() > Sm80::shared_of_cta(problem.device)) {
       return text("the tile needs ", tile.shared_bytes(), " bytes of shared memory; this device has ",
                   Sm80::shared_of_cta(problem.device));
     }
-    if (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n) > kLargestExtent) return "there are too many tiles";
+    if (tiles_of(problem, tile) > kLargestExtent) return "there are too many tiles";
+    if (std::string reason = why_not_split(problem, plan); !reason.empty()) return reason;
     const bool are_rows_read = is_by_elements(plan) || is_on_slices(problem.arithmetic);
     return are_rows_read ? std::string() : sm90::why_not_whole_vectors(problem);
   }
@@ -105,9 +129,13 @@ class Mma final : public Family {
     const bool are_vectors_whole = has_whole_vectors(problem);
     if (are_vectors_whole && is_left_to_tma(problem)) return;
     for (int index = 0; index < tile_count(problem); ++index) {
-      const Plan plan = plan_of(index);
-      if (is_by_elements(plan) == are_vectors_whole || !why_not_planned(problem, plan).empty()) continue;
-      visit({plan, sm80_mma::microseconds(problem, plan)});
+      if (is_by_elements(plan_of(index)) == are_vectors_whole) continue;
+      for (int splits = 1; splits <= kMostSplits; splits *= 2) {
+        const Plan plan = plan_of(index, splits);
+        if (splits > 1 && !is_split_needed(problem, plan)) break;
+        if (!why_not_planned(problem, plan).empty()) break;
+        visit({plan, sm80_mma::microseconds(problem, plan)});
+      }
     }
   }
 
@@ -131,7 +159,9 @@ class Mma final : public Family {
     return plan_of(are_vectors_whole ? kInvariantTile : kInvariantTileByElements);
   }
 
-  int64_t workspace_bytes(const Problem& problem) const override { return fp16_slices::workspace_bytes(problem); }
+  int64_t workspace_bytes(const Problem& problem, const Plan& plan) const override {
+    return fp16_slices::workspace_bytes(problem) + split_workspace_bytes(problem, plan);
+  }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     open::KernelNames names;

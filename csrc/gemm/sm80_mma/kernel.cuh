@@ -1,8 +1,9 @@
 // The mma.sync kernel: D = epilogue(x @ weight^T) on every GPU since Ampere.
 //
-// - A CTA has one tile of D. Its warps load by cp.async, a ring of stages ahead, and multiply by mma.sync from
+// - A CTA computes one tile of D. Its warps load by cp.async, a ring of stages ahead, and multiply by mma.sync from
 //   registers, which ldmatrix fills one step of K ahead.
-// - K is not split, and every sum is made in the order of K: the same bits whatever M is.
+// - A CTA has the whole K of its tile, and every sum is made in the order of K: the same bits whatever M is. Where the
+//   tiles are too few for the GPU, several CTAs may share the K of a tile (split_k.cuh).
 // - fp32 operands are copied as they are, and rounded to TF32 in registers. Or they are fp16 slices, which were split
 //   before: split_mainloop.cuh has the loop of the three products of two slices.
 // - The sums leave through shared memory, a few rows at a time. A thread then has 16 bytes of a row: it reads the
@@ -14,6 +15,7 @@
 #include "device/types.cuh"
 #include "gemm/fp16_slices/rescale.h"
 #include "gemm/sm80_mma/mainloop.cuh"
+#include "gemm/sm80_mma/split_k.cuh"
 #include "gemm/sm80_mma/split_mainloop.cuh"
 #include "open/epilogue.cuh"
 
@@ -23,17 +25,6 @@ namespace epigemm::sm80_mma {
 struct Place {
   int m, n;
 };
-
-// The CTA's number. It is read anew at each call, so that no place takes registers while a loop runs that needs them.
-__device__ __forceinline__ int tile_number() {
-#ifdef __CUDA_ARCH__
-  int number;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
-  return number;
-#else
-  return static_cast<int>(blockIdx.x);
-#endif
-}
 
 __device__ __forceinline__ Place place_of(Order const& order, int number) {
   const int strip = number / (order.width * order.walked);
@@ -174,7 +165,7 @@ __device__ __forceinline__ void finish_pass(Arguments const& p, Columns<Config> 
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: a CTA a tile.
+// Grid: tiles, and the shares of each tile's K.
 template <class Config>
 __device__ __forceinline__ void run(Arguments const& p) {
   using namespace cute;
@@ -182,11 +173,15 @@ __device__ __forceinline__ void run(Arguments const& p) {
   extern __shared__ __align__(128) char memory[];
   Tensor sums = partition_fragment_C(typename Config::TiledMma{}, Shape<Int<tile.m>, Int<tile.n>>{});
   const Place loaded = place_of(p.order, tile_number());
-  Ring<Config> ring(p, loaded.m * tile.m, loaded.n * tile.n, reinterpret_cast<typename Config::Element*>(memory));
+  const ShareOfK k = share_of_k<Config>(p);
+  Ring<Config> ring(p, loaded.m * tile.m, loaded.n * tile.n, k, reinterpret_cast<typename Config::Element*>(memory));
   if constexpr (Config::inputs == Inputs::Split) {
-    multiply_slices<Config>(ring, p.k, sums);
+    multiply_slices<Config>(ring, k.length, sums);
   } else {
-    multiply<Config>(ring, p.k, sums);
+    multiply<Config>(ring, k.length, sums);
+  }
+  if constexpr (tile.may_split()) {
+    if (p.division.splits > 1 && !add_shares<Config>(p, sums)) return;
   }
 
   __syncthreads();  // all stages have been read

@@ -21,18 +21,18 @@ class Loader {
   static_assert(kRowsAtOnce % 8 == 0, "the swizzle repeats after eight rows: a thread's vectors lie alike");
 
  public:
-  // `first`: the tile's first row; `rows`: of the whole matrix.
-  __device__ __forceinline__ Loader(Rows const& from, int first, int rows)
+  // `first`: the tile's first row; `rows`: of the whole matrix; `first_k`: where in the rows it begins.
+  __device__ __forceinline__ Loader(Rows const& from, int first, int rows, int first_k)
       : column_(static_cast<int>(threadIdx.x) % kVectorsOfRow * kVector) {
     const int row = static_cast<int>(threadIdx.x) / kVectorsOfRow;
-    from_ = static_cast<const Element*>(from.data) + (first + row) * from.stride + column_;
+    from_ = static_cast<const Element*>(from.data) + (first + row) * from.stride + first_k + column_;
     step_ = kRowsAtOnce * from.stride;
     rows_ = rows - first - row;
     to_ = Layout{}(row, column_, 0);
   }
 
   // Starts the copy of the next columns of K to a stage of `shared`; cp_async_fence and cp_async_wait follow it.
-  // `left`: how many columns of K have not been loaded.
+  // `left`: how many columns of the CTA's share of K have not been loaded.
   __device__ __forceinline__ void start(Element* shared, int stage, int left) {
     const bool is_column_inside = tile.slices > 1 || column_ < left;  // rows of two slices are whole stages
     CUTLASS_PRAGMA_UNROLL

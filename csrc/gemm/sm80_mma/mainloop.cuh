@@ -26,7 +26,7 @@ __device__ __forceinline__ void round_fragment(Fragment&& fragment) {
   }
 }
 
-// The sums of the whole K.
+// The sums of the CTA's share of K, whose length is `k`.
 template <class Config, class Sums>
 __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) {
   using namespace cute;

@@ -1,12 +1,14 @@
 // The host's half of the mma.sync kernels: no device code in here.
 #include <algorithm>
 
+#include "device/fill.h"
 #include "device/launch.h"
+#include "gemm/fp16_slices/coverage.h"
 #include "gemm/fp16_slices/kernels.h"
 #include "gemm/grid.h"
 #include "gemm/operands.h"
 #include "gemm/sm80_mma/arguments.h"
-#include "gemm/sm80_mma/inputs.h"
+#include "gemm/sm80_mma/shares.h"
 #include "open/kernel_names.h"
 
 namespace epigemm::sm80_mma {
@@ -19,11 +21,29 @@ Order order_of(Problem const& problem, Plan const& plan, Tile const& tile) {
   return {is_along_m, walked, across, std::min(plan.swizzle, across)};
 }
 
+// Of K, with the counters and the sums behind what fp16 slices take of the workspace.
+Division division_of(Problem const& problem, Plan const& plan, Tile const& tile) {
+  const int units = static_cast<int>(units_of(problem, tile));
+  Division division{plan.splits, units / plan.splits, units % plan.splits};
+  if (plan.splits > 1) {
+    char* const counters = static_cast<char*>(problem.workspace) + fp16_slices::workspace_bytes(problem);
+    division.arrived = reinterpret_cast<int*>(counters);
+    division.sums = reinterpret_cast<float*>(counters + counter_bytes(problem, tile));
+  }
+  return division;
+}
+
+const char* clear_counters(Problem const& problem, Division const& division, int64_t bytes) {
+  if (division.splits == 1) return nullptr;
+  return cuda::fill(division.arrived, 0, bytes / 2, problem.device.index, problem.stream);
+}
+
 // `k`: elements of a row of both operands.
 const char* launch_gemm(Problem const& problem, Plan const& plan, Rows const& x, Rows const& weight, int64_t k,
                         const void* kernel) {
   const Tile& tile = tile_of(problem, plan.tile);
   const Order order = order_of(problem, plan, tile);
+  const Division division = division_of(problem, plan, tile);
   Arguments arguments{x,
                       weight,
                       problem.out.data,
@@ -32,16 +52,19 @@ const char* launch_gemm(Problem const& problem, Plan const& plan, Rows const& x,
                       static_cast<int>(problem.n),
                       static_cast<int>(k),
                       order,
+                      division,
                       operands_of(problem)};
   void* parameters[] = {&arguments};
-  const cuda::LaunchShape shape{{static_cast<unsigned>(order.walked * order.across), 1, 1},
-                                {static_cast<unsigned>(tile.threads()), 1, 1},
-                                /*cluster=*/{1, 1, 1},
-                                static_cast<std::size_t>(tile.shared_bytes()),
-                                problem.device.index,
-                                problem.stream,
-                                /*dependent=*/false};
-  const char* const refused = cuda::allow(kernel, shape.device, shape.shared_bytes, sizeof arguments);
+  const cuda::LaunchShape shape{
+      {static_cast<unsigned>(order.walked * order.across), static_cast<unsigned>(plan.splits), 1},
+      {static_cast<unsigned>(tile.threads()), 1, 1},
+      /*cluster=*/{1, 1, 1},
+      static_cast<std::size_t>(tile.shared_bytes()),
+      problem.device.index,
+      problem.stream,
+      /*dependent=*/false};
+  const char* refused = cuda::allow(kernel, shape.device, shape.shared_bytes, sizeof arguments);
+  if (!refused) refused = clear_counters(problem, division, counter_bytes(problem, tile));
   return refused ? refused : cuda::launch(kernel, shape, parameters);
 }
 

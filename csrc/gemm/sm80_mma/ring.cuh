@@ -6,6 +6,11 @@
 
 namespace epigemm::sm80_mma {
 
+// A CTA's part of K, in elements of a row.
+struct ShareOfK {
+  int first, length;
+};
+
 template <class Config>
 struct Ring {
   using Element = typename Config::Element;
@@ -14,14 +19,14 @@ struct Ring {
   typename Config::LoaderOfX of_x;
   typename Config::LoaderOfWeight of_weight;
   Element *x, *weight;  // in shared memory
-  int left;             // columns of K that have not been loaded
+  int left;             // columns of the CTA's share of K that have not been loaded
 
-  __device__ __forceinline__ Ring(Arguments const& p, int m0, int n0, Element* shared)
-      : of_x(p.x, m0, p.m),
-        of_weight(p.weight, n0, p.n),
+  __device__ __forceinline__ Ring(Arguments const& p, int m0, int n0, ShareOfK const& k, Element* shared)
+      : of_x(p.x, m0, p.m, k.first),
+        of_weight(p.weight, n0, p.n, k.first),
         x(shared),
         weight(shared + Config::tile.stages * Config::tile.m * Config::tile.k),
-        left(p.k) {}
+        left(k.length) {}
 
   // Begins a stage, and has it stored: by elements only then. Nothing where K has ended.
   __device__ __forceinline__ void begin(int stage) {

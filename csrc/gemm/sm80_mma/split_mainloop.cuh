@@ -35,7 +35,7 @@ __device__ __forceinline__ void end_block(Sums& sums, Blocks& blocks) {
   for (int i = 0; i < cute::size(sums); ++i) blocks(i) += sums(i), sums(i) = 0;
 }
 
-// The sums of the whole K, without the rows' scales.
+// The sums of the CTA's share of K, whose length is `k`, without the rows' scales.
 template <class Config, class Sums>
 __device__ __forceinline__ void multiply_slices(Ring<Config>& ring, int k, Sums& sums) {
   using namespace cute;

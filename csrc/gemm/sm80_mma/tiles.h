@@ -47,6 +47,9 @@ struct Tile {
   constexpr int sums_stride() const { return n + kSumsPadding; }
   constexpr int pass_bytes() const { return 4 * pass_rows() * sums_stride(); }
 
+  // Whether several CTAs may share the K of a tile.
+  constexpr bool may_split() const { return loads == Loads::Vectors; }
+
   constexpr int shared_bytes() const { return std::max(stages * stage_bytes(), 2 * pass_bytes()); }
 };
 

@@ -91,7 +91,7 @@ class FP16x3 final : public Family {
     return plan_of(invariant_tile(problem.arithmetic), Raster::AlongM);
   }
 
-  int64_t workspace_bytes(const Problem& p) const override { return fp16_slices::workspace_bytes(p); }
+  int64_t workspace_bytes(const Problem& p, const Plan&) const override { return fp16_slices::workspace_bytes(p); }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     open::KernelNames names;

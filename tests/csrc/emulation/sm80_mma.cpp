@@ -1,6 +1,7 @@
 // The mma.sync kernels' own source on the CPU: problems of tiles of every kind against sums in double.
 //
-// Arguments: operand, tile, M, N, K, elements before each matrix, elements behind each row. Prints the largest error in
+// Arguments: operand, tile, M, N, K, elements before each matrix, elements behind each row, CTAs that share the K of a
+// tile. Prints the largest error in
 // units of its bound, and exits with 1 where that is above 1 or something beside D was written. The operands split and
 // scaled are fp32 matrices, which the program splits into fp16 slices.
 #include "emulation/warps.h"
@@ -49,7 +50,7 @@ using namespace epigemm;
 using namespace epigemm::sm80_mma;
 
 struct Sizes {
-  int m, n, k, before, behind;
+  int m, n, k, before, behind, splits;
 };
 
 // Small whole numbers and halves: most sums are exact, and a wrong element shows.
@@ -146,6 +147,36 @@ struct Given {
   }
 };
 
+// Several CTAs to a tile, with a workspace that is full of NaNs.
+class Divided {
+ public:
+  Divided(const Tile& tile, int tiles, int k, int splits)
+      : tiles_(tiles),
+        splits_(splits),
+        units_((k + tile.slices * tile.k - 1) / (tile.slices * tile.k)),
+        arrived_(tiles, 0),
+        sums_(static_cast<std::size_t>(tiles) * splits * tile.m * tile.n + kFrame, std::nanf("")) {}
+
+  Division division() {
+    if (splits_ == 1) return {1, units_, 0};
+    return {splits_, units_ / splits_, units_ % splits_, arrived_.data(), sums_.data()};
+  }
+  // In an order in which not always the CTA of the last share comes last.
+  ThreadIndex place(int number) const {
+    const int tile = number % tiles_, share = (number / tiles_ + tile) % splits_;
+    return {static_cast<unsigned>(tile), static_cast<unsigned>(share)};
+  }
+  bool is_frame_whole() const {
+    return std::all_of(sums_.end() - kFrame, sums_.end(), [](float each) { return std::isnan(each); });
+  }
+
+ private:
+  static constexpr int kFrame = 64;
+  int tiles_, splits_, units_;
+  std::vector<int> arrived_;
+  std::vector<float> sums_;
+};
+
 // Of one product, relative: of the rounding to the element's own type, or to that of the slices, once for each operand.
 template <class Config>
 constexpr double kOfProducts = Config::inputs == Inputs::Split    ? 0x1p-20
@@ -184,12 +215,16 @@ int check(const Sizes& sizes) {
     p.operands.shared_rows[1] = open::SharedRows::by(kRowsEach);
     p.operands.scalars[0] = 0.5f;
     std::fill(out.all.begin(), out.all.end(), kPoison<Stored>);
-    for (int number = 0; number < tiles_m * tiles_n; ++number) {
+    Divided divided(tile, tiles_m * tiles_n, p.k, sizes.splits);
+    p.division = divided.division();
+    for (int number = 0; number < tiles_m * tiles_n * sizes.splits; ++number) {
       std::memset(memory, 0xff, sizeof memory);
-      emulation::run_cta(tile.threads(), number, 37 * number % tile.threads(), [&] { run<Config>(p); });
+      const auto [of_tile, share] = divided.place(number);
+      emulation::run_cta(tile.threads(), {of_tile, share}, 37 * number % tile.threads(), [&] { run<Config>(p); });
       for (std::size_t i = tile.shared_bytes(); i < sizeof memory; ++i) {
         if (memory[i] != char(0xff)) return std::printf("writes beyond its shared memory\n"), 1;
       }
+      if (sizes.splits > 1 && !divided.is_frame_whole()) return std::printf("writes beyond its workspace\n"), 1;
     }
     double worst = 0;
     auto expected_out = draw<Stored>(sizes.m, sizes.n, sizes, state, true);
@@ -231,7 +266,7 @@ int check_tile(int tile, const Sizes& sizes, std::integer_sequence<int, TileInde
 
 int main(int, char** given) {
   const auto number = [&](int i) { return std::atoi(given[i]); };
-  const Sizes sizes{number(3), number(4), number(5), number(6), number(7)};
+  const Sizes sizes{number(3), number(4), number(5), number(6), number(7), number(8)};
   if (std::strcmp(given[1], "float16") == 0) {
     return check_tile<__half>(number(2), sizes, std::integer_sequence<int, 6, 9>{});
   }

@@ -54,6 +54,7 @@ struct Cta {
   ucontext_t scheduler;
   std::function<void()> body;
   int current = 0, arrived = 0, generation = 0;
+  bool is_any_true = false;  // of what the threads give to __syncthreads_or
 };
 
 inline Cta* cta = nullptr;
@@ -63,7 +64,7 @@ inline Thread& here() { return cta->threads[cta->current]; }
 }  // namespace emulation
 
 struct ThreadIndex {
-  unsigned x;
+  unsigned x, y;
 };
 inline ThreadIndex threadIdx, blockIdx;
 
@@ -96,14 +97,14 @@ inline void start_thread() {
   swapcontext(&here().context, &cta->scheduler);
 }
 
-// One CTA, from its first to its last instruction. `first`: the thread that runs first, for another order.
-inline void run_cta(int threads, unsigned number, int first, std::function<void()> body) {
+// One CTA of a grid, from its first to its last instruction. `first`: the thread that runs first, for another order.
+inline void run_cta(int threads, ThreadIndex place, int first, std::function<void()> body) {
   Cta made;
   made.threads = std::vector<Thread>(threads);
   made.warps.resize(threads / kWarp);
   made.body = std::move(body);
   cta = &made;
-  blockIdx.x = number;
+  blockIdx = place;
   for (Thread& thread : made.threads) {
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
@@ -268,6 +269,23 @@ inline void __syncthreads() {
   emulation::meet(emulation::cta->arrived, emulation::cta->generation, static_cast<int>(emulation::cta->threads.size()),
                   [] {});
 }
+inline bool __syncthreads_or(bool is_true) {
+  emulation::cta->is_any_true |= is_true;
+  __syncthreads();
+  const bool is_any_true = emulation::cta->is_any_true;
+  __syncthreads();
+  emulation::cta->is_any_true = false;
+  return is_any_true;
+}
+
+inline void __threadfence() {}
+inline int atomicAdd(int* to, int value) {
+  const int before = *to;
+  *to += value;
+  return before;
+}
+inline void __stcg(float4* to, float4 value) { *to = value; }
+inline float4 __ldcg(const float4* from) { return *from; }
 
 inline float __uint_as_float(uint32_t bits) {
   float value;
