@@ -75,7 +75,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("element", "tile", "sizes", "splits"), CASES)
 def test_a_tile(program: Path, element: str, tile: int, sizes: tuple[int, ...], splits: int) -> None:
     """`sizes`: M, N, K, elements before each matrix, and elements behind each row."""
-    command = [program, element, *map(str, (tile, *sizes, splits))]
+    command = [str(program), element, *map(str, (tile, *sizes, splits))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert 0 <= float(done.stdout.split()[0]) <= 1, "the largest error in units of its bound"

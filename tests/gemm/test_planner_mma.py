@@ -212,6 +212,9 @@ def test_long_sums_in_tf32_are_no_less_accurate_than_cublas() -> None:
     assert asked(replace(TF32, k=12288))["candidates"] != []
     found = asked(replace(TF32, k=16384))
     assert found["candidates"] == [] and "less accurate than cuBLAS" in found["why_not"]
+    # Of few tiles K may be divided into parts of 4096.
+    found = asked(replace(TF32, m=64, n=256, k=16384))
+    assert found["candidates"] and all(each["splits"] == 4 for each in found["candidates"])
 
 
 def test_the_invariant_plan_in_tf32() -> None:

@@ -1,5 +1,5 @@
-# For every GPU since Ampere. A unit of ten tiles in 16 bits takes 36 s and has 180 KB of IR; those of three tiles, in TF32
-# or on one fp16 slice, take 22 s of one core and have 70 KB; that of two tiles on two slices 17 s and 54 KB.
+# For every GPU since Ampere. A unit of ten tiles in 16 bits takes 36 s and has 215 KB of IR; those of three tiles, in TF32
+# or on one fp16 slice, take 22 s of one core and have 80 KB; that of two tiles on two slices 17 s and 60 KB.
 foreach(operand_tiles float16=10 bfloat16=10 tf32=3 split=2 scaled=3)
   string(REPLACE "=" ";" operand_tiles ${operand_tiles})
   list(GET operand_tiles 0 operand)
