@@ -228,7 +228,7 @@ def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytes
     """Nothing is fused in the small one's graph: the model itself runs. It is asked again after so many calls."""
     monkeypatch.setattr(kinds, "CALLS", 3)
     model = wide()
-    fused: Any = epigemm.fuse(model, decide="predict")
+    fused: Any = epigemm.fuse(model)
     call = fused._compiled_call_impl
     runs: list[int] = []
     compiled = call._compiled
@@ -243,7 +243,8 @@ def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytes
             for rows in (2, 4096):
                 x = torch.randn(rows, 1024, device="cuda")
                 torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
-    assert runs.count(4096) == 9 and runs.count(2) == 3, runs
+    # The large one may be measured: then some of its calls run the model.
+    assert 4 <= runs.count(4096) <= 9 and runs.count(2) == 3, runs
 
 
 @hopper
