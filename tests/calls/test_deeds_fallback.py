@@ -129,7 +129,9 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
         torch.testing.assert_close(run_fallback(*call), expected)
 
 
-@pytest.mark.parametrize(("m", "tf32", "gemm"), [(4, False, WITH_BIAS), (5, False, PRODUCT), (4, True, PRODUCT)])
+@pytest.mark.parametrize(
+    ("m", "tf32", "gemm"), [(4, False, WITH_BIAS), (5, False, PRODUCT), (4, True, PRODUCT)]
+)
 def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's GEMM adds their bias, where that was measured to be no slower."""
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: WITH_KERNELS)
@@ -268,8 +270,10 @@ def sum_and_tanh(acc: torch.Tensor, factor: epigemm.Scalar, bias: epigemm.PerCol
 def test_a_bias_is_added_before_the_sum_is_rounded(
     dtype: torch.dtype, k: int, rows: int, device: torch.device
 ) -> None:
-    """A product that is rounded to 16 bits first loses what it and its bias cancel to. In fp32 PyTorch's GEMM adds the
-    bias of a few rows, and then no kernel behind it may add it again."""
+    """A product that is rounded to 16 bits first loses what it and its bias cancel to.
+
+    In fp32 PyTorch's GEMM adds the bias of a few rows, and then no kernel behind it may add it again.
+    """
     generator = torch.Generator().manual_seed(k)
     x = (4 + torch.randn(rows, k, generator=generator) / 10).to(device, dtype)
     weight = (1 + torch.randn(8, k, generator=generator) / 50).to(device, dtype)

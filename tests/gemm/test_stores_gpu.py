@@ -204,7 +204,8 @@ def test_every_tile_against_float64(function: ResultsEpilogue, kernel: Kernel) -
 )
 @pytest.mark.parametrize("function", [all_vectors, waves, wave_beside], ids=lambda each: each.traced.name)
 def test_some_tiles_against_float64(function: ResultsEpilogue, kernel: Kernel) -> None:
-    if function is waves and kernel[3] is torch.float32:  # a cosine in fp32 is long: no kernel stores it beside
+    # A cosine in fp32 is long: no kernel stores it beside.
+    if function is waves and kernel[3] is torch.float32:
         assert function.pair(torch.float32) is None
         return
     compare(function, kernel)
