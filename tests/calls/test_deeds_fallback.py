@@ -282,8 +282,8 @@ def test_a_bias_is_added_before_the_sum_is_rounded(
     zeros, ones = torch.zeros(8, device=device), torch.ones(8, device=device)
     scale = torch.full((8,), 0.5, device=device, dtype=dtype)
     rounding = 3 * torch.finfo(dtype).eps / 2
-    if dtype is torch.float32:  # of the sum's terms, too
-        rounding *= 4.0 * k / float(exact.abs().amax())
+    if dtype is torch.float32:  # of k + 1 terms, which cancel: each of k sums is rounded
+        rounding *= k * 8.0 * k / float(exact.abs().amax())
     normed = epigemm.linear_scale_batch_norm(x, weight, bias, scale, zeros, ones, eps=0.0)
     for result, expected in (
         (normed, exact / 2),

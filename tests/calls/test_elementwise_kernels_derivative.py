@@ -153,13 +153,13 @@ def test_what_relu_cuts_stays_zero_behind_a_division(
 def test_a_first_derivative_takes_no_further_product(name: str, device: torch.device) -> None:
     """Two products of the backward pass, for x and for the weight, beside the forward's one."""
     x, weight, bias = (
-        torch.randn(*size, device=device, requires_grad=True) for size in ((8, 16), (24, 16), (24,))
+        torch.randn(*size, device=device, requires_grad=True) for size in ((8, 16), (32, 16), (32,))
     )
     extra: tuple[Any, ...] = {"linear_relu_div": (2.0,), "linear_sigmoid_scale_residual": (2.0,)}.get(
         name, ()
     )
     if name == "linear_scale":
-        extra = (torch.randn(24, device=device, requires_grad=True),)
+        extra = (torch.randn(32, device=device, requires_grad=True),)
     # Those of the backward pass are torch's own, but for fp32 ones on a GPU, which are one call.
     where, what = (entry, "products") if device.type == "cuda" else (gradient_products, "_mm")
     with (
