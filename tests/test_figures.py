@@ -145,10 +145,10 @@ def test_random_shapes(row: Row) -> None:
             assert cell == f"{case['geomean']:.2f} ({case['worst']:.2f})"
 
 
-@pytest.mark.parametrize("row", of("short-63"), ids=str)
+@pytest.mark.parametrize("row", of("short-64"), ids=str)
 def test_short_sums(row: Row) -> None:
     name = SHORT[row.what.partition(", geomean")[0]]
-    waves = cases(row.folder, "short-63")[f"{name}/bf16"]["waves"]
+    waves = cases(row.folder, "short-64")[f"{name}/bf16"]["waves"]
     assert str(waves["points"]) in row.cells["M x N x K"]
     assert row.cells["bf16"] == f"{waves['geomean']:.2f} ({waves['worst']:.2f})"
 
@@ -227,6 +227,7 @@ PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf1
 VARIANTS = {
     "eager / `fuse(model, cuda_graphs=True)`": "graphs_vs_eager",
     '`torch.compile` / with the backend "epigemm"': "backend_vs_compile",
+    'the same with `mode="reduce-overhead"`': "overhead_vs_compile",
 }
 
 
@@ -258,13 +259,25 @@ def test_whole_models() -> None:
 
 
 def test_whole_models_in_cuda_graphs_and_compiled() -> None:
-    """Of the H200: geometric means."""
-    summary = RESULTS / FOLDERS["An H200"] / "models-graphs" / "summary.json"
-    means, variant = json.loads(summary.read_text())["geomeans"], ""
+    """Of the H100: geometric means, and the least upper quartile of a case."""
+    summary = RESULTS / FOLDERS["An H100"] / "models" / "summary.json"
+    record, variant = json.loads(summary.read_text()), ""
+    means = record["geomeans"]
     rows_of_means = table(FUSE, "| what | batch |")
-    assert len(rows_of_means) == 4
+    assert len(rows_of_means) == 6
+    models = table(FUSE, "| model | small, large batch |")[:-1]
+    sizes = {
+        row["model"]: dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
+        for row in models
+    }
     for row in rows_of_means:
         variant = VARIANTS.get(row["what"], variant)
+        least = min(
+            case["quartiles"][variant][2]
+            for name, case in record["cases"].items()
+            if variant in case["quartiles"] and sizes[name.split("/")[0]][row["batch"]] == name.split("/")[-1]
+        )
+        assert row["least"] == f"{least:.2f}"
         for column, precision in PRECISIONS.items():
             mean = means[f"{precision}/inference/{row['batch']}"][variant]
             assert row[column] == f"{mean:.2f}"
