@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import epigemm
 from benchmarks.cases import Shape, compile_in_this_process, matching
 from epigemm import PerColumn
+from epigemm.fusion.host import Launches
+from epigemm.fusion.rewrite import fuse_module
+from epigemm.fusion.site import Site
 from epigemm.tuning.timing import Run
 
 # The names of the variants, part of the record's format.
 F_LINEAR, TORCH, EAGER, FUNCTION, PLAIN = "f_linear", "torch", "eager", "function", "function_plain"
 OUT, MODULE, MODULE_EAGER, INDUCTOR, EPIGEMM = "out", "module", "module_eager", "inductor", "epigemm"
+SITE = "site"
 VARIANTS = {
     F_LINEAR: "F.linear with a bias, without the epilogue",
     TORCH: "one operator of PyTorch: torch.sigmoid, F.batch_norm",
@@ -28,6 +33,7 @@ VARIANTS = {
     MODULE_EAGER: "a module that calls the chain",
     INDUCTOR: "torch.compile of that module",
     EPIGEMM: "torch.compile of epigemm's module",
+    SITE: "the call that `fuse` writes into the graph of that module, without the graph; fp32: without a pack",
 }
 
 Runs = dict[str, Run]
@@ -79,6 +85,22 @@ def _layer(shape: Shape, device: torch.device, dtype: torch.dtype) -> nn.Linear:
     return nn.Linear(shape.k or shape.n, shape.n, device=device, dtype=dtype)
 
 
+def _site(module: nn.Module, x: Tensor, layer: nn.Linear) -> Runs:
+    """Nothing where no chain is fused."""
+    found: list[Callable[..., Tensor]] = []
+
+    def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., Any]:
+        # Whether the GPU waits for the host would decide at such sizes. In a CUDA graph it does not.
+        fuse_module(graph_module, strict=True, launches=Launches.CUDA_GRAPH)
+        found.extend(node.target for node in graph_module.graph.nodes if isinstance(node.target, Site))
+        return graph_module.forward
+
+    with torch.no_grad():
+        torch.compile(module, backend=backend)(x)
+    weight, bias = layer.weight.detach(), layer.bias.detach()
+    return {SITE: lambda: found[0](x, weight, bias)} if found else {}
+
+
 def _linear_relu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
     weight, bias = layer.weight.detach(), layer.bias.detach()
@@ -96,7 +118,8 @@ def _linear_relu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs
         MODULE: lambda: module(x),
         MODULE_EAGER: lambda: chain(x),
     }
-    return runs | ({PLAIN: lambda: epigemm.linear_relu(x, plain, bias)} if fp32 else {})
+    runs |= {PLAIN: lambda: epigemm.linear_relu(x, plain, bias)} if fp32 else {}
+    return runs | _site(chain, x, layer)
 
 
 def _linear_sigmoid_scale_residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
@@ -125,12 +148,13 @@ def _custom_gelu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs
     weight, bias = layer.weight.detach(), layer.bias.detach()
     given = epigemm.pack(weight) if dtype == torch.float32 else weight
     out = F.linear(x, weight, bias)
-    return {
+    runs: Runs = {
         F_LINEAR: lambda: F.linear(x, weight, bias),
         EAGER: lambda: F.gelu(F.linear(x, weight, bias)),
         FUNCTION: lambda: _gelu(x, given, bias),
         OUT: lambda: _gelu(x, given, bias, out=out),
     }
+    return runs | _site(nn.Sequential(layer, nn.GELU()), x, layer)
 
 
 def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:

@@ -34,6 +34,7 @@ METHOD = (
 # Cases, a variant, the one it is compared with, the largest ratio of their times.
 WANTED = (
     ("linear_*/bf16", "function", "f_linear", 1.1),
+    ("linear_*/bf16", "site", "f_linear", 1.13),  # 2 us more than F.linear's 15 us on the host of an H100
     ("linear_*/fp32", "function", "eager", 1.0),
     ("custom_*", "function", "eager", 1.0),
     ("*", "function", "torch", 1.3),

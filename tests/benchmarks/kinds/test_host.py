@@ -27,13 +27,13 @@ FUNCTION = {"f_linear", "eager", "function", "out"}
 LINEAR = FUNCTION | {"module", "module_eager"}
 ELEMENTWISE = {"torch", "eager", "function", "out"}
 CASES = {
-    "linear_relu/bf16": LINEAR,
-    "linear_relu_small/bf16": LINEAR,
-    "linear_relu/fp32": LINEAR | {"function_plain"},
-    "linear_relu_small/fp32": LINEAR | {"function_plain"},
-    "custom_gelu/bf16": FUNCTION,
-    "custom_gelu_small/bf16": FUNCTION,
-    "custom_gelu/fp32": FUNCTION,
+    "linear_relu/bf16": LINEAR | {"site"},
+    "linear_relu_small/bf16": LINEAR | {"site"},
+    "linear_relu/fp32": LINEAR | {"function_plain", "site"},
+    "linear_relu_small/fp32": LINEAR | {"function_plain", "site"},
+    "custom_gelu/bf16": FUNCTION | {"site"},
+    "custom_gelu_small/bf16": FUNCTION | {"site"},
+    "custom_gelu/fp32": FUNCTION | {"site"},
     "sigmoid_scale_residual/bf16": ELEMENTWISE,
     "linear_sigmoid_scale_residual/bf16": LINEAR,
     "batch_norm/bf16": ELEMENTWISE,
