@@ -138,7 +138,8 @@ def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.Mon
     setting = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
-        call = LinearCall(RELU_DIV, *draw((m, 40, 32), FP32, torch.device("cpu")), (), (2.0,))
+        x, weight, bias = draw((m, 40, 32), FP32, torch.device("cpu"))
+        call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,))
         assert dry_runs.dry_run(call, gpu=WITH_KERNELS).gemm == gemm
     finally:
         torch.backends.cuda.matmul.allow_tf32 = setting
