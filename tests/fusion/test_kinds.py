@@ -148,6 +148,18 @@ def _switch_and_call(decide: Any) -> None:
     assert model.runs == 0 and fused.fusion_report.sites
 
 
+def test_calls_that_gain_keep_their_graph_beside_calls_of_their_kind_that_do_not() -> None:
+    """An adapter that is switched off once."""
+    model = Switched()
+    fused: Any = epigemm.fuse(model, inplace=True)
+    x = torch.rand(256, WIDTH)
+    with torch.no_grad():
+        for is_on in (True, False, True, True):
+            model.is_on = is_on
+            fused(x, 128)
+    assert model.runs == 0
+
+
 def test_where_nothing_is_measured_there_are_no_kinds() -> None:
     known = Kinds(nn.Linear(WIDTH, WIDTH), [], [], measures=False)
     assert known.about is None and known.of((torch.rand(4, WIDTH),), {}) is None

@@ -100,7 +100,7 @@ class Kinds:
         self._notes = notes
         self._left: dict[int, int] = {}  # by kind, how many more calls run the original model
         self._trials: dict[int, Trial] = {}
-        self._is_faster = set[int]()  # kinds whose fused form was measured to be faster
+        self._is_faster = set[int]()  # kinds whose fused form was measured, or is sure, to be faster
         self._know(own)
 
     def _know(self, own: list[str] | None) -> None:
@@ -142,10 +142,19 @@ class Kinds:
             return ""
         return PLAIN_IS_FASTER if PLAIN_IS_FASTER in self._notes else "nothing is fused in calls of this kind"
 
+    def note_sure(self, kind: int) -> None:
+        """Note that a call of this kind ran a graph that is sure to be faster."""
+        if len(self._is_faster) < _MOST:
+            self._is_faster.add(kind)
+
     def note(self, kind: int, *, gains: bool) -> None:
-        """Note that a call of this kind ran nothing fused, or a graph that is not sure to be faster."""
+        """Note that a call of this kind ran nothing fused, or a graph that is not sure to be faster.
+
+        Where other calls of the kind gain, all use their graphs: an attribute of the model may tell them apart.
+        """
         if not gains:
-            _add(self._left, kind, CALLS)
+            if kind not in self._is_faster:
+                _add(self._left, kind, CALLS)
         elif not any(kind in each for each in (self._is_faster, self._trials, self._left)):
             _add(self._trials, kind, Trial((kind & 0xFF) - 1))
 
@@ -162,8 +171,8 @@ class Kinds:
             _add(self._left, kind, CALLS)
             if PLAIN_IS_FASTER not in self._notes:
                 self._notes.append(PLAIN_IS_FASTER)
-        elif len(self._is_faster) < _MOST:
-            self._is_faster.add(kind)
+        else:
+            self.note_sure(kind)
         return None
 
 

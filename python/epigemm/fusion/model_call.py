@@ -191,8 +191,11 @@ class ModelCall(Uncopied):
                 result = self._compiled(*args, **kwargs)
         finally:
             self._marks.unmark()
-        if kind and trial is None and (ran.gains == gains or ran.unsure != unsure):
-            self._kinds.note(kind, gains=ran.gains != gains)
+        if kind and trial is None:
+            if ran.gains == gains or ran.unsure != unsure:
+                self._kinds.note(kind, gains=ran.gains != gains)
+            else:
+                self._kinds.note_sure(kind)
         return result
 
     def _explained(self, listener: Listener, args: Any, kwargs: Any) -> Any:
