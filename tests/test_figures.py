@@ -223,6 +223,20 @@ def test_how_many_tests_a_gpu_has_run() -> None:
     assert f" {chosen:,} tests " in PERFORMANCE.read_text(encoding="utf-8")
 
 
+def test_quack() -> None:
+    """Least and largest ratio, and the geometric mean, of each epilogue."""
+    measured = cases(FOLDERS["An H100"], "quack")
+    text = " ".join((ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").split())
+    means = []
+    for name, words in (("bias_relu", "with bias and ReLU"), ("bias_gelu_tanh", "with bias and GELU(tanh)")):
+        found = [case["bf16_vs_quack"] for key, case in measured.items() if key.startswith(f"{name}/")]
+        assert len(found) == 4
+        means.append(f"{mean_of(found):.2f}")
+        span = f"{min(found):.2f} to {max(found):.2f}"
+        assert f"{span} of epigemm's time {words}" in text or f"{span} {words}" in text
+    assert f"{means[0]} and {means[1]} in geometric mean" in text
+
+
 PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf16": "bf16"}
 VARIANTS = {
     "eager / `fuse(model, cuda_graphs=True)`": "graphs_vs_eager",
