@@ -95,7 +95,8 @@ def _site(module: nn.Module, x: Tensor, layer: nn.Linear) -> Runs:
         found.extend(node.target for node in graph_module.graph.nodes if isinstance(node.target, Site))
         return graph_module.forward
 
-    with torch.no_grad():
+    # Dynamo counts the graphs of all modules of a class together.
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=256, accumulated_recompile_limit=1024):
         torch.compile(module, backend=backend)(x)
     weight, bias = layer.weight.detach(), layer.bias.detach()
     return {SITE: lambda: found[0](x, weight, bias)} if found else {}

@@ -100,7 +100,8 @@ class Kinds:
         self._notes = notes
         self._left: dict[int, int] = {}  # by kind, how many more calls run the original model
         self._trials: dict[int, Trial] = {}
-        self._is_faster = set[int]()  # kinds whose fused form was measured, or is sure, to be faster
+        self._is_faster = set[int]()  # kinds whose fused form was measured to be faster
+        self._is_sure = set[int]()  # kinds of which a call ran a graph that is sure to be faster
         self._know(own)
 
     def _know(self, own: list[str] | None) -> None:
@@ -144,8 +145,8 @@ class Kinds:
 
     def note_sure(self, kind: int) -> None:
         """Note that a call of this kind ran a graph that is sure to be faster."""
-        if len(self._is_faster) < _MOST:
-            self._is_faster.add(kind)
+        if len(self._is_sure) < _MOST:
+            self._is_sure.add(kind)
 
     def note(self, kind: int, *, gains: bool) -> None:
         """Note that a call of this kind ran nothing fused, or a graph that is not sure to be faster.
@@ -153,7 +154,7 @@ class Kinds:
         Where other calls of the kind gain, all use their graphs: an attribute of the model may tell them apart.
         """
         if not gains:
-            if kind not in self._is_faster:
+            if kind not in self._is_faster and kind not in self._is_sure:
                 _add(self._left, kind, CALLS)
         elif not any(kind in each for each in (self._is_faster, self._trials, self._left)):
             _add(self._trials, kind, Trial((kind & 0xFF) - 1))
@@ -171,8 +172,8 @@ class Kinds:
             _add(self._left, kind, CALLS)
             if PLAIN_IS_FASTER not in self._notes:
                 self._notes.append(PLAIN_IS_FASTER)
-        else:
-            self.note_sure(kind)
+        elif len(self._is_faster) < _MOST:
+            self._is_faster.add(kind)
         return None
 
 
