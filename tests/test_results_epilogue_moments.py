@@ -10,12 +10,19 @@ from torch import Tensor
 
 import epigemm
 from epigemm import PerColumn, ResultsEpilogue
-from epigemm.calls import entry, moments, reductions
+from epigemm.calls import entry, moments
 from epigemm.calls.moments import Moments
 from epigemm.epilogues.registry import BIAS
 from epigemm.epilogues.tracing.results import VAR
 from epigemm.planning import dry_runs
-from tests.support.results import assert_results, draw, gelu_and_product, statistics, wanted
+from tests.support.results import (
+    assert_results,
+    draw,
+    gelu_and_product,
+    left_to_pytorch,
+    statistics,
+    wanted,
+)
 from tests.support.stage import Stage
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -68,16 +75,7 @@ def asked(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The kinds and the axes of the reductions that are left to PyTorch."""
-    found: list[tuple[str, int]] = []
-    reduce = reductions.reduce
-
-    def noting(matrix: Tensor, kind: str, axis: int, **options: Any) -> Any:
-        found.append((kind, axis))
-        return reduce(matrix, kind, axis, **options)
-
-    monkeypatch.setattr(reductions, "reduce", noting)
-    return found
+    return left_to_pytorch(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,12 +10,11 @@ from torch.utils._pytree import tree_leaves
 
 import epigemm
 from epigemm import PerColumn, ResultsEpilogue
-from epigemm.calls import reductions
 from epigemm.epilogues.tracing.results import VAR
 from epigemm.linking import cubins
 from tests.support.cases import fused_unavailable
 from tests.support.moments import assert_close, poison_free_memory
-from tests.support.results import assert_results, draw, statistics, wanted
+from tests.support.results import assert_results, draw, left_to_pytorch, statistics, wanted
 from tests.test_results_epilogue_moments import FUNCTIONS, NAMES, alone, of_a_further_matrix, of_the_product
 
 pytestmark = pytest.mark.gpu
@@ -46,16 +43,7 @@ def beside_a_pair(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The kinds and the axes of the reductions that are left to PyTorch."""
-    found: list[tuple[str, int]] = []
-    reduce = reductions.reduce
-
-    def noting(matrix: Tensor, kind: str, axis: int, **options: Any) -> Any:
-        found.append((kind, axis))
-        return reduce(matrix, kind, axis, **options)
-
-    monkeypatch.setattr(reductions, "reduce", noting)
-    return found
+    return left_to_pytorch(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

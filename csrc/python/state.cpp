@@ -57,7 +57,6 @@ constexpr Member kNames[] = {
     {"out", &State::out},
     {"_current_level", &State::current_level},
     {"use_gelu", &State::use_gelu},
-    {"shape", &State::shape},
     {"training", &State::training},
     {"active", &State::active},
     {"enabled", &State::enabled},

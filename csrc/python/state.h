@@ -24,7 +24,7 @@ struct State {
   PyObject *fp32_setting, *fp32_of_cuda, *fp32_callers;
   // Interned names.
   PyObject *requires_grad, *is_neg, *transpose, *reshape, *contiguous, *dtype, *device, *out, *current_level, *use_gelu,
-      *shape, *training, *active, *enabled, *default_group, *cuda;
+      *training, *active, *enabled, *default_group, *cuda;
 };
 
 extern State state;
