@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 import epigemm
+from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.linking import cubins, libraries
+from epigemm.planning import dry_runs
 
 pytestmark = pytest.mark.gpu
 
@@ -30,6 +32,11 @@ def copy_of_relu(acc: Tensor, bias: PerColumn) -> Tensor:
 def copy_of_sigmoid(acc: Tensor, bias: PerColumn, scale: Scalar) -> Tensor:
     z = acc + bias
     return z + scale * torch.sigmoid(z)
+
+
+@epigemm.epilogue
+def negated(acc: Tensor, bias: PerColumn) -> Tensor:
+    return -(acc + bias)
 
 
 def tensors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,6 +133,22 @@ def test_nothing_is_compiled_under_capture() -> None:
     assert "CUDA graph" in text
     assert float((found.double() - want).abs().max()) < 0.1
     assert epigemm.explain(never_linked, x, weight, bias).kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [(65, 200, 96), (33, 77, 40)], ids=str)
+def test_torchs_gemm_has_added_the_bias(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """The kernel behind it adds nothing more: the result has the bits of PyTorch's, also where that is -0."""
+    x, weight, bias = tensors(*size, dtype)
+    x[::2], bias[::3], bias[1::3] = 0.0, -0.0, 0.0
+    out = torch.full((size[0], size[1]), 7.0, device="cuda", dtype=dtype)
+    spec = negated.linked([False])
+    forced_into(out, spec.name, x, weight, "ieee", operands=[bias], plan=dry_runs.FALLBACK[1:])
+    expected = -torch.nn.functional.linear(x, weight, bias)
+    if dtype is torch.float32:  # which makes no -0 of +0 + -0
+        torch.testing.assert_close(out, expected)
+    else:
+        assert torch.equal(out.view(torch.int16), expected.view(torch.int16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -25,7 +25,7 @@ struct Resources {
   open::Kernels kernels;
   bool is_linked = false;  // whether the call runs linked kernels
   void* block_moments = nullptr;
-  char* workspace = nullptr;  // for the copies, then the family, then the fold; or for `zero_bias_bytes`
+  char* workspace = nullptr;  // for the copies, then the family, then the fold
   int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
 };
@@ -54,12 +54,6 @@ bool run_fold_of(const FoldVectors* fold, const LinearCall& call, void* memory, 
 Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
   const bool folds_bias = call.operands.fold && call.operands.fold->vectors[0];
   return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
-}
-
-// Bytes for a bias of -0, which changes no sum: for a linked epilogue whose bias PyTorch's GEMM has added.
-int64_t zero_bias_bytes(const LinearCall& call, const Prepared& prepared, bool is_linked) {
-  const bool is_replaced = is_linked && gemm_of(call, prepared) == Gemm::WithBias;
-  return is_replaced ? element_bytes(call.x->element) * prepared.problem.n : 0;
 }
 
 // Runs the compiled elementwise kernel of the epilogue, in place on the product.
@@ -98,7 +92,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   if (does_everything(call, problem, gemm)) return Answer::Done;
   const Matrix& product = *d;
   if (resources.is_linked) {
-    if (gemm == Gemm::WithBias && !replace_bias(memory, torch, &problem)) return Answer::Raised;
+    if (gemm == Gemm::WithBias) problem.operands[epilogue_info(call.epilogue).bias - 1] = {};  // added already
     const void* const kernel = resources.kernels.handles[0];
     const bool is_run = run_linked(problem, kernel, product, product, torch, problem.stream);
     return is_run ? Answer::Done : Answer::Raised;
@@ -218,8 +212,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   resources.copies_bytes = copies_bytes(problem);
   const int64_t of_moments = round_up(moments_bytes(call, problem, decision.plan), kSection);
   const int64_t bytes = of_moments + resources.copies_bytes + resources.family_bytes +
-                        (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0) +
-                        (is_fused ? 0 : zero_bias_bytes(call, prepared, resources.is_linked));
+                        (call.operands.fold ? fold_bytes(*call.x, problem.n) : 0);
   if (call.x->is_cuda() && !torch.stream(&resources.stream)) return Answer::NotReady;
   if (bytes > 0) {
     resources.workspace = static_cast<char*>(torch.workspace(bytes));

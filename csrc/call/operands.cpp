@@ -9,7 +9,6 @@
 #include "elementwise/problem.h"
 
 #if EPIGEMM_WITH_CUDA
-#include "device/fill.h"
 #include "device/query.h"
 #include "elementwise/launch.h"
 #include "elementwise/open.h"
@@ -177,22 +176,6 @@ bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, con
   return !refused;
 #else
   (void)problem, (void)kernel, (void)x, (void)out, (void)stream;
-  torch.raise("epigemm was built without CUDA");
-  return false;
-#endif
-}
-
-bool replace_bias(void* memory, Torch& torch, Problem* problem) {
-#if EPIGEMM_WITH_CUDA
-  constexpr uint16_t kMinusZero = 0x8000;  // in fp16 and bf16; fp32 takes +0, as the compiled kernels do
-  const int bytes = element_bytes(problem->x.element);
-  const uint16_t value = bytes == 2 ? kMinusZero : 0;
-  const char* const refused = cuda::fill(memory, value, problem->n * bytes / 2, problem->device.index, problem->stream);
-  if (refused) torch.raise((std::string("the epilogue's bias could not be replaced: ") + refused).c_str());
-  problem->operands[epilogue_info(problem->epilogue).bias - 1] = {memory, 1, 0};
-  return !refused;
-#else
-  (void)memory, (void)problem;
   torch.raise("epigemm was built without CUDA");
   return false;
 #endif

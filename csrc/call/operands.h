@@ -36,10 +36,6 @@ bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch,
 bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
                 void* stream);
 
-// Replaces a linked epilogue's bias by -0, which changes no sum, because the 16-bit product contains the bias already.
-// `memory`: for N elements. False after torch.raise().
-bool replace_bias(void* memory, Torch& torch, Problem* problem);
-
 // Whether `out` shares no byte with x or an operand; `may_be_x`: or is x itself.
 bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x);
 

@@ -135,9 +135,12 @@ class Neighbours {
     }
   }
 
-  __device__ __forceinline__ void clear() {
-    of_element_ = {};
-    of_compute_ = {};
+  __device__ __forceinline__ void fill(Compute value) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      of_element_.values[i] = cuda::from_compute<Element>(value);
+      of_compute_.values[i] = value;
+    }
   }
 
   __device__ __forceinline__ Compute at(int kind, int i) const {
@@ -162,8 +165,9 @@ class Epilogue {
     Neighbours<Element, kWidth> matrices[kMatrices];
   };
 
-  // `period`: of the columns, if all rows are taken as one; else 0.
-  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, int64_t period = 0)
+  // `period`: of the columns, if all rows are taken as one; else 0. `absent`: replaces the numbers of an absent vector.
+  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, int64_t period = 0,
+                                      Compute absent = 0)
       : operands_(operands), column_(column), count_(columns - column) {
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
@@ -175,7 +179,7 @@ class Epilogue {
     for (int i = 0; i < kColumns; ++i) {
       const void* const data = operands.data[kColumn0 + i];
       const int kind = epigemm_operand(kColumn0 + i);
-      columns_[i].clear();  // absent: zeros
+      columns_[i].fill(absent);
       if (!data) continue;
       if (period > 0) {
         columns_[i].load_periodic(kind, data, column % period, period);
