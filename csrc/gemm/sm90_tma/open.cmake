@@ -2,9 +2,9 @@
 # 16 bits alone.
 foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
   set(prefix epigemm_open_sm90_tma_${element}_)
-  epigemm_symbols(symbols 20 ${prefix} "")
+  epigemm_symbols(symbols 18 ${prefix} "")
   set(unit 0)
-  foreach(tiles "0;4" "4;5" "9;4" "13;5" "18;2")  # the first, how many
+  foreach(tiles "0;4" "4;4" "8;3" "11;5" "16;2")  # the first, how many
     list(GET tiles 0 first)
     list(GET tiles 1 count)
     list(SUBLIST symbols ${first} ${count} of_unit)

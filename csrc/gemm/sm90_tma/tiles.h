@@ -23,8 +23,6 @@ constexpr Tile kTiles[] = {
     {192, 128, 1, 2, Schedule::Pingpong, false, 5, 3, 4096},
     // The most used tile: nearly the large tiles' rate, and its epilogue runs during the next tile's mainloop.
     {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
-    // M up to 64, for which a taller tile would compute rows that are not needed, and small grids.
-    {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 8192},
     // 192x128 with larger slots and one stage less. Fastest if K is short and the epilogue takes the time.
     {192, 128, 1, 2, Schedule::Pingpong, false, 4, 4, 8192},
     // Few tiles, whose epilogue is not hidden: two warpgroups share it, and no cluster has to be set up.
@@ -33,7 +31,6 @@ constexpr Tile kTiles[] = {
     // these are the ones that random shapes need (docs/internals.md).
     {96, 128, 1, 1, Schedule::Cooperative, true, 7, 2, 6144},
     {160, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 10240},
-    {64, 64, 1, 1, Schedule::Single, true, 12, 1, 8192},
     {96, 64, 1, 1, Schedule::Single, true, 10, 2, 6144},
     {128, 64, 1, 1, Schedule::Single, true, 8, 2, 8192},
     // The same, only in 16 bits: for TF32 CuTe's TMA needs multiples of 32 rows.
