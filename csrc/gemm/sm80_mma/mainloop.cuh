@@ -41,8 +41,9 @@ __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) 
     clear(sums);
     ring.wait();
     read(0, reading);
+    int step = 0;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int step = 0; step < steps; ++step) {
+    do {  // once at least: without a branch around it the sums stay in their registers
       CUTLASS_PRAGMA_UNROLL
       for (int part = 0; part < kParts; ++part) {
         if (part == kParts - 1) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) 
         }
         gemm(mma, of_x(_, _, part), of_weight(_, _, part), sums);
       }
-    }
+    } while (++step < steps);
   });
   if constexpr (Ring<Config>::kIsByVectors) cp_async_wait<0>();
 }
