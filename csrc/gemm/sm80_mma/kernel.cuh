@@ -1,6 +1,7 @@
 // The mma.sync kernel: D = epilogue(x @ weight^T) on every GPU since Ampere.
 //
-// - A CTA computes one tile of D. Its warps load by cp.async, a ring of stages ahead, and multiply by mma.sync from
+// - A CTA computes a tile of D, then perhaps further ones. Its warps load by cp.async, a ring of stages ahead, and
+// multiply by mma.sync from
 //   registers, which ldmatrix fills one step of K ahead.
 // - A CTA has the whole K of its tile, and every sum is made in the order of K: the same bits whatever M is. Where the
 //   tiles are too few for the GPU, several CTAs may share the K of a tile (split_k.cuh).
@@ -145,27 +146,46 @@ __device__ __forceinline__ void finish(Arguments const& p, Sums const& sums, int
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: tiles, and the shares of each tile's K.
+// The ring of a tile, with its first stages on their way.
+template <class Config>
+__device__ __forceinline__ Ring<Config> ring_of(Arguments const& p, int number, ShareOfK const& k) {
+  extern __shared__ __align__(128) char memory[];
+  const Place place = place_of(p.order, number);
+  Ring<Config> ring(p, place.m * Config::tile.m, place.n * Config::tile.n, k,
+                    reinterpret_cast<typename Config::Element*>(memory));
+  ring.fill();
+  return ring;
+}
+
+// Grid: tiles, or fewer CTAs, of which each then computes several tiles; and the shares of each tile's K, with as many
+// CTAs as tiles. A tile's first stages are loaded during the epilogue of the one before.
 template <class Config>
 __device__ __forceinline__ void run(Arguments const& p) {
   using namespace cute;
   constexpr Tile tile = Config::tile;
-  extern __shared__ __align__(128) char memory[];
-  Tensor sums = partition_fragment_C(typename Config::TiledMma{}, Shape<Int<tile.m>, Int<tile.n>>{});
-  const Place loaded = place_of(p.order, tile_number());
+  const int tiles = p.order.walked * p.order.across;
   const ShareOfK k = share_of_k<Config>(p);
-  Ring<Config> ring(p, loaded.m * tile.m, loaded.n * tile.n, k, reinterpret_cast<typename Config::Element*>(memory));
-  if constexpr (Config::inputs == Inputs::Split) {
-    multiply_slices<Config>(ring, k.length, sums);
-  } else {
-    multiply<Config>(ring, k.length, sums);
+  Ring<Config> ring = ring_of<Config>(p, tile_number(), k);
+  CUTLASS_PRAGMA_NO_UNROLL
+  for (int number = tile_number(); number < tiles;) {
+    Tensor sums = partition_fragment_C(typename Config::TiledMma{}, Shape<Int<tile.m>, Int<tile.n>>{});
+    if constexpr (Config::inputs == Inputs::Split) {
+      multiply_slices<Config>(ring, k.length, sums);
+    } else {
+      multiply<Config>(ring, k.length, sums);
+    }
+    if constexpr (tile.may_split()) {
+      if (p.division.splits > 1 && !add_shares<Config>(p, sums)) return;
+    }
+    const int next = number + tiles_at_once();
+    if (next < tiles) {
+      __syncthreads();  // all stages have been read
+      ring = ring_of<Config>(p, next, k);
+    }
+    const Place finished = place_of(p.order, number);
+    finish<Config>(p, sums, finished.m * tile.m, finished.n * tile.n);
+    number = next;
   }
-  if constexpr (tile.may_split()) {
-    if (p.division.splits > 1 && !add_shares<Config>(p, sums)) return;
-  }
-
-  const Place finished = place_of(p.order, tile_number());
-  finish<Config>(p, sums, finished.m * tile.m, finished.n * tile.n);
 }
 
 }  // namespace epigemm::sm80_mma

@@ -31,7 +31,6 @@ template <class Config, class Sums>
 __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) {
   using namespace cute;
   const int steps = (k + Config::tile.k - 1) / Config::tile.k;
-  ring.fill();
   with_fragments(ring, [&](auto& mma, auto& of_x, auto& of_weight, auto const& read_x, auto const& read_weight) {
     constexpr int kParts = size<2>(remove_cvref_t<decltype(of_x)>{});  // of a stage: one instruction's K each
     static_assert(kParts > 1, "one is read while another is multiplied");
