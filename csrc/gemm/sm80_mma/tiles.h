@@ -38,8 +38,8 @@ struct Tile {
   constexpr int threads() const { return 32 * warps_m * warps_n; }
   constexpr int stage_bytes() const { return slices * row_bytes() * (m + n); }
 
-  // Whether a multiprocessor has registers for one CTA alone: its sums take half of them, and it has others, too. Or, as
-  // the linker says of two slices, eight warps have more than 128 each.
+  // Whether a multiprocessor has registers for one CTA alone: its sums take half of them, and it has others, too. Or,
+  // as the linker says of two slices, eight warps have more than 128 each.
   constexpr bool is_alone() const { return 2 * m * n >= 64 * 1024 || slices == 2; }
 
   // Whether several CTAs may share the K of a tile.
