@@ -50,6 +50,15 @@ CASES += [
 ]
 CASES += [("split", tile, (37, 72, 200, 3, 1), 4) for tile in (0, 1)] + [("split", 1, (5, 9, 1100, 0, 0), 2)]
 CASES += [("scaled", 2, (37, 72, 200, 3, 1), splits) for splits in (2, 4)] + [("float16", 6, DIVIDED[1], 4)]
+ALL = 1_000_000  # as many CTAs as tiles
+# CTAs that compute several tiles, some of them one more than others: of K less than the ring has, and more.
+FEW_CTAS = [
+    ("bfloat16", 0, (200, 520, 136, 8, 16), 4),
+    ("bfloat16", 5, (100, 130, 40, 0, 2), 1),
+    ("bfloat16", 8, (130, 133, 71, 1, 3), 4),
+    ("tf32", 0, (130, 264, 136, 0, 8), 3),
+    ("split", 1, (70, 136, 200, 3, 1), 3),
+]
 
 
 def include_folders() -> list[Path]:
@@ -78,10 +87,21 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("element", "tile", "sizes", "splits"), CASES)
-def test_a_tile(program: Path, element: str, tile: int, sizes: tuple[int, ...], splits: int) -> None:
+def check(program: Path, element: str, tile: int, sizes: tuple[int, ...], splits: int, ctas: int) -> None:
     """`sizes`: M, N, K, elements before each matrix, and elements behind each row."""
-    command = [str(program), element, *map(str, (tile, *sizes, splits))]
+    command = [str(program), element, *map(str, (tile, *sizes, splits, ctas))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert 0 <= float(done.stdout.split()[0]) <= 1, "the largest error in units of its bound"
+
+
+@pytest.mark.parametrize(("element", "tile", "sizes", "splits"), CASES)
+def test_a_tile(program: Path, element: str, tile: int, sizes: tuple[int, ...], splits: int) -> None:
+    check(program, element, tile, sizes, splits, ALL)
+
+
+@pytest.mark.parametrize(("element", "tile", "sizes", "ctas"), FEW_CTAS)
+def test_several_tiles_of_a_cta(
+    program: Path, element: str, tile: int, sizes: tuple[int, ...], ctas: int
+) -> None:
+    check(program, element, tile, sizes, 1, ctas)

@@ -73,6 +73,15 @@ def test_lengths_of_k(arithmetic: Arithmetic, rng: torch.Generator) -> None:
             run(make("bias", arithmetic, (130, 136, k), DEVICE, rng), tile)
 
 
+@pytest.mark.parametrize("arithmetic", [FP16, BF16, TF32], ids=lambda each: each.name)
+def test_more_tiles_than_multiprocessors(arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    """Of the large tiles a CTA computes several: of K less than its ring has, and more."""
+    rows = 128 * torch.cuda.get_device_properties(DEVICE).multi_processor_count // 4
+    for tile in IN_TF32 if arithmetic is TF32 else TILES:
+        for k in (8, 72, 520):
+            run(make("bias_gelu", arithmetic, (rows + 5, 2568, k), DEVICE, rng), tile, swizzle=8)
+
+
 @types
 def test_a_row_does_not_depend_on_the_others(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     whole = make("bias_gelu", arithmetic, (300, 264, 520), DEVICE, rng)

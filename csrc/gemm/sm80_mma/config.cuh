@@ -1,6 +1,8 @@
 // The types of an mma.sync kernel: by what is multiplied, and by the tile.
 #pragma once
 
+#include <algorithm>
+
 #include "cute/arch/copy_sm75.hpp"
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
@@ -49,6 +51,26 @@ struct Multiplied<Split> : Multiplied<Scaled> {
   static constexpr Inputs inputs = Inputs::Split;
 };
 
+// The order of an operand's rows in shared memory: `row` of a place. It is linear in the bits of the place.
+struct AsInMemory {
+  static constexpr __host__ __device__ int row(int place) { return place; }
+};
+
+// The order of the weight's rows, which are columns of D. Of every eight columns mma.sync gives a thread two
+// neighbours. In this order the pairs of several instructions are neighbours in D, too: together kVector of them.
+// `kWarps`: side by side along D's columns, which take turns. `kTurns`: of a warp.
+template <int kWarps, int kTurns, int kVector>
+struct ForNeighbours {
+  static constexpr int kPairs = kVector / 2;
+  static_assert(kTurns % kPairs == 0, "a warp's columns are whole vectors of its threads");
+
+  static constexpr __host__ __device__ int row(int place) {
+    const int of_pair = place % 2, thread = place / 2 % 4, warp = place / 8 % kWarps, turn = place / 8 / kWarps;
+    const int vector = (warp * kTurns + turn) / kPairs * 4 + thread;
+    return vector * kVector + turn % kPairs * 2 + of_pair;
+  }
+};
+
 template <class Operand, int TileIndex>
 struct TileOf {
   static constexpr Tile tile = tile_of(Multiplied<Operand>::inputs, TileIndex);
@@ -61,10 +83,13 @@ struct Config {
   using Result = typename Multiplied<Operand>::Result;
   using OfTile = TileOf<Operand, TileIndex>;
   static constexpr Tile tile = OfTile::tile;
-  static constexpr int kVector = kVectorBytes / sizeof(Result);  // neighbours of a row that a thread finishes
+  // Neighbours of a row of D that a thread finishes: 16 bytes, if it has so many.
+  static constexpr int kTurns = tile.n / tile.warps_n / 8;
+  static constexpr int kVector = std::min<int>(kVectorBytes / sizeof(Result), 2 * kTurns);
+  using OrderOfWeight = ForNeighbours<tile.warps_n, kTurns, kVector>;
   static constexpr bool kIsOnSlices = inputs == Inputs::Split || inputs == Inputs::Scaled;
 
-  // Warps take turns along both axes, 16 rows and 16 columns at a time.
+  // Warps take turns along both axes, 16 rows and 8 columns at a time.
   using TiledMma = decltype(cute::make_tiled_mma(
       typename Multiplied<Operand>::Instruction{},
       cute::Layout<cute::Shape<cute::Int<tile.warps_m>, cute::Int<tile.warps_n>, cute::_1>>{},
@@ -83,8 +108,8 @@ struct Config {
   using Stages = decltype(cute::tile_to_shape(
       Swizzled{}, cute::Shape<cute::Int<Rows>, cute::Int<tile.k>, cute::Int<tile.stages>>{}));
 
-  using LoaderOfX = Loader<Element, OfTile, tile.m, Stages<tile.m>>;
-  using LoaderOfWeight = Loader<Element, OfTile, tile.n, Stages<tile.n>>;
+  using LoaderOfX = Loader<Element, OfTile, tile.m, Stages<tile.m>, AsInMemory>;
+  using LoaderOfWeight = Loader<Element, OfTile, tile.n, Stages<tile.n>, OrderOfWeight>;
 };
 
 }  // namespace epigemm::sm80_mma

@@ -73,8 +73,8 @@ inline double slices_microseconds(const Problem& p) {
   return fp16_slices::split_microseconds(p, p.m) + of_weight + kFixupUs;
 }
 
-// CTAs of a multiprocessor, limited by shared memory and by registers. A thread has 48 to 108 registers beside its sums
-// by the linker's output, here rounded up.
+// CTAs of a multiprocessor, limited by shared memory and by registers. A thread has 56 to 138 registers beside its sums
+// by the linker's output, and of two slices up to 190: the figure here gives their CTAs.
 inline int ctas_per_multiprocessor(const Tile& tile, const Device& device) {
   constexpr int kBesideSums = 110;
   const int by_shared = Sm80::shared_of_multiprocessor(device) / (tile.shared_bytes() + Sm80::kSharedOfSystem);

@@ -1,13 +1,14 @@
 // The mma.sync kernel: D = epilogue(x @ weight^T) on every GPU since Ampere.
 //
-// - A CTA computes one tile of D. Its warps load by cp.async, a ring of stages ahead, and multiply by mma.sync from
+// - A CTA computes a tile of D, then perhaps further ones. Its warps load by cp.async, a ring of stages ahead, and
+// multiply by mma.sync from
 //   registers, which ldmatrix fills one step of K ahead.
 // - A CTA has the whole K of its tile, and every sum is made in the order of K: the same bits whatever M is. Where the
 //   tiles are too few for the GPU, several CTAs may share the K of a tile (split_k.cuh).
 // - fp32 operands are copied as they are, and rounded to TF32 in registers. Or they are fp16 slices, which were split
 //   before: split_mainloop.cuh has the loop of the three products of two slices.
-// - The sums leave through shared memory, a few rows at a time. A thread then has 16 bytes of a row: it reads the
-//   epilogue's operands by as much, and stores it.
+// - The weight's rows lie in shared memory in an order that gives a thread sums of neighbours in D, 16 bytes of a row
+//   (config.cuh). They stay in its registers: it reads the epilogue's operands by as much, and stores it.
 #pragma once
 
 #include <type_traits>
@@ -36,26 +37,15 @@ __device__ __forceinline__ Place place_of(Order const& order, int number) {
 
 // --- finishing -----------------------------------------------------------------------------------------------------
 
-// Which results of a pass a thread finishes: 16 bytes of neighbours of some rows, always in the same columns.
-template <class Config>
-struct Share {
-  static constexpr int kVector = Config::kVector;
-  static constexpr int kVectorsOfRow = Config::tile.n / kVector;
-  static constexpr int kStep = Config::tile.threads() / kVectorsOfRow;  // rows
-  static constexpr int kRows = Config::tile.pass_rows() / kStep;
-  static_assert(Config::tile.pass_rows() % kStep == 0, "every thread finishes as much");
-
-  __device__ __forceinline__ int column() const { return static_cast<int>(threadIdx.x) % kVectorsOfRow * kVector; }
-  __device__ __forceinline__ int row(int i) const { return static_cast<int>(threadIdx.x) / kVectorsOfRow + i * kStep; }
-};
-
 // `count`: how many of the neighbours exist.
 template <class Config, class Stored>
 __device__ __forceinline__ void store(Stored* out, float const (&results)[Config::kVector], int64_t count) {
-  constexpr int kVector = Config::kVector;
-  uint32_t words[kVectorBytes / 4];
+  constexpr int kVector = Config::kVector, kWords = kVector * sizeof(Stored) / 4;
+  using Vector = std::conditional_t<kWords == 4, uint4, uint2>;
+  static_assert(kWords * 4 == sizeof(Vector), "one store");
+  alignas(Vector) uint32_t words[kWords];
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kVectorBytes / 4; ++i) {
+  for (int i = 0; i < kWords; ++i) {
     if constexpr (sizeof(Stored) == 4) {
       words[i] = reinterpret_cast<uint32_t const&>(results[i]);
     } else {
@@ -66,7 +56,7 @@ __device__ __forceinline__ void store(Stored* out, float const (&results)[Config
   }
   const bool is_aligned = Config::tile.loads == Loads::Vectors || reinterpret_cast<uintptr_t>(out) % sizeof(words) == 0;
   if (is_aligned && count >= kVector) {
-    *reinterpret_cast<uint4*>(out) = make_uint4(words[0], words[1], words[2], words[3]);
+    *reinterpret_cast<Vector*>(out) = reinterpret_cast<Vector const&>(words);
   } else {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kVector; ++i) {
@@ -94,7 +84,7 @@ struct NoRoots {
   __device__ __forceinline__ NoRoots(Arguments const&, int64_t) {}
 };
 
-// What a thread knows of its columns.
+// What a thread knows of a vector of columns.
 template <class Config>
 struct Columns {
   using Epilogue = open::Epilogue<typename Config::Result, Config::kVector, open::Access::Unknown>;
@@ -108,92 +98,93 @@ struct Columns {
       : first(column), epilogue(p.operands, column < p.n ? column : 0, p.n), roots(p, column) {}
 };
 
-// Neighbours of a row of sums. Of eight, the second four of every other four threads first: so the eight threads of one
-// access read all banks. In the order of memory they would read half of them, twice.
-template <int kVector>
-__device__ __forceinline__ void read_sums(const float* from, float (&sums)[kVector]) {
-  static_assert(kVector == 4 || kVector == 8);
-  const auto* const fours = reinterpret_cast<const float4*>(from);
-  const bool is_swapped = kVector == 8 && threadIdx.x / 4 % 2 == 1;
-  const float4 one = fours[is_swapped ? 1 : 0];
-  const float4 other = kVector == 8 ? fours[is_swapped ? 0 : 1] : one;
-  const float4 first = is_swapped ? other : one, second = is_swapped ? one : other;
-  sums[0] = first.x, sums[1] = first.y, sums[2] = first.z, sums[3] = first.w;
-  if constexpr (kVector == 8) sums[4] = second.x, sums[5] = second.y, sums[6] = second.z, sums[7] = second.w;
-}
-
-// One pass: a part of the sums to `shared`, and from there through the epilogue to D. `row0`: of D, the pass's first.
+// The epilogue of a thread's sums, ((columns, rows) of an instruction, rows, columns): vector by vector of columns, and
+// of each several rows at a time, whose operands are read at once. `m0`, `n0`: the tile's first row and column.
 template <class Config, class Sums>
-__device__ __forceinline__ void finish_pass(Arguments const& p, Columns<Config> const& columns, Sums const& sums,
-                                            float* shared, int row0) {
+__device__ __forceinline__ void finish(Arguments const& p, Sums const& sums, int m0, int n0) {
   using namespace cute;
   using Result = typename Config::Result;
   constexpr Tile tile = Config::tile;
-  constexpr int kVector = Config::kVector;
-  const Share<Config> share;
-  const int rows = p.m - row0;
-  typename Columns<Config>::Epilogue::Row of_rows[Share<Config>::kRows];
-  float roots[Share<Config>::kRows];
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < Share<Config>::kRows; ++i) {
-    if (share.row(i) >= rows) continue;
-    of_rows[i] = columns.epilogue.row(row0 + share.row(i));
-    if constexpr (Config::kIsOnSlices) roots[i] = p.x.roots[row0 + share.row(i)];
-  }
-
-  const auto shape = Shape<Int<tile.pass_rows()>, Int<tile.n>>{};
+  constexpr int kVector = Config::kVector, kPairs = kVector / 2, kVectors = size<2>(Sums{}) / kPairs;
+  constexpr int kRows = 2 * size<1>(Sums{}), kAtOnce = kRows < 4 ? kRows : 4;
+  static_assert(kRows % kAtOnce == 0, "whole groups of rows");
+  const auto shape = Shape<Int<tile.m>, Int<tile.n>>{};
   Tensor places = typename Config::TiledMma{}.get_slice(threadIdx.x).partition_C(make_identity_tensor(shape));
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < size(sums); i += 2) {  // two neighbours of a row
-    float* const to = shared + get<0>(places(i)) * tile.sums_stride() + get<1>(places(i));
-    *reinterpret_cast<float2*>(to) = make_float2(sums(i), sums(i + 1));
-  }
-  __syncthreads();
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < Share<Config>::kRows; ++i) {
-    const int row = share.row(i);
-    if (row >= rows || columns.first >= p.n) continue;
-    const float* const from = shared + row * tile.sums_stride() + share.column();
-    float of_row[kVector], results[kVector];
-    read_sums<kVector>(from, of_row);
-    if constexpr (Config::kIsOnSlices) columns.roots.rescale(roots[i], of_row);
-    columns.epilogue.apply(of_row, of_rows[i], results);
-    store<Config>(static_cast<Result*>(p.out) + (row0 + row) * p.out_row_stride + columns.first, results,
-                  p.n - columns.first);
+  for (int vector = 0; vector < kVectors; ++vector) {
+    const int place = get<1>(places(0, 0, vector * kPairs));
+    const Columns<Config> columns(p, n0 + Config::OrderOfWeight::row(place));
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kRows; first += kAtOnce) {
+      int rows[kAtOnce];
+      typename Columns<Config>::Epilogue::Row of_rows[kAtOnce];
+      float roots[kAtOnce];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        rows[i] = m0 + get<0>(places(make_coord(0, (first + i) % 2), (first + i) / 2, 0));
+        if (rows[i] >= p.m) continue;
+        of_rows[i] = columns.epilogue.row(rows[i]);
+        if constexpr (Config::kIsOnSlices) roots[i] = p.x.roots[rows[i]];
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (rows[i] >= p.m || columns.first >= p.n) continue;
+        float of_row[kVector], results[kVector];
+        CUTLASS_PRAGMA_UNROLL
+        for (int column = 0; column < kVector; ++column) {
+          const auto of_instruction = make_coord(column % 2, (first + i) % 2);
+          of_row[column] = sums(of_instruction, (first + i) / 2, vector * kPairs + column / 2);
+        }
+        if constexpr (Config::kIsOnSlices) columns.roots.rescale(roots[i], of_row);
+        columns.epilogue.apply(of_row, of_rows[i], results);
+        store<Config>(static_cast<Result*>(p.out) + rows[i] * p.out_row_stride + columns.first, results,
+                      p.n - columns.first);
+      }
+    }
   }
 }
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-// Grid: tiles, and the shares of each tile's K.
+// The ring of a tile, with its first stages on their way.
+template <class Config>
+__device__ __forceinline__ Ring<Config> ring_of(Arguments const& p, int number, ShareOfK const& k) {
+  extern __shared__ __align__(128) char memory[];
+  const Place place = place_of(p.order, number);
+  Ring<Config> ring(p, place.m * Config::tile.m, place.n * Config::tile.n, k,
+                    reinterpret_cast<typename Config::Element*>(memory));
+  ring.fill();
+  return ring;
+}
+
+// Grid: tiles, or fewer CTAs, of which each then computes several tiles; and the shares of each tile's K, with as many
+// CTAs as tiles. A tile's first stages are loaded during the epilogue of the one before.
 template <class Config>
 __device__ __forceinline__ void run(Arguments const& p) {
   using namespace cute;
   constexpr Tile tile = Config::tile;
-  extern __shared__ __align__(128) char memory[];
-  Tensor sums = partition_fragment_C(typename Config::TiledMma{}, Shape<Int<tile.m>, Int<tile.n>>{});
-  const Place loaded = place_of(p.order, tile_number());
+  const int tiles = p.order.walked * p.order.across;
   const ShareOfK k = share_of_k<Config>(p);
-  Ring<Config> ring(p, loaded.m * tile.m, loaded.n * tile.n, k, reinterpret_cast<typename Config::Element*>(memory));
-  if constexpr (Config::inputs == Inputs::Split) {
-    multiply_slices<Config>(ring, k.length, sums);
-  } else {
-    multiply<Config>(ring, k.length, sums);
-  }
-  if constexpr (tile.may_split()) {
-    if (p.division.splits > 1 && !add_shares<Config>(p, sums)) return;
-  }
-
-  __syncthreads();  // all stages have been read
-  const Place finished = place_of(p.order, tile_number());
-  const int m0 = finished.m * tile.m;
-  const Columns<Config> columns(p, finished.n * tile.n + Share<Config>{}.column());
-  auto* const shared = reinterpret_cast<float*>(memory);
-  CUTLASS_PRAGMA_UNROLL
-  for (int pass = 0; pass < size<1>(sums); ++pass) {
-    // Where a pass is written, the one before the last has been read: a barrier of the last one's lies between.
-    float* const of_pass = shared + pass % 2 * (tile.pass_bytes() / 4);
-    finish_pass<Config>(p, columns, sums(_, pass, _), of_pass, m0 + pass * tile.pass_rows());
+  Ring<Config> ring = ring_of<Config>(p, tile_number(), k);
+  CUTLASS_PRAGMA_NO_UNROLL
+  for (int number = tile_number(); number < tiles;) {
+    Tensor sums = partition_fragment_C(typename Config::TiledMma{}, Shape<Int<tile.m>, Int<tile.n>>{});
+    if constexpr (Config::inputs == Inputs::Split) {
+      multiply_slices<Config>(ring, k.length, sums);
+    } else {
+      multiply<Config>(ring, k.length, sums);
+    }
+    if constexpr (tile.may_split()) {
+      if (p.division.splits > 1 && !add_shares<Config>(p, sums)) return;
+    }
+    const int next = number + tiles_at_once();
+    if (next < tiles) {
+      __syncthreads();  // all stages have been read
+      ring = ring_of<Config>(p, next, k);
+    }
+    const Place finished = place_of(p.order, number);
+    finish<Config>(p, sums, finished.m * tile.m, finished.n * tile.n);
+    number = next;
   }
 }
 

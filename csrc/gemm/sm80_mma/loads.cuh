@@ -9,8 +9,9 @@
 
 namespace epigemm::sm80_mma {
 
-// Elements beyond the last row or the end of K are zeros. `kRows`: rows of the tile. `Layout`: of all stages.
-template <class Element, class OfTile, int kRows, class Layout>
+// Elements beyond the last row or the end of K are zeros. `kRows`: rows of the tile. `Layout`: of all stages. `Order`:
+// of the rows in a stage (config.cuh).
+template <class Element, class OfTile, int kRows, class Layout, class Order>
 class Loader {
   static constexpr Tile tile = OfTile::tile;
   static constexpr int kVector = tile.vector();
@@ -24,11 +25,11 @@ class Loader {
   // `first`: the tile's first row; `rows`: of the whole matrix; `first_k`: where in the rows it begins.
   __device__ __forceinline__ Loader(Rows const& from, int first, int rows, int first_k)
       : column_(static_cast<int>(threadIdx.x) % kVectorsOfRow * kVector) {
-    const int row = static_cast<int>(threadIdx.x) / kVectorsOfRow;
-    from_ = static_cast<const Element*>(from.data) + (first + row) * from.stride + first_k + column_;
-    step_ = kRowsAtOnce * from.stride;
-    rows_ = rows - first - row;
-    to_ = Layout{}(row, column_, 0);
+    const int place = static_cast<int>(threadIdx.x) / kVectorsOfRow, row = first + Order::row(place);
+    from_ = static_cast<const Element*>(from.data) + row * from.stride + first_k + column_;
+    stride_ = from.stride;
+    rows_ = rows - row;
+    to_ = Layout{}(place, column_, 0);
   }
 
   // Starts the copy of the next columns of K to a stage of `shared`; cp_async_fence and cp_async_wait follow it.
@@ -40,9 +41,9 @@ class Loader {
       CUTLASS_PRAGMA_UNROLL
       for (int slice = 0; slice < tile.slices; ++slice) {
         using Copy = cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>;
-        const Element* const from = from_ + i * step_ + slice * fp16_slices::kInterleave;
+        const Element* const from = from_ + row_of(i) * stride_ + slice * fp16_slices::kInterleave;
         Copy::copy(*reinterpret_cast<const cute::uint128_t*>(from), vector_of(shared, stage, i, slice),
-                   is_column_inside && i * kRowsAtOnce < rows_);
+                   is_column_inside && row_of(i) < rows_);
       }
     }
     advance(left);
@@ -54,8 +55,8 @@ class Loader {
     for (int i = 0; i < kCount; ++i) {
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kVector; ++j) {
-        const bool is_inside = column_ + j < left && i * kRowsAtOnce < rows_;
-        fetched_[i].elements[j] = is_inside ? from_[i * step_ + j] : Element(0);
+        const bool is_inside = column_ + j < left && row_of(i) < rows_;
+        fetched_[i].elements[j] = is_inside ? from_[row_of(i) * stride_ + j] : Element(0);
       }
     }
     advance(left);
@@ -72,6 +73,9 @@ class Loader {
     Element elements[kVector];
   };
 
+  // The row of a vector, counted from that of the first one.
+  static constexpr __host__ __device__ int row_of(int i) { return Order::row(i * kRowsAtOnce); }
+
   __device__ __forceinline__ cute::uint128_t& vector_of(Element* shared, int stage, int i, int slice = 0) const {
     Element* const place = shared + to_ + ((stage * tile.slices + slice) * kRows + i * kRowsAtOnce) * tile.columns();
     return *reinterpret_cast<cute::uint128_t*>(place);
@@ -85,7 +89,7 @@ class Loader {
   }
 
   const Element* from_;  // this thread's first vector of the next stage
-  int64_t step_;         // elements from one of its vectors to the next
+  int64_t stride_;       // of the rows, in elements
   int rows_;             // from its first row on
   int column_, to_;      // within a stage
   Vector fetched_[tile.loads == Loads::Elements ? kCount : 1];

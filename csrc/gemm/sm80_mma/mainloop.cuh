@@ -31,7 +31,6 @@ template <class Config, class Sums>
 __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) {
   using namespace cute;
   const int steps = (k + Config::tile.k - 1) / Config::tile.k;
-  ring.fill();
   with_fragments(ring, [&](auto& mma, auto& of_x, auto& of_weight, auto const& read_x, auto const& read_weight) {
     constexpr int kParts = size<2>(remove_cvref_t<decltype(of_x)>{});  // of a stage: one instruction's K each
     static_assert(kParts > 1, "one is read while another is multiplied");
@@ -41,8 +40,9 @@ __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) 
     clear(sums);
     ring.wait();
     read(0, reading);
+    int step = 0;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int step = 0; step < steps; ++step) {
+    do {  // once at least: without a branch around it the sums stay in their registers
       CUTLASS_PRAGMA_UNROLL
       for (int part = 0; part < kParts; ++part) {
         if (part == kParts - 1) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void multiply(Ring<Config>& ring, int k, Sums& sums) 
         }
         gemm(mma, of_x(_, _, part), of_weight(_, _, part), sums);
       }
-    }
+    } while (++step < steps);
   });
   if constexpr (Ring<Config>::kIsByVectors) cp_async_wait<0>();
 }

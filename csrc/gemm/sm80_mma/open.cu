@@ -33,6 +33,13 @@ Division division_of(Problem const& problem, Plan const& plan, Tile const& tile)
   return division;
 }
 
+// CTAs along the tiles. Where a multiprocessor runs one at a time, it goes on to further tiles, and loads them while it
+// finishes the one before. Of smaller tiles another CTA multiplies in that time.
+int ctas_along_tiles(Problem const& problem, Plan const& plan, Tile const& tile, Order const& order) {
+  const int tiles = order.walked * order.across;
+  return plan.splits == 1 && tile.is_alone() ? std::min(tiles, problem.device.multiprocessors) : tiles;
+}
+
 const char* clear_counters(Problem const& problem, Division const& division, int64_t bytes) {
   if (division.splits == 1) return nullptr;
   return cuda::fill(division.arrived, 0, bytes / 2, problem.device.index, problem.stream);
@@ -56,7 +63,7 @@ const char* launch_gemm(Problem const& problem, Plan const& plan, Rows const& x,
                       operands_of(problem)};
   void* parameters[] = {&arguments};
   const cuda::LaunchShape shape{
-      {static_cast<unsigned>(order.walked * order.across), static_cast<unsigned>(plan.splits), 1},
+      {static_cast<unsigned>(ctas_along_tiles(problem, plan, tile, order)), static_cast<unsigned>(plan.splits), 1},
       {static_cast<unsigned>(tile.threads()), 1, 1},
       /*cluster=*/{1, 1, 1},
       static_cast<std::size_t>(tile.shared_bytes()),

@@ -9,8 +9,8 @@
 
 namespace epigemm::sm80_mma {
 
-// A CTA's tile, and its part of K. They are read anew at each call, so that they take no registers while a loop runs
-// that does not need them.
+// A CTA's first tile, the tiles that are computed at once, and the CTA's part of K. They are read anew at each call, so
+// that they take no registers while a loop runs that does not need them.
 __device__ __forceinline__ int tile_number() {
 #ifdef __CUDA_ARCH__
   int number;
@@ -18,6 +18,15 @@ __device__ __forceinline__ int tile_number() {
   return number;
 #else
   return static_cast<int>(blockIdx.x);
+#endif
+}
+__device__ __forceinline__ int tiles_at_once() {
+#ifdef __CUDA_ARCH__
+  int number;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(number));
+  return number;
+#else
+  return static_cast<int>(gridDim.x);
 #endif
 }
 __device__ __forceinline__ int share_number() {

@@ -39,7 +39,6 @@ __device__ __forceinline__ void end_block(Sums& sums, Blocks& blocks) {
 template <class Config, class Sums>
 __device__ __forceinline__ void multiply_slices(Ring<Config>& ring, int k, Sums& sums) {
   using namespace cute;
-  ring.fill();
   with_fragments(ring, [&](auto& mma, auto& of_x, auto& of_weight, auto const& read_x, auto const& read_weight) {
     constexpr int kRows = size<1>(remove_cvref_t<decltype(of_x)>{});          // 16 rows of x each
     constexpr int kParts = size<2>(remove_cvref_t<decltype(of_x)>{}) / 2;     // of hi; those of lo follow

@@ -2,13 +2,10 @@
 // the planner can read them on a machine without a GPU.
 #pragma once
 
-#include <algorithm>
-
 namespace epigemm::sm80_mma {
 
 constexpr int kVectorBytes = 16;  // what one thread loads, stores, or reads of a matrix at once
 constexpr int kInstruction = 16;  // rows of mma.sync; ldmatrix brings as many columns of N at once
-constexpr int kSumsPadding = 8;   // floats behind a row of sums: rows begin in different banks
 
 // What a kernel multiplies.
 enum class Inputs {
@@ -41,16 +38,14 @@ struct Tile {
   constexpr int threads() const { return 32 * warps_m * warps_n; }
   constexpr int stage_bytes() const { return slices * row_bytes() * (m + n); }
 
-  // The sums go through shared memory in passes: one pass has the next 16 rows of every warp. There is memory for two
-  // passes.
-  constexpr int pass_rows() const { return kInstruction * warps_m; }
-  constexpr int sums_stride() const { return n + kSumsPadding; }
-  constexpr int pass_bytes() const { return 4 * pass_rows() * sums_stride(); }
+  // Whether a multiprocessor has registers for one CTA alone: its sums take half of them, and it has others, too. Or,
+  // as the linker says of two slices, eight warps have more than 128 each.
+  constexpr bool is_alone() const { return 2 * m * n >= 64 * 1024 || slices == 2; }
 
   // Whether several CTAs may share the K of a tile.
   constexpr bool may_split() const { return loads == Loads::Vectors; }
 
-  constexpr int shared_bytes() const { return std::max(stages * stage_bytes(), 2 * pass_bytes()); }
+  constexpr int shared_bytes() const { return stages * stage_bytes(); }
 };
 
 constexpr Tile kTiles[] = {

@@ -1,9 +1,9 @@
 // The mma.sync kernels' own source on the CPU: problems of tiles of every kind against sums in double.
 //
 // Arguments: operand, tile, M, N, K, elements before each matrix, elements behind each row, CTAs that share the K of a
-// tile. Prints the largest error in
-// units of its bound, and exits with 1 where that is above 1 or something beside D was written. The operands split and
-// scaled are fp32 matrices, which the program splits into fp16 slices.
+// tile, and the most CTAs along the tiles. Prints the largest error in units of its bound, and exits with 1 where that
+// is above 1 or something beside D was written. The operands split and scaled are fp32 matrices, which the program
+// splits into fp16 slices.
 #include "emulation/warps.h"
 
 #include "open/contract.h"
@@ -50,7 +50,7 @@ using namespace epigemm;
 using namespace epigemm::sm80_mma;
 
 struct Sizes {
-  int m, n, k, before, behind, splits;
+  int m, n, k, before, behind, splits, most;
 };
 
 // Small whole numbers and halves: most sums are exact, and a wrong element shows.
@@ -217,7 +217,9 @@ int check(const Sizes& sizes) {
     std::fill(out.all.begin(), out.all.end(), kPoison<Stored>);
     Divided divided(tile, tiles_m * tiles_n, p.k, sizes.splits);
     p.division = divided.division();
-    for (int number = 0; number < tiles_m * tiles_n * sizes.splits; ++number) {
+    const int ctas = std::min(sizes.most, tiles_m * tiles_n);
+    gridDim = {static_cast<unsigned>(ctas), static_cast<unsigned>(sizes.splits)};
+    for (int number = 0; number < ctas * sizes.splits; ++number) {
       std::memset(memory, 0xff, sizeof memory);
       const auto [of_tile, share] = divided.place(number);
       emulation::run_cta(tile.threads(), {of_tile, share}, 37 * number % tile.threads(), [&] { run<Config>(p); });
@@ -266,7 +268,7 @@ int check_tile(int tile, const Sizes& sizes, std::integer_sequence<int, TileInde
 
 int main(int, char** given) {
   const auto number = [&](int i) { return std::atoi(given[i]); };
-  const Sizes sizes{number(3), number(4), number(5), number(6), number(7), number(8)};
+  const Sizes sizes{number(3), number(4), number(5), number(6), number(7), number(8), number(9)};
   if (std::strcmp(given[1], "float16") == 0) {
     return check_tile<__half>(number(2), sizes, std::integer_sequence<int, 6, 9>{});
   }

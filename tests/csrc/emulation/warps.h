@@ -66,7 +66,7 @@ inline Thread& here() { return cta->threads[cta->current]; }
 struct ThreadIndex {
   unsigned x, y;
 };
-inline ThreadIndex threadIdx, blockIdx;
+inline ThreadIndex threadIdx, blockIdx, gridDim;
 
 namespace emulation {
 
