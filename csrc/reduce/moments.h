@@ -17,8 +17,14 @@ struct alignas(2 * sizeof(Real)) BlockMoments {
   Real mean, squares;  // squares: the sum of the squared deviations from the mean
 };
 
-// Sums over one column of a block. The pivot is one of the summed numbers, so that its distance from the mean costs the
-// sums no more accuracy than its own deviation is worth.
+// The pivot that a number makes: itself, so that its distance from the mean costs the sums no more accuracy than its own
+// deviation is worth. Of an infinity or NaN it is 0: an infinity less itself is NaN, where the sum is infinite.
+template <class Real>
+EPIGEMM_HOST_DEVICE Real pivot_of(Real number) {
+  return number - number == 0 ? number : Real(0);
+}
+
+// Sums over one column of a block. The pivot is that of one of the summed numbers.
 template <class Real>
 struct PivotSums {
   Real pivot, sum = 0, squares = 0;

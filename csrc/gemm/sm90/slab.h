@@ -29,7 +29,7 @@ struct SlabMoments {
   // The first `rows` rows of the slab at an address, a multiple of 1024.
   EPIGEMM_HOST_DEVICE SlabMoments(uint32_t slab, int lane, int rows) {
     const uint32_t pivots = Load::word(slab + lane % kLanes * 4);
-    for (int i = 0; i < Numbers::kCount; ++i) columns[i] = {Numbers::at(pivots, i)};
+    for (int i = 0; i < Numbers::kCount; ++i) columns[i] = {pivot_of(Numbers::at(pivots, i))};
     uint32_t line = slab + lane * 4;
     int left = (rows + kRowsOfLine - 1 - lane / kLanes) / kRowsOfLine;
 #pragma unroll 1
