@@ -13,7 +13,7 @@ from epigemm import PerColumn, ResultsEpilogue
 from epigemm.calls import entry, moments
 from epigemm.calls.moments import Moments
 from epigemm.epilogues.registry import BIAS
-from epigemm.epilogues.tracing.results import VAR
+from epigemm.epilogues.tracing.results import AMAX, VAR
 from epigemm.planning import dry_runs
 from tests.support.results import (
     assert_results,
@@ -51,7 +51,25 @@ def of_a_further_matrix(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
     return z, y, torch.tanh(z), y.var(0), y.var(0, correction=0), z.var(0)
 
 
-FUNCTIONS = (statistics, alone, of_the_product, beside_others)
+@epigemm.epilogue
+def along_both(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+    z = acc + bias
+    of_columns = z.sum(0), z.mean(0, keepdim=True), z.var(0, correction=0)
+    return z, *of_columns, z.sum(1), z.mean(1), *torch.var_mean(z, 1), z.var(1, keepdim=True, correction=2.5)
+
+
+@epigemm.epilogue
+def of_rows(acc: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    return torch.var_mean(acc, 1, correction=0), acc.sum(1, keepdim=True)
+
+
+@epigemm.epilogue
+def sums(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+    z = acc + bias
+    return z, z.sum(0), z.mean(0), z.amax(0), z.sum(1)
+
+
+FUNCTIONS = (statistics, alone, of_the_product, beside_others, along_both, of_rows, sums)
 NAMES = [function.traced.name for function in FUNCTIONS]
 
 
@@ -85,15 +103,41 @@ def test_values(
     function: ResultsEpilogue,
     lead: tuple[int, ...],
     dtype: torch.dtype,
+    stage: Stage,
     asked: list[int],
     left: list[tuple[str, int]],
     rng: torch.Generator,
 ) -> None:
-    """One call gives the product and all variances of its columns."""
+    """One call gives the product and all variances of its columns, and further reductions if its kernel does."""
     given = draw(function, rng, dtype, lead=lead)
     want = wanted(function, given.product, given.operands)
-    assert_results(function, function(given.x, given.weight, *given.operands), want, dtype, (*lead, 24))
-    assert len(asked) == 1 and (VAR, 0) not in left
+    for stage.module.is_within in (False, True):
+        found = function(given.x, given.weight, *given.operands)
+        assert_results(function, found, want, dtype, (*lead, 24))
+    assert len(asked) == 2 and (VAR, 0) not in left
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+@pytest.mark.parametrize("function", [along_both, of_rows, sums], ids=lambda each: str(each.traced.name))
+def test_what_is_left_to_pytorch(
+    function: ResultsEpilogue,
+    is_within: bool,
+    stage: Stage,
+    asked: list[int],
+    left: list[tuple[str, int]],
+    rng: torch.Generator,
+) -> None:
+    """Extremes alone, if the product's kernel reduces; else all but what follows from columns with variances."""
+    stage.module.is_within = is_within
+    given = draw(function, rng, torch.bfloat16, lead=(2, 9))
+    found = function(given.x, given.weight, *given.operands)
+    assert_results(
+        function, found, wanted(function, given.product, given.operands), torch.bfloat16, (2, 9, 24)
+    )
+    every = [(each.kind, each.axis) for each in function.parts(torch.bfloat16).reductions]
+    behind = [each for each in every if each[1] == 1 or function is sums]
+    assert len(asked) == 1 and left == ([each for each in every if each[0] == AMAX] if is_within else behind)
+    assert (AMAX, 0) in every or function is not sums
 
 
 def test_a_bias_alone_is_the_built_in_epilogue(asked: list[int], rng: torch.Generator) -> None:

@@ -15,7 +15,16 @@ from epigemm.linking import cubins
 from tests.support.cases import fused_unavailable
 from tests.support.moments import assert_close, poison_free_memory
 from tests.support.results import assert_results, draw, left_to_pytorch, statistics, wanted
-from tests.test_results_epilogue_moments import FUNCTIONS, NAMES, alone, of_a_further_matrix, of_the_product
+from tests.test_results_epilogue_moments import (
+    FUNCTIONS,
+    NAMES,
+    alone,
+    along_both,
+    of_a_further_matrix,
+    of_rows,
+    of_the_product,
+    sums,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -93,6 +102,72 @@ def test_they_are_those_of_the_stored_numbers(
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", [*SIZES, (2049, 2041, 512), (4097, 4104, 256)], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+def test_sums_means_and_variances_of_both_axes(
+    offset: float,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    left: list[tuple[str, int]],
+    rng: torch.Generator,
+) -> None:
+    """As accurate as the moments (tests.support.moments), of operands with gaps between their rows, in two runs.
+
+    A sum is a mean times the count, and so is its bound, with one more rounding. What is left to PyTorch has its
+    accuracy.
+    """
+    m, n, k = size
+    given = draw(along_both, rng, dtype, DEVICE, (m,), n, k)
+    (bias,) = given.operands
+    bias += offset
+    x, weight = (
+        torch.full((each.shape[0], each.shape[1] + 24), 7.0, device=DEVICE, dtype=dtype)[:, 8 : 8 + k]
+        for each in (given.x, given.weight)
+    )
+    x.copy_(given.x)
+    weight.copy_(given.weight)
+    runs = []
+    for _ in range(2):
+        poison_free_memory(DEVICE, 1 + (m * n >> 18))
+        runs.append(tree_leaves(along_both(x, weight, bias)))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    z, sum0, mean0, var0, sum1, mean1, var1, _, corrected = runs[0]
+    assert_close(z, mean0.flatten(), var0)
+    assert not left or [axis for _, axis in left] == [1] * len(left)
+    if (VAR, 1) not in left:
+        assert_close(z.t(), mean1, var1 * ((n - 1) / n))
+    for total, matrix in ((sum0, z.double()), (sum1, z.double().t())):
+        if total is sum1 and left:
+            continue
+        largest = (matrix - matrix.mean(0)).abs().amax(0)
+        epsilon = torch.finfo(torch.float32).eps
+        bound = len(matrix) * (2.5 * epsilon * matrix.mean(0).abs() + 16 * epsilon * largest)
+        assert ((total.double() - matrix.sum(0)).abs() <= bound).all()
+    if not left:
+        torch.testing.assert_close(corrected.flatten(), var1 * ((n - 1) / (n - 2.5)), rtol=2**-21, atol=0)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", [(3, 64, 64), (1000, 200, 64), (4096, 2048, 1024)], ids=str)
+def test_sums_are_infinite_where_pytorchs_are(
+    size: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
+) -> None:
+    m, n, k = size
+    given = draw(sums, rng, dtype, DEVICE, (m,), n, k)
+    bias, inf = given.operands[0], float("inf")
+    bias[0], bias[n // 2], bias[n - 1] = inf, -inf, float("nan")
+    z, *found = sums(given.x, given.weight, bias)
+    of_rows_alone = of_rows(given.x, given.weight)
+    wide = z.double()
+    for each, want in zip(found, (wide.sum(0), wide.mean(0), wide.amax(0), wide.sum(1)), strict=True):
+        special = ~want.isfinite()
+        assert torch.equal(each[special].double().nan_to_num(7.0), want[special].nan_to_num(7.0))
+        assert bool(each[~special].isfinite().all())
+    assert all(bool(each.isfinite().all()) for each in tree_leaves(of_rows_alone))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_constant_columns(dtype: torch.dtype) -> None:
     """Their variance is 0, and their mean is the number itself."""
     x, weight = (
@@ -132,11 +207,13 @@ def test_one_infinity_in_a_column(rng: torch.Generator) -> None:
 def test_on_hopper_the_products_kernel_reduces(dtype: torch.dtype, rng: torch.Generator) -> None:
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
-    for function in (statistics, alone):
+    for function in (statistics, alone, along_both, of_rows, sums):
         given = draw(function, rng, dtype, DEVICE, (4096,), 2048, 1024)
         found = epigemm.explain(function, given.x, given.weight, *given.operands, strict=True)
         assert found.path == "fused" and not any("blocks of rows" in each for each in found.kernels)
-        assert any("the product's kernel reduces the blocks of rows" in each for each in found.reasons)
+        assert any("the product's kernel reduces the blocks of" in each for each in found.reasons)
+        if function in (along_both, of_rows):
+            assert not any("torch sum" in each or "var_mean" in each for each in found.kernels)
         got = function(given.x, given.weight, *given.operands, strict=True)
         assert_results(function, got, wanted(function, given.product, given.operands), dtype, (4096, 2048))
 

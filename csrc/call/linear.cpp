@@ -24,7 +24,7 @@ namespace {
 struct Resources {
   open::Kernels kernels;
   bool is_linked = false;  // whether the call runs linked kernels
-  void* block_moments = nullptr;
+  MomentBlocks blocks;
   char* workspace = nullptr;  // for the copies, then the family, then the fold
   int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
@@ -111,7 +111,10 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
   problem.stream = resources.stream;
   problem.out.data = result.data;
   *d = problem.out;
-  if (are_moments_in_kernel(problem, plan)) problem.block_moments = resources.block_moments;
+  if (are_moments_in_kernel(problem, plan)) {
+    problem.column_blocks = resources.blocks.of_columns;
+    problem.row_blocks = resources.blocks.of_rows;
+  }
   problem.workspace = resources.workspace + resources.copies_bytes;
   void* const folded = resources.workspace + resources.copies_bytes + resources.family_bytes;
   if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
@@ -164,9 +167,13 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
   if (!decision.plan.is_fused() && !does_everything(call, prepared.problem, record->gemm)) {
     record->launches.push_back(Launch::Elementwise);
   }
-  if (!call.moments) return;
-  if (!are_moments_in_kernel(prepared.problem, decision.plan)) record->launches.push_back(Launch::Blocks);
-  if (!are_blocks_left(call, prepared.problem, decision.plan)) record->launches.push_back(Launch::Merge);
+  const Problem& problem = prepared.problem;
+  record->is_reduced_within = are_moments_in_kernel(problem, decision.plan);
+  if (has_column_moments(call, problem, decision.plan)) {
+    if (!record->is_reduced_within) record->launches.push_back(Launch::Blocks);
+    if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back(Launch::Merge);
+  }
+  if (has_row_moments(call, problem, decision.plan)) record->launches.push_back(Launch::MergeOfRows);
 }
 
 }  // namespace
@@ -217,15 +224,14 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (bytes > 0) {
     resources.workspace = static_cast<char*>(torch.workspace(bytes));
     if (!resources.workspace) return Answer::NoMemory;
-    resources.block_moments = resources.workspace;
-    resources.workspace += of_moments;
   }
-  if (are_blocks_left(call, problem, decision.plan)) resources.block_moments = call.block_moments->data;
+  resources.blocks = place_blocks(call, problem, decision.plan, resources.workspace);
+  if (bytes > 0) resources.workspace += of_moments;
   Matrix d;
   const Answer answer = is_fused ? run_fused(call, decision.plan, prepared, resources, torch, &d)
                                  : run_fallback(call, prepared, resources, torch, &d);
   if (answer != Answer::Done) return answer;
-  const bool is_done = run_moments(call, decision.plan, problem, d, resources.block_moments, torch);
+  const bool is_done = run_moments(call, decision.plan, problem, d, resources.blocks, torch);
   return is_done ? Answer::Done : Answer::Raised;
 }
 

@@ -49,6 +49,12 @@ struct ForcedPlan {
   bool is_fastest = false;  // run this arithmetic's fastest fused plan instead, whatever the fallback takes
 };
 
+// What was given of the statistics that a call wants.
+struct GivenMoments {
+  bool are_within = false;  // the product's kernel has reduced D
+  int block_rows = 0;       // of the columns' blocks whose moments are left; 0: none are
+};
+
 struct LinearCall {
   EpilogueId epilogue{};
   const Tensor* x = nullptr;
@@ -57,12 +63,15 @@ struct LinearCall {
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
   // Contiguous [2, N] in fp32 (fp64 of fp64), on a GPU: receives the mean and the biased variance of each column of D,
-  // of the numbers as they are stored.
-  const Tensor* moments = nullptr;
-  // With `moments`, or null: contiguous [blocks, N, 2] of their type. If the rows make no more blocks than that, their
-  // moments are left here, and *block_rows receives the rows of a block. Else they are merged, and it receives 0.
-  const Tensor* block_moments = nullptr;
-  int* block_rows = nullptr;
+  // of the numbers as they are stored. If they are not needed, only where the product's kernel reduces D.
+  const Tensor* column_moments = nullptr;
+  bool needs_column_moments = true;
+  // With `column_moments`, or null: contiguous [blocks, N, 2] of their type. If the rows make no more blocks than that,
+  // their moments are left here, else they are merged.
+  const Tensor* column_blocks = nullptr;
+  // [2, M] like `column_moments`: the same of each row, where the product's kernel reduces D.
+  const Tensor* row_moments = nullptr;
+  GivenMoments* given = nullptr;
   // Like a new result: receives the second values of an epilogue that has them. Only fused kernels store it.
   const Tensor* stored = nullptr;
   int fp32_order = 0;

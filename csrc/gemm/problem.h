@@ -67,9 +67,9 @@ struct Problem : Sizes {
   bool is_any_family_offered = false;  // also those that have not run on a GPU: Family::is_offered
   void* workspace = nullptr;           // of Family::workspace_bytes bytes
   void* packed_weight = nullptr;       // the weight's pack, if there is one
-  bool has_moments = false;            // the call also returns D's column statistics (csrc/reduce)
+  bool has_moments = false;            // the call also returns statistics of D's columns or rows (csrc/reduce)
   Matrix stored;                       // like out, for the second values of an epilogue that has them
-  void* block_moments = nullptr;       // where a kernel that reduces blocks of D writes them (Family::moment_rows)
+  void *column_blocks = nullptr, *row_blocks = nullptr;  // where a kernel writes moments of D (Family::moment_rows)
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };

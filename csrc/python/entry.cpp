@@ -150,24 +150,28 @@ struct LinearArguments {
   }
 };
 
-// linear_with_moments(..., moments, blocks) -> (Tensor, int) | int: `linear`, which also writes column statistics
-//   moments, blocks: moments and block_moments of call/linear.h; blocks may be None. Behind the result: block_rows
+// linear_with_moments(..., columns, needs_columns, blocks, rows) -> (Tensor, bool, int) | int: `linear`, which also
+// writes statistics of its result
+//   columns, needs_columns, blocks, rows: column_moments, needs_column_moments, column_blocks and row_moments of
+//   call/linear.h; tensors may be None. Behind the result: GivenMoments
 struct MomentsArguments : LinearArguments {
-  enum { Moments = LinearArguments::Count, Blocks, Count };
-  call::Tensor moments, blocks;
+  enum { Columns = LinearArguments::Count, NeedsColumns, Blocks, Rows, Count };
+  call::Tensor columns, blocks, rows;
 
   bool read(Reader& reader, PyObject* const* given) {
-    linear.moments = &moments;
-    return LinearArguments::read(reader, given) && reader.read(given[Moments], &moments) &&
-           reader.read_optional(given[Blocks], &blocks, &linear.block_moments);
+    linear.needs_column_moments = given[NeedsColumns] == Py_True;
+    return LinearArguments::read(reader, given) &&
+           reader.read_optional(given[Columns], &columns, &linear.column_moments) &&
+           reader.read_optional(given[Blocks], &blocks, &linear.column_blocks) &&
+           reader.read_optional(given[Rows], &rows, &linear.row_moments);
   }
 
   PyObject* run(PyObject* const* given) {
-    int block_rows = 0;
-    linear.block_rows = &block_rows;
+    call::GivenMoments moments;
+    linear.given = &moments;
     Object found(LinearArguments::run(given));
     if (!found || PyLong_Check(found.get())) return found.release();
-    return Py_BuildValue("(Ni)", found.release(), block_rows);
+    return Py_BuildValue("(NOi)", found.release(), moments.are_within ? Py_True : Py_False, moments.block_rows);
   }
 };
 

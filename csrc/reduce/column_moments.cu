@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     PivotSums<Real> columns[kVector];
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) columns[j].pivot = cuda::to_compute(pivots.elements[j]);
+    for (int j = 0; j < kVector; ++j) columns[j].pivot = pivot_of(cuda::to_compute(pivots.elements[j]));
 #pragma unroll
     for (int i = 0; i < kRowsOfWarp; ++i) {
       if (i * kWarps + warp >= rows) break;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const int local = threadIdx.x;
   if (local >= kColumns || first + local >= matrix.columns) return;
-  PivotSums<Real> all{cuda::to_compute(begin[first + local])};
+  PivotSums<Real> all{pivot_of(cuda::to_compute(begin[first + local]))};
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) {
     all.sum += sums[i][local];
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kLanes* cuda::kMergeGroups) merge_kernel(Merge
   const int64_t column = int64_t(blockIdx.x) * kLanes + lane;
   const bool is_inside = column < merge.columns;
   const auto* const blocks = static_cast<const BlockMoments<Real>*>(merge.blocks) + (is_inside ? column : 0);
-  const double pivot = blocks->mean;
+  const double pivot = pivot_of(blocks->mean);
   cuda::MergeSums own;
 #pragma unroll 4
   for (int64_t i = group; i < arguments.blocks; i += cuda::kMergeGroups) {

@@ -11,7 +11,7 @@ namespace epigemm::cuda {
 
 constexpr int kMergeGroups = 32;
 
-// Of the blocks' deviations from the first block's mean, the pivot.
+// Of the blocks' deviations from the first block's mean, the pivot if it is finite (pivot_of).
 struct MergeSums {
   double sum = 0, squares = 0;
 
@@ -79,7 +79,7 @@ struct PartOfBlocks {
   // Issues all loads; `moments`: of the column.
   __device__ __forceinline__ PartOfBlocks(const FewBlocks& all, const BlockMoments<Real>* moments, int64_t columns,
                                           int part)
-      : all(all), part(part), pivot(moments->mean) {
+      : all(all), part(part), pivot(pivot_of(moments->mean)) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (block_of(i) <= all.last) loaded[i] = moments[block_of(i) * columns];

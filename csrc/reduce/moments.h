@@ -17,8 +17,14 @@ struct alignas(2 * sizeof(Real)) BlockMoments {
   Real mean, squares;  // squares: the sum of the squared deviations from the mean
 };
 
-// Sums over one column of a block. The pivot is one of the summed numbers, so that its distance from the mean costs the
-// sums no more accuracy than its own deviation is worth.
+// The pivot that a number makes: itself, so that its distance from the mean costs the sums no more accuracy than its
+// own deviation is worth. Of an infinity or NaN it is 0: an infinity less itself is NaN, where the sum is infinite.
+template <class Real>
+EPIGEMM_HOST_DEVICE Real pivot_of(Real number) {
+  return number - number == 0 ? number : Real(0);
+}
+
+// Sums over one column of a block. The pivot is that of one of the summed numbers.
 template <class Real>
 struct PivotSums {
   Real pivot, sum = 0, squares = 0;
@@ -30,8 +36,14 @@ struct PivotSums {
   }
 
   // `count`: of the numbers that were added.
-  EPIGEMM_HOST_DEVICE BlockMoments<Real> moments(int count) const {
-    const Real shift = sum / static_cast<Real>(count), left = squares - sum * shift;
+  EPIGEMM_HOST_DEVICE BlockMoments<Real> moments(int count) const { return shifted(sum / static_cast<Real>(count)); }
+
+  // The same, with 1 / count as exact as a few roundings.
+  EPIGEMM_HOST_DEVICE BlockMoments<Real> moments_by(Real inverse) const { return shifted(sum * inverse); }
+
+ private:
+  EPIGEMM_HOST_DEVICE BlockMoments<Real> shifted(Real shift) const {
+    const Real left = squares - sum * shift;
     return {pivot + shift, left < 0 ? Real(0) : left};  // NaN stays
   }
 };

@@ -15,7 +15,7 @@ from epigemm._native import build_info
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import elementwise_kernels, stores
+from epigemm.calls import elementwise_kernels, moments, stores
 from epigemm.epilogues.keeping import keeping
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
@@ -29,8 +29,8 @@ from epigemm.user_epilogue import UserEpilogue
 
 _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
 _FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
-_BESIDE = ", with column statistics,"
-_MANY_ROWS = 1 << 31  # more than a variance's correction
+_BESIDE = ", with statistics of its result,"
+_MANY = 1 << 31  # rows or columns: more than a variance's correction
 
 
 class _Wanted(NamedTuple):
@@ -41,7 +41,7 @@ class _Wanted(NamedTuple):
     has_product: bool = True
     is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
     keeps_product: bool = False  # whether the second matrix is the product, which the derivative reads
-    has_moments: bool = False  # whether calls may also give the moments of the result's columns
+    moments: int = 0  # that calls may also give, as of `dry_runs.dry_run`
 
     @property
     def linked(self) -> LinkedEpilogue:
@@ -156,11 +156,12 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
     dtype, _ = types
     wide = compute_dtype(dtype)
     for form in (function, *function.without.values()):
-        has_moments = dtype.itemsize == 2 and 0 in form.parts(dtype).of_moments(_MANY_ROWS).values()
+        wanted = form.parts(dtype).of_product(_MANY, _MANY) if dtype.itemsize == 2 else None
+        of_product = 0 if wanted is None else moments.number_of(wanted)
         for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
             if epilogue is not None:
                 of_types = (wide, wide) if matrix.is_wide else types
-                yield _Wanted(epilogue, of_types, number == 0, has_moments=number == 0 and has_moments)
+                yield _Wanted(epilogue, of_types, number == 0, moments=0 if number else of_product)
                 if training and number == 0:
                     yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
         if (pair := form.pair(dtype)) is not None:
@@ -314,6 +315,6 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
 
 
 def _with_moments(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
-    """The same of a call that also gives the moments of its result's columns; nothing where none does."""
-    if form.has_moments and not form.epilogue.runs_built_in(call.operands, call.x):
-        yield dry_runs.dry_run(call, moments=True, gpu=gpu)
+    """The same of a call that also gives moments of its result; nothing where none does."""
+    if form.moments and not form.epilogue.runs_built_in(call.operands, call.x):
+        yield dry_runs.dry_run(call, moments=form.moments, gpu=gpu)

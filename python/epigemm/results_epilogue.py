@@ -4,7 +4,7 @@
 matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
 compile by themselves, and so do calls with several results. Where no gradient is recorded, one kernel may compute two
 matrices behind the product, if these are all that is read (`epigemm.calls.stores`), and in 16 bits the product's kernel
-may also reduce its columns (`epigemm.calls.moments`).
+may also reduce what it stores (`epigemm.calls.moments`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class ResultsEpilogue(Decorated):
         with_moments = form._with_moments(x, weight, given, precision, strict=strict)
         if with_moments is not None:
             shared, of_shared = with_moments
-            return form._results({0: shared}, given, {0: of_shared})
+            known = {(0, axis): each for axis, each in of_shared.items()}
+            return form._results({0: shared}, given, known)
         matrix, epilogue = form.matrices(x.dtype)[0]
         if epilogue is None:
             shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
@@ -270,13 +271,14 @@ class ResultsEpilogue(Decorated):
 
     def _with_moments(
         self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
-    ) -> tuple[Tensor, Moments] | None:
-        """The shared matrix and the moments of its columns, of one call; None if it is a call without them."""
+    ) -> tuple[Tensor, dict[int, Moments]] | None:
+        """The shared matrix and its moments by the axis, of one call; None if it is a call without them."""
         if _is_compiling() or precision not in (None, *ARITHMETIC) or invariance.enabled():
             return None
-        if 0 not in self.parts(x.dtype).of_moments(math.prod(x.shape[:-1])).values():
+        wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
+        if wanted is None:
             return None
-        return moments.linear(*self.shared_call(x, weight, given, strict=strict))
+        return moments.linear(*self.shared_call(x, weight, given, strict=strict), wanted)
 
     def shared_call(
         self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool
@@ -288,11 +290,14 @@ class ResultsEpilogue(Decorated):
         return epilogue.plain_call(x, weight, matrix.operands(given), strict=strict)
 
     def _results(
-        self, found: dict[int, Tensor], given: Sequence[Any], known: Mapping[int, Moments] | None = None
+        self,
+        found: dict[int, Tensor],
+        given: Sequence[Any],
+        known: Mapping[tuple[int, int], Moments] | None = None,
     ) -> Any:
         """All results, of the matrices that there are: the shared one, or all that have x's dtype.
 
-        `known`: the moments of the columns of some of them.
+        `known`: the moments of some of them, by the number and the axis.
         """
         some = next(iter(found.values()))
         lead, columns = some.shape[:-1], some.shape[-1]

@@ -13,12 +13,14 @@ from epigemm import PerColumn
 from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry, moments
+from epigemm.epilogues.parts import Wanted
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200
 from tests.support.answers import Answers
 
+BOTH = Wanted(columns=True, rows=True, needs_columns=True)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
@@ -58,6 +60,25 @@ def test_other_kernels_are_followed_by_one_that_reads_their_result() -> None:
         "merge",
     ]
     assert launches(2048, 512, 512, torch.float64, epilogue=BIAS) == ["torch_gemm", "blocks", "merge"]
+
+
+@pytest.mark.usefixtures("described")
+def test_those_of_rows_and_those_that_are_not_needed() -> None:
+    """Only kernels that reduce what they store give them: a pass over the result counts against the others."""
+    within, rows = dry_runs.COLUMNS_WITHIN, dry_runs.ROWS_WITHIN
+    assert launches(16384, 8192, 8192, moments=rows) == ["fused", "merge_of_rows"]
+    assert launches(16384, 8192, 8192, moments=within) == ["fused", "merge"]
+    assert launches(16384, 8192, 8192, moments=within | rows) == ["fused", "merge", "merge_of_rows"]
+    assert launches(2048, 8192, 8192, moments=dry_runs.COLUMNS | rows) == ["fused", "merge", "merge_of_rows"]
+    swap_ab = list(build_info()["families"]).index("sm90_swap_ab")
+    small = (0, swap_ab, 0, 0, 1, 1)
+    assert launches(16, 4096, 1024, moments=within | rows, plan=small) == ["fused"]
+    assert launches(16, 4096, 1024, moments=dry_runs.COLUMNS | rows, plan=small) == ["fused", "blocks"]
+    for wanted in (within, rows):
+        assert launches(4096, 1024, 512, plan=dry_runs.FALLBACK, epilogue=BIAS, moments=wanted) == [
+            "torch_gemm"
+        ]
+        assert launches(4096, 1024, 512, epilogue=BIAS, moments=wanted)[0] == "fused"
 
 
 @pytest.mark.usefixtures("described")
@@ -127,8 +148,8 @@ def test_arguments_that_do_not_fit() -> None:
 def test_the_module_wants_a_gpu() -> None:
     x = torch.empty(8, 16)
     given = (BIAS.number, x, x, (None,), None, None, 0, None, 0, False, False, 0, None, None)
-    assert entry.ask_with_moments(*given, torch.empty(2, 8), None) == Reason.DOES_NOT_FIT
-    with pytest.raises(TypeError, match="got 14 arguments; accepted are 16"):
+    assert entry.ask_with_moments(*given, torch.empty(2, 8), True, None, None) == Reason.DOES_NOT_FIT
+    with pytest.raises(TypeError, match="got 14 arguments; accepted are 18"):
         entry.ask_with_moments(*given)
 
 
@@ -145,20 +166,20 @@ def half_precision() -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
 def test_the_fold_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", (result, 0))
+    answers = Answers(monkeypatch, "ask_with_moments", (result, True, 0))
     z, (mean, variance, *_) = moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     assert z is result and mean.shape == variance.shape == (2048,) and mean.dtype is torch.float32
     (asked,) = answers.asked
     assert asked[0] == SCALE_BATCH_NORM.number and asked[3] == ()
     assert asked[4] == (*vectors, None, None, None, None, 0.0)
-    assert asked[-2].data_ptr() == mean.data_ptr() and asked[-1] is None
+    assert asked[-4].data_ptr() == mean.data_ptr() and asked[-3:] == (True, None, None)
 
 
 @pytest.mark.usefixtures("described")
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (result, 0))
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (result, True, 0))
     assert moments.linear_folded_with_moments(x, weight, vectors, None, False, None)[0] is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
@@ -178,11 +199,11 @@ def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest
 
 def test_under_autocast_the_result_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, vectors = half_precision()
-    answers = Answers(monkeypatch, "ask_with_moments", (torch.empty(0), 0))
+    answers = Answers(monkeypatch, "ask_with_moments", (torch.empty(0), True, 0))
     with torch.autocast("cpu", torch.bfloat16):
         moments.linear_folded_with_moments(x, weight, vectors, None, False, None)
     (asked,) = answers.asked
-    assert asked[5].shape == (4096, 2048) and asked[-5] == dry_runs.ROUTED | dry_runs.OUT_APART
+    assert asked[5].shape == (4096, 2048) and asked[-7] == dry_runs.ROUTED | dry_runs.OUT_APART
 
 
 @pytest.mark.parametrize(("rows", "block_rows"), [(1024, 64), (1024, 0), (2048, 128), (4096, 0)])
@@ -190,9 +211,9 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
     """Memory for them is there if the rows may be few blocks. The call says whether it has left any."""
     _, weight, vectors = half_precision()
     x, result = torch.empty(rows, 1024, dtype=torch.bfloat16), torch.empty(rows, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", (result, block_rows))
+    answers = Answers(monkeypatch, "ask_with_moments", (result, True, block_rows))
     z, found = moments.linear_folded_with_moments(x, weight, vectors, None, False, None, leaves_blocks=True)
-    given = answers.asked[0][-1]
+    given = answers.asked[0][-2]
     assert z is result and found.block_rows == block_rows
     assert (given is None) == (rows == 4096) and (found.blocks is None) == (block_rows == 0)
     if given is not None:
@@ -224,44 +245,69 @@ def call_of_scaled(dtype: torch.dtype = torch.bfloat16) -> tuple[LinearCall, ent
 def test_the_operands_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     made, given = call_of_scaled()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", (result, 0))
-    found = moments.linear(made, given)
+    answers = Answers(monkeypatch, "ask_with_moments", (result, True, 0))
+    found = moments.linear(made, given, BOTH)
     assert found is not None
-    z, (mean, variance, blocks, _) = found
+    z, ((mean, variance, blocks, _), of_rows) = found[0], (found[1][0], found[1][1])
     (asked,) = answers.asked
     assert z is result and asked[0] == made.epilogue.number and asked[3] is given and asked[4] is None
-    assert mean.shape == variance.shape == (2048,) and blocks is None and asked[-1] is None
-    assert [each.data_ptr() for each in asked[-2]] == [mean.data_ptr(), variance.data_ptr()]
+    assert mean.shape == variance.shape == (2048,) and blocks is None and asked[-3:-1] == (True, None)
+    assert [each.data_ptr() for each in asked[-4]] == [mean.data_ptr(), variance.data_ptr()]
+    assert of_rows.mean.shape == of_rows.var.shape == (4096,)
+    assert [each.data_ptr() for each in asked[-1]] == [of_rows.mean.data_ptr(), of_rows.var.data_ptr()]
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+@pytest.mark.parametrize(
+    "wanted", [(True, False, True), (True, False, False), (False, True, False), (True, True, True)]
+)
+def test_what_is_given(
+    wanted: tuple[bool, bool, bool], is_within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the product's kernel all; by others the columns', if they are needed."""
+    columns, rows, needs_columns = wanted
+    answers = Answers(monkeypatch, "ask_with_moments", (torch.empty(0), is_within, 0))
+    found = moments.linear(*call_of_scaled(), Wanted(*wanted))
+    assert found is not None
+    axes = {0} if columns and (is_within or needs_columns) else set[int]()
+    assert set(found[1]) == axes | ({1} if rows and is_within else set())
+    given = answers.asked[0][-4:]
+    assert (given[0] is not None, given[1], given[2], given[3] is not None) == (
+        columns,
+        needs_columns,
+        None,
+        rows,
+    )
 
 
 @pytest.mark.usefixtures("described")
 def test_an_epilogue_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (torch.empty(0), 0))
-    assert moments.linear(*call_of_scaled()) is not None
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (torch.empty(0), True, 0))
+    assert moments.linear(*call_of_scaled(), BOTH) is not None
     assert len(answers.linked) == 1 and answers.linked[0].startswith("epigemm_open_sm90_tma_bfloat16_")
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED}))
 def test_any_other_reason_is_left_to_the_caller(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments", int(reason))
-    assert moments.linear(*call_of_scaled()) is None and len(answers.asked) == 1 and not answers.linked
+    assert moments.linear(*call_of_scaled(), BOTH) is None and len(answers.asked) == 1 and not answers.linked
 
 
 def test_other_types_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments")
     for dtype in (torch.float32, torch.float64):
-        assert moments.linear(*call_of_scaled(dtype)) is None
+        assert moments.linear(*call_of_scaled(dtype), BOTH) is None
     assert not answers.asked
 
 
 def test_autocast_with_nothing_to_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bias is cast, as a linear layer's is. PyTorch's GEMM would write into a result of x's type."""
     x, weight, (vector, _) = half_precision()
-    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_PLAIN), (torch.empty(0), 0))
+    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_PLAIN), (torch.empty(0), True, 0))
     with torch.autocast("cpu", torch.bfloat16):
         made, given = scaled.plain_call(x, weight, (vector.float(), vector), strict=False)
-        assert moments.linear(made, given) is not None
+        assert moments.linear(made, given, BOTH) is not None
     first, second = answers.asked
     assert [each.dtype for each in given if isinstance(each, Tensor)] == [torch.bfloat16] * 2
-    assert first[5] is None and first[-5] == 0
-    assert second[5].shape == (4096, 2048) and second[-5] == dry_runs.ROUTED | dry_runs.OUT_APART
+    assert first[5] is None and first[-7] == 0
+    assert second[5].shape == (4096, 2048) and second[-7] == dry_runs.ROUTED | dry_runs.OUT_APART

@@ -154,13 +154,13 @@ class Counted:
         return moments_of(matrix)
 
 
-def moments_of(matrix: Tensor) -> Moments:
-    variance, mean = torch.var_mean(matrix.double(), 0, correction=0)
+def moments_of(matrix: Tensor, axis: int = 0) -> Moments:
+    variance, mean = torch.var_mean(matrix.double(), axis, correction=0)
     return Moments(mean.float(), variance.float())
 
 
-def test_variances_follow_from_moments(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
-    """Each matrix is read once; the shared one, whose moments are known, not at all."""
+def test_they_follow_from_moments(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    """Each matrix is read once for its variances; the shared one, whose moments are known, not at all."""
     found, matrices = given_of_two(rng)
     counted, ran = Counted(monkeypatch), list[tuple[str, int]]()
     reduce = reductions.reduce
@@ -170,19 +170,59 @@ def test_variances_follow_from_moments(monkeypatch: pytest.MonkeyPatch, rng: tor
         return reduce(matrix, kind, axis, **options)
 
     monkeypatch.setattr(reductions, "reduce", noting)
-    for known in ({}, {0: moments_of(matrices[0])}):
+    of_columns, of_rows = (moments_of(matrices[0], axis) for axis in (0, 1))
+    for known in ({}, {(0, 0): of_columns}, {(0, 0): of_columns, (0, 1): of_rows}):
         got = reductions.reduce_each(found, matrices, known, invariant=False)
         for each, (value, mean) in zip(found.reductions, got, strict=True):
             want = matrices[each.matrix].double()
             if each.kind == SUM:
                 torch.testing.assert_close(value.double(), want.sum(0), rtol=1e-6, atol=1e-5)
+                assert mean is None
                 continue
             assert value.dtype is torch.float32 and mean is not None
             exact, of_mean = torch.var_mean(want, each.axis, correction=each.correction)
             torch.testing.assert_close(value.double(), exact, rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(mean.double(), of_mean, rtol=1e-6, atol=1e-6)
-    assert [id(each) for each in counted.asked] == [id(matrices[number]) for number in (0, 1, 1)]
-    assert ran == [(SUM, 0), (VAR, 1), (VAR, 0)] * 2
+    assert [id(each) for each in counted.asked] == [id(matrices[number]) for number in (0, 1, 1, 1)]
+    assert ran == [(VAR, 1), (VAR, 0), (VAR, 1), (VAR, 0), (VAR, 0)]
+
+
+@epigemm.epilogue
+def sums(acc: Tensor) -> tuple[Tensor, ...]:
+    return acc, acc.sum(0), acc.mean(0), acc.sum(1), acc.mean(1)
+
+
+def test_a_sum_or_a_mean_alone_is_pytorchs(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    """Unless the product's kernel has given the moments: then it has no other kernel."""
+    counted, parts = Counted(monkeypatch), sums.parts(torch.bfloat16)
+    z = torch.randn(40, 24, generator=rng).bfloat16()
+    wide = z.double()
+    want = [wide.sum(0), wide.mean(0), wide.sum(1), wide.mean(1)]
+    known = {(0, axis): moments_of(z, axis) for axis in (0, 1)}
+    ran: list[str] = []
+    reduce = reductions.reduce
+
+    def noting(matrix: Tensor, kind: str, axis: int, **options: Any) -> Any:
+        ran.append(kind)
+        return reduce(matrix, kind, axis, **options)
+
+    monkeypatch.setattr(reductions, "reduce", noting)
+    for given, left in (({}, [SUM, MEAN, SUM, MEAN]), (known, [])):
+        ran.clear()
+        got = reductions.reduce_each(parts, {0: z}, given, invariant=False)
+        torch.testing.assert_close([each.double() for each, _ in got], want, rtol=1e-6, atol=1e-5)
+        assert ran == left and all(mean is None for _, mean in got)
+    ran.clear()
+    reductions.reduce_each(parts, {0: z}, known, invariant=True)
+    assert ran == [SUM, MEAN, SUM, MEAN] and not counted.asked
+
+
+def test_sums_of_special_means() -> None:
+    inf, nan = float("inf"), float("nan")
+    known = Moments(torch.tensor([inf, -inf, nan, 0.0, 1e-42, 3e38]), torch.zeros(6))
+    found, _ = reductions.of_moments(known, SUM, 1000, 0.0)
+    assert found[:2].tolist() == [inf, -inf] and found[2].isnan()
+    assert found[3] == 0.0 and found[4] == known.mean[4] * 1000 and found[5] == inf
 
 
 def test_where_pytorch_reduces(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
@@ -211,7 +251,8 @@ def test_where_pytorch_reduces(monkeypatch: pytest.MonkeyPatch, rng: torch.Gener
 def test_a_variance_of_moments(correction: float, rng: torch.Generator) -> None:
     """As accurate as the moments are: a mean of 1e4, a deviation of 1."""
     matrix = 1e4 + torch.randn(300, 7, generator=rng, dtype=torch.float64)
-    variance, mean = reductions.of_columns(moments_of(matrix), 300, correction)
+    variance, mean = reductions.of_moments(moments_of(matrix), VAR, 300, correction)
+    assert mean is not None
     want = torch.var_mean(matrix, 0, correction=correction)
     torch.testing.assert_close(variance.double(), want[0], rtol=4 * 2**-24, atol=0)
     assert torch.equal(mean, want[1].float())
@@ -221,7 +262,8 @@ def test_results_of_one_tensor_are_apart() -> None:
     """Writing into one changes no version of the other, which a graph may have saved."""
     pair = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     factor = torch.ones(2, requires_grad=True)
-    variance, mean = reductions.of_columns(Moments(pair[0], pair[1]), 5, 0.0)
+    variance, mean = reductions.of_moments(Moments(pair[0], pair[1]), VAR, 5, 0.0)
+    assert mean is not None
     saved = (mean * factor).sum()
     variance.mul_(factor)
     (grad,) = torch.autograd.grad(saved, factor)

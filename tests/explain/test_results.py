@@ -13,7 +13,7 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels, reductions
 from epigemm.explain import results
-from epigemm.explain.words import WITHIN
+from epigemm.explain.words import ROWS_WITHIN, WITHIN
 from epigemm.linking import loading
 from epigemm.planning import plans
 from tests.gemm.query import H200
@@ -111,6 +111,7 @@ def test_one_kernel_for_two_matrices() -> None:
 
 OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
 OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
+OF_ROWS = "epigemm CUDA kernel, mean and variance of the rows, from those of blocks of columns"
 
 
 @pytest.mark.usefixtures("on_h200")
@@ -123,10 +124,13 @@ def test_variances_of_the_products_kernel(strict: bool) -> None:
     )
     assert columns == f"{OF_COLUMNS}: r1, r2"
     assert others == [
-        *("torch cast to float32", "torch var_mean of each row: r3", "torch sum of each column: r4"),
+        f"{OF_ROWS}, which others read",
+        "torch mul, for the correction of each row's variance: r3",
+        "torch mul, of each column's mean and their number: r4",
         *("torch amax", "torch cast to float32 of each row: r5"),
     ]
-    assert found.reasons[0] == f"column statistics: {WITHIN}" and found.reasons[-1].endswith(results._BUT)
+    assert found.reasons[:2] == [f"column statistics: {WITHIN}", f"row statistics: {ROWS_WITHIN}"]
+    assert found.reasons[-1].endswith(results._BUT)
     assert found.op.startswith(
         "statistics: (r0, (r1, r2), [r3, r4, r5]), of statistics_shared: epigemm::linear"
     )
@@ -149,11 +153,34 @@ def test_variances_behind_other_kernels() -> None:
     assert "one kernel computes two" in found.reasons[-1] and found.kernels[0].endswith(": r0")
     assert found.kernels[1:] == [
         *(OF_BLOCKS, f"{OF_COLUMNS}, which others read", OF_BLOCKS, f"{OF_COLUMNS}: r3"),
-        "torch sum of each column: r1",
+        "torch mul, of each column's mean and their number: r1",
         "torch mul, for the correction of each column's variance: r2",
     ]
     found = epigemm.explain(statistics.elementwise, sixteen_bits()[0], *sixteen_bits(n=1024)[2:])
     assert found.kernels[1:3] == [OF_BLOCKS, f"{OF_COLUMNS}: r1, r2"]
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_sums_and_means() -> None:
+    """Of the product's kernel; behind others, which have none, PyTorch's."""
+
+    @epigemm.epilogue
+    def totals(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
+        z = acc + bias
+        return z, z.sum(0), z.mean(0), *torch.var_mean(z, 1, correction=0), z.mean(1)
+
+    found = epigemm.explain(totals, *sixteen_bits()[:3])
+    assert found.path == "fused" and found.kernels[1:] == [
+        f"{OF_COLUMNS}: r2",
+        f"{OF_ROWS}: r3, r4, r5",
+        "torch mul, of each column's mean and their number: r1",
+    ]
+    found = epigemm.explain(totals, *sixteen_bits(16, 4096, 8192)[:3])
+    assert found.kernels[1:] == [
+        *("torch sum of each column: r1", "torch mean of each column: r2"),
+        *("torch cast to float32", "torch var_mean of each row: r3, r4, r5"),
+    ]
+    assert not any("statistics" in each for each in found.reasons)
 
 
 @pytest.mark.usefixtures("on_h200")

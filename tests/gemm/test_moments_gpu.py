@@ -1,4 +1,4 @@
-"""Column statistics beside products on a GPU: every large tile by force, and kernels that another one follows."""
+"""Statistics beside products on a GPU: every large tile by force, and kernels that another one follows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def run(
     has_residual: bool = False,
     gap: int = 0,
 ) -> Tensor:
-    """The result, after its statistics were held against it, twice, and against the result without statistics."""
+    """The result, after its statistics were held against it, twice, and against the result without statistics.
+
+    Those of rows are written by the large tiles' kernels alone.
+    """
     m, n, k = sizes
     x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k)))
     vector: Tensor | None = (torch.randn(n, device=DEVICE) + bias).to(dtype)
@@ -64,7 +67,7 @@ def run(
         name = biased_residual.linked((False, False)).name
         operands, vector = [vector, torch.randn(m, n, device=DEVICE).to(dtype)], None
 
-    def launch(moments: Tensor | None) -> Tensor:
+    def launch(columns: Tensor | None, rows: Tensor | None) -> Tensor:
         out = poisoned((m, n + gap), dtype, DEVICE)[:, :n]
         poison_free_memory(DEVICE, 1 + (m * n >> 18))
         return products.forced_into(
@@ -76,18 +79,33 @@ def run(
             bias=vector,
             operands=operands,
             plan=plan,
-            moments=moments,
+            moments=(columns, rows),
         )
 
+    def empty() -> tuple[Tensor, Tensor]:
+        return torch.full((2, n), float("nan"), device=DEVICE), torch.full(
+            (2, m), float("nan"), device=DEVICE
+        )
+
+    reduces = plan[0] == plans.numbers(plans.TMA, 0)[0]
     found = []
     for _ in range(2):
-        moments = torch.full((2, n), float("nan"), device=DEVICE)
-        out = launch(moments)
-        assert_close(out, *moments)
-        found.append((out, moments))
-    (first, moments), (second, again) = found
-    assert torch.equal(first, second) and torch.equal(moments, again), "two runs"
-    assert torch.equal(first, launch(None))
+        columns, rows = empty()
+        out = launch(columns, rows)
+        assert_close(out, *columns)
+        if reduces:
+            assert_close(out.t(), *rows)
+        else:
+            assert rows.isnan().all()
+        found.append((out, columns, rows.nan_to_num(7.0)))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other), "two runs"
+    first, columns, rows = found[0]
+    assert torch.equal(first, launch(None, None))
+    alone, of_rows = empty()
+    assert torch.equal(first, launch(alone, None)) and torch.equal(alone, columns)
+    if reduces:
+        assert torch.equal(first, launch(None, of_rows)) and torch.equal(of_rows, rows)
     return first
 
 
@@ -134,10 +152,47 @@ def test_other_kernels(sizes: tuple[int, int, int]) -> None:
     run(sizes, torch.float32, plans.numbers(plans.FP16X3), arithmetic="split", bias=1e4)
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("tile", TILES)
+def test_infinities_and_nans(tile: int, dtype: torch.dtype) -> None:
+    """A mean is infinite where the sum is, NaN of infinities of both signs; the variance is NaN, as PyTorch's."""
+    m, n, k = 333, 264, 8
+    inf = float("inf")
+    x, weight = (torch.zeros(size, device=DEVICE, dtype=dtype) for size in ((m, k), (n, k)))
+    name = biased_residual.linked((False, False)).name
+    residual = torch.randn(m, n, device=DEVICE).to(dtype)
+    for row, column, number in (
+        *((0, 5, inf), (63, 6, inf), (64, 64, -inf), (332, 100, -inf), (10, 263, inf), (11, 0, -inf)),
+        *((20, 30, inf), (21, 30, -inf), (22, 40, inf), (22, 41, -inf), (30, 50, float("nan"))),
+        *((128, 128, inf), (128, 192, inf), (200, 200, -inf), (300, 200, -inf)),
+    ):
+        residual[row, column] = number
+    columns, rows = (torch.full((2, size), 7.0, device=DEVICE) for size in (n, m))
+    out = products.forced_into(
+        torch.empty(m, n, device=DEVICE, dtype=dtype),
+        name,
+        x,
+        weight,
+        "ieee",
+        operands=[torch.zeros(n, device=DEVICE, dtype=dtype), residual],
+        plan=plans.numbers(plans.TMA, tile),
+        moments=(columns, rows),
+    )
+    assert torch.equal(out.nan_to_num(7.0), residual.nan_to_num(7.0))
+    for axis, (mean, variance) in enumerate((columns, rows)):
+        want = out.double().mean(axis)
+        special = ~want.isfinite()
+        assert torch.equal(mean[special].double().nan_to_num(7.0), want[special].nan_to_num(7.0))
+        assert torch.equal(variance.isnan(), special) and bool(special.any())
+        plain = (out if axis == 0 else out.t())[:, ~special]
+        assert_close(plain, mean[~special], variance[~special])
+
+
 def test_on_copies() -> None:
-    """Rows of N = 203 numbers, which TMA cannot store, are copied from padded ones."""
-    for tile in (0, 4, 5):
-        run((1000, 203, 131), torch.bfloat16, plans.numbers(plans.TMA, tile))
+    """Rows of N = 203 numbers, which TMA cannot store, are copied from padded ones: what is behind them counts not."""
+    for tile in TILES:
+        for sizes in ((1000, 203, 131), (129, 257, 64), (65, 1, 64), (300, 65, 72)):
+            run(sizes, torch.bfloat16, plans.numbers(plans.TMA, tile))
 
 
 @pytest.mark.parametrize("tile", TILES)

@@ -73,6 +73,38 @@ def test_special_columns(dtype: torch.dtype) -> None:
     assert_close(z[:, 3:], mean[3:], variance[3:])
 
 
+@types
+@pytest.mark.parametrize("rows", [1, 63, 200, 5000])
+def test_a_mean_is_infinite_where_the_sum_is(rows: int, dtype: torch.dtype) -> None:
+    """Of infinities of one sign, in any row; NaN of both and of NaN itself. The variance is NaN, as PyTorch's."""
+    inf, nan = float("inf"), float("nan")
+    z = torch.randn(rows, 40, device=DEVICE).to(dtype)
+    last = rows - 1
+    for column, placed in enumerate(
+        (
+            {0: inf},
+            {0: -inf},
+            {last: inf},
+            {last: -inf},
+            {0: nan},
+            {last: nan},
+            {last // 2: inf},
+            {0: inf, last: inf},
+        )
+    ):
+        for row, number in placed.items():
+            z[row, column] = number
+    if rows > 1:
+        z[0, 8], z[last, 8] = inf, -inf
+        z[0, 9], z[last, 9] = -inf, inf
+    mean, variance, *_ = column_moments(z)
+    of_variance, of_mean = z.double().var(0, correction=0), z.double().mean(0)  # var_mean's mean is NaN
+    special = ~of_mean.isfinite()
+    assert torch.equal(mean[special].double().nan_to_num(7.0), of_mean[special].nan_to_num(7.0))
+    assert torch.equal(variance.isnan(), of_variance.isnan())
+    assert_close(z[:, ~special], mean[~special], variance[~special])
+
+
 def test_columns_that_are_not_neighbours() -> None:
     z = torch.randn(130, 66, device=DEVICE)
     assert_close(z[:, ::2], *column_moments(z[:, ::2])[:2])

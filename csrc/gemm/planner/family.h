@@ -61,9 +61,12 @@ class Family {
   // Bytes of problem.workspace that `launch` needs. A weight with a pack (problem.packed_weight) needs none.
   virtual int64_t workspace_bytes(const Problem&, const Plan&) const { return 0; }
 
-  // The rows of D in each block whose column statistics the plan's kernel writes to problem.block_moments, as
-  // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes none, and does not read the pointer.
+  // The rows of D in each block whose column statistics the plan's kernel writes to problem.column_blocks, as
+  // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes no moments, and does not read the pointers.
   virtual int moment_rows(const Problem&, const Plan&) const { return 0; }
+
+  // The same of its columns: row statistics, to problem.row_blocks as [blocks][M].
+  virtual int moment_columns(const Problem&, const Plan&) const { return 0; }
 
   // Whether the kernels store the second values of an epilogue that has them (csrc/open/contract.h), to problem.stored.
   virtual bool stores() const { return false; }

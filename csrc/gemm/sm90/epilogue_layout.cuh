@@ -18,9 +18,11 @@ struct EpilogueParams {
   CUtensorMap out, matrix;  // of D in memory
   open::Operands<float> operands;
   const float *row_roots, *column_roots;  // read if the sums have roots
-  BlockMoments<float>* moments;           // of D, a block for each pass's rows; null: none are written
+  // Of D, null where they are not wanted: of its columns, a block for each pass's rows, and of its rows, a block for
+  // each slab's columns.
+  BlockMoments<float>*column_moments, *row_moments;
   int rows, columns;
-  bool is_matrix_by_tma;
+  bool is_matrix_by_tma, has_moments;
 };
 
 // The numbers in a word of 4 bytes of D.
@@ -37,14 +39,30 @@ struct WordNumbers {
   }
 };
 
-// A word at an address in shared memory.
+// Words at an address in shared memory.
 struct SharedWord {
   CUTLASS_DEVICE static uint32_t word(uint32_t address) {
     uint32_t word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
     return word;
   }
+
+  CUTLASS_DEVICE static void chunk(uint32_t address, uint32_t (&words)[4]) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address));
+  }
 };
+
+// 1 / count, computed where it stands: neither a division nor a number that is kept through a loop, for which the
+// helper has few registers.
+CUTLASS_DEVICE float inverse_of(int count) {
+  float inverse;
+  asm volatile("{.reg .f32 number; cvt.rn.f32.s32 number, %1; rcp.approx.ftz.f32 %0, number;}"
+               : "=f"(inverse)
+               : "r"(count));
+  return inverse;
+}
 
 // Makes the functor's accumulator from a sum of the mainloop. Here it is the sum itself.
 struct PlainSums {
@@ -88,7 +106,7 @@ struct Place {
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
 // place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
-// accumulator (pair_mainloop.cuh). The others are read from memory. Reduces: whether there are column statistics.
+// accumulator (pair_mainloop.cuh). The others are read from memory. Reduces: whether there are statistics of D.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
           int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates, bool Reduces>
 struct EpilogueConfig {
@@ -111,15 +129,18 @@ struct EpilogueConfig {
                        kSlabBytes = SlotBytes / kSlabs;
   static_assert((kRowBytes == 128 || kRowBytes == 64) && kSlabBytes % 1024 == 0 && VectorBytes % 1024 == 0);
   static constexpr int kDRows = Transposed ? kPassColumns : kPassRows;  // of D, in a pass
+  static constexpr int kSlabColumns = kDColumns / kSlabs;               // of D
 
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
   static_assert(Gates == 0 || (!Transposed && kRoots == 0), "no such epilogue");
 
-  // Whether the call wants column statistics, and the kernel can write them: one of a single product whose sums are
-  // those of its operands.
+  // Whether the call wants statistics of D's columns or rows, and the kernel can write them: one of a single product
+  // whose sums are those of its operands.
   static constexpr bool kReduces = Reduces;
   static_assert(!Reduces || (Gates == 0 && kRoots == 0));
-  CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.moments; }
+  // That the helper reads of a row: fewer where the warpgroups' sums leave it few registers (kernel.cuh).
+  static constexpr int kChunksAtOnce = GroupRows * TileN <= 128 * 128 ? 2 : 1;
+  CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.has_moments; }
 
   // Whether the functor has second values. The same kernels store them.
   CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }

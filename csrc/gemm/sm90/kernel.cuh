@@ -65,7 +65,7 @@ struct Kernel {
 
   static constexpr int kGroups = tile.groups(), kSharers = tile.sharers();
   static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
-  // With at most 128 sums a thread has registers to spare. The helper needs some for column statistics: with 40 it
+  // With at most 128 sums a thread has registers to spare. The helper needs some for statistics of D: with 40 it
   // waits for each word that it reads.
   static constexpr int kSums = tile.group_rows() * kColumns / 128;
   static constexpr bool reduces = Types::kSlices == 1 && Types::kWeights == 1 && !Types::Sums::has_roots;
@@ -79,7 +79,8 @@ struct Kernel {
                      tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
                      tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1, reduces>;
 
-  static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
+  static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)) &&
+                Epilogue::kSlabColumns == tile.moment_columns(sizeof(typename Types::Output)));
 
   struct Params {
     typename Mainloop::Params mainloop;

@@ -33,7 +33,7 @@ class Considered(NamedTuple):
 
 
 def consider(
-    call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None, moments: bool = False
+    call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None, moments: int = 0
 ) -> Considered:
     """A dry run of what `deeds.linear` would try, in the same order. It launches nothing.
 

@@ -1,8 +1,9 @@
-"""Linear calls that also return the column statistics of their result: the mean and the biased variance over its rows.
+"""Linear calls that also return statistics of their result: the mean and the biased variance over its rows or columns.
 
-On CUDA the large tiles' kernels reduce blocks of rows while they store them. Behind other kernels another one reads the
-result. A further kernel merges the blocks (csrc/reduce). Few blocks are left to BatchNorm's kernel, which merges them
-before it normalises. Elsewhere `torch.var_mean` follows the call.
+On CUDA the large tiles' kernels reduce blocks of rows and of columns while they store them. Behind other kernels
+another one reads the result, for the statistics of columns alone. A further kernel merges the blocks (csrc/reduce). Few
+blocks are left to BatchNorm's kernel, which merges them before it normalises. Elsewhere `torch.var_mean` follows the
+call.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.arguments.precision import DEFAULT, ORDERS
 from epigemm.calls import deeds, entry
 from epigemm.calls.routed import attempt
+from epigemm.epilogues.parts import Wanted
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
 from epigemm.linking import loading
 from epigemm.packs import keep_mode
@@ -34,7 +36,7 @@ _column_moments_out = operator("_column_moments_out")
 
 
 class Moments(NamedTuple):
-    """The mean and the biased variance of each column, `[N]` each in fp32 (fp64 of fp64).
+    """The mean and the biased variance of each column or row, `[N]` or `[M]` each in fp32 (fp64 of fp64).
 
     If `blocks` is given, they are not computed yet, but those of blocks of `block_rows` rows are:
     `[blocks, N, 2]`, mean and sum of squared deviations.
@@ -44,6 +46,20 @@ class Moments(NamedTuple):
     var: Tensor
     blocks: Tensor | None = None
     block_rows: int = 0
+
+
+class _Memory(NamedTuple):
+    """For the moments of columns, of blocks of them, and of rows, as the entry takes it (csrc/call/linear.h)."""
+
+    columns: Tensor | None
+    needs_columns: bool
+    blocks: Tensor | None
+    rows: Tensor | None = None
+
+    @property
+    def number(self) -> int:
+        """As of `number_of`."""
+        return number_of(Wanted(self.columns is not None, self.rows is not None, self.needs_columns))
 
 
 def linear_folded_with_moments(
@@ -90,33 +106,50 @@ def linear_folded_with_moments(
     if is_served(x):
         moments, blocks = _memory(x, weight.shape[0], leaves_blocks)
         given = (bias,) if fold is None else ()
-        found = _run(call, given, fold, moments, blocks, dry_runs.ROUTED)
+        found = _run(call, given, fold, _Memory(moments, True, blocks), dry_runs.ROUTED)
         if not isinstance(found, int):
-            z, block_rows = found
+            z, _, block_rows = found
             mean, var = moments.unbind(0)
             return z, Moments(mean, var, blocks if block_rows else None, block_rows)
     z = _without_moments(call, fold, None if precision is None else call.precision)
     return z, column_moments(z, leaves_blocks=leaves_blocks)
 
 
-def linear(call: LinearCall, given: entry.Vectors) -> tuple[Tensor, Moments] | None:
-    """epilogue(x @ weight.T) in 16 bits, and the mean and the biased variance of each of its columns.
+def linear(
+    call: LinearCall, given: entry.Vectors, wanted: Wanted
+) -> tuple[Tensor, dict[int, Moments]] | None:
+    """epilogue(x @ weight.T) in 16 bits, and its moments by the axis that they reduce.
 
-    For callers above autograd. None if these have to make the call without the statistics: something has to intercept
+    Those of columns that are needed are given by any kernels; others only where the product's kernel reduces what it
+    stores. For callers above autograd. None if these have to make the call without moments: something has to intercept
     it, or some tensor cannot be read as it lies, or no kernel can be linked.
 
     Args:
         call: its operands are used to link the kernel.
         given: the operands in the entry's form.
+        wanted: the moments.
     """
     if not is_served(call.x):
         return None
-    moments, _ = _memory(call.x, call.weight.shape[0], leaves_blocks=False)
+    like: Any = {"dtype": compute_dtype(call.x.dtype), "device": call.x.device}
+    columns = torch.empty((2, call.weight.shape[0]), **like) if wanted.columns else None
+    rows = torch.empty((2, call.rows), **like) if wanted.rows else None
+    memory = _Memory(columns, wanted.needs_columns, None, rows)
     tensors = [call.weight, *(each for each in given if isinstance(each, Tensor))]
-    found = attempt(
-        call, tensors, lambda circumstances: _run(call, given, None, moments, None, circumstances)
+    found = attempt(call, tensors, lambda circumstances: _run(call, given, None, memory, circumstances))
+    if found is None:
+        return None
+    z, is_within, _ = found
+    given_of = {0: columns if is_within or wanted.needs_columns else None, 1: rows if is_within else None}
+    return z, {axis: Moments(each[0], each[1]) for axis, each in given_of.items() if each is not None}
+
+
+def number_of(wanted: Wanted) -> int:
+    """The same moments for `dry_runs.dry_run`."""
+    of_columns = (
+        dry_runs.COLUMNS if wanted.needs_columns else dry_runs.COLUMNS_WITHIN if wanted.columns else 0
     )
-    return None if found is None else (found[0], Moments(moments[0], moments[1]))
+    return of_columns | (dry_runs.ROWS_WITHIN if wanted.rows else 0)
 
 
 def is_served(x: Tensor) -> bool:
@@ -159,10 +192,9 @@ def _run(
     call: LinearCall,
     given: entry.Vectors,
     fold: tuple[Any, ...] | None,
-    moments: Tensor,
-    blocks: Tensor | None,
+    memory: _Memory,
     circumstances: int,
-) -> tuple[Tensor, int] | int:
+) -> tuple[Tensor, bool, int] | int:
     """A call in 16 bits, or the reason why there is no result, after what can be done about it."""
     out = None
     if circumstances & dry_runs.ROUTED and _any_autocast():
@@ -171,12 +203,12 @@ def _run(
     tensors = (call.epilogue.number, call.x, call.weight, given, fold, out)
     options = (ORDERS[0].number, None, 0, call.strict, False, circumstances, None, None)
     return entry.ask_again(
-        lambda: entry.ask_with_moments(*tensors, *options, moments, blocks),
-        lambda reason: _is_mended(reason, call, fold),
+        lambda: entry.ask_with_moments(*tensors, *options, *memory),
+        lambda reason: _is_mended(reason, call, fold, memory.number),
     )
 
 
-def _is_mended(reason: int, call: LinearCall, fold: tuple[Any, ...] | None) -> bool:
+def _is_mended(reason: int, call: LinearCall, fold: tuple[Any, ...] | None, moments: int) -> bool:
     """Whether the call can be made again, after what the reason says is lacking was made."""
     if reason != Reason.NOT_LINKED:
         return False
@@ -184,7 +216,7 @@ def _is_mended(reason: int, call: LinearCall, fold: tuple[Any, ...] | None) -> b
         call = call._replace(
             operands=call.x.new_empty((2, call.weight.shape[0]), dtype=torch.float32).unbind(0)
         )
-    found = dry_runs.dry_run(call, moments=True)
+    found = dry_runs.dry_run(call, moments=moments)
     return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)
 
 

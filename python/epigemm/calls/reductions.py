@@ -1,8 +1,8 @@
 """Reductions of a matrix along one axis, by PyTorch's operators: in a fixed order, differentiable any number of times.
 
-Where the moments of a matrix's columns are known, or cheaper (`epigemm.calls.moments`), variances follow from them. In
-the batch-invariant mode a sum along a row is a tree of sums of two numbers: the order of PyTorch's depends on how many
-rows there are.
+Where the moments of a matrix are known, or cheaper (`epigemm.calls.moments`), sums, means and variances follow from
+them. In the batch-invariant mode a sum along a row is a tree of sums of two numbers: the order of PyTorch's depends on
+how many rows there are.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def reduce_each(
-    parts: Parts, matrices: Mapping[int, Tensor], known: Mapping[int, Moments], *, invariant: bool
+    parts: Parts, matrices: Mapping[int, Tensor], known: Mapping[tuple[int, int], Moments], *, invariant: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
     """The reductions of a call, each as of `reduce`.
 
     Args:
         parts: of the call.
         matrices: those that are read, `[M, N]`, by their numbers.
-        known: the moments of some of them.
+        known: the moments of some of them, by the number and the axis.
         invariant: a row's bits depend on no other row.
     """
-    rows = next(iter(matrices.values())).shape[0]
+    sizes = next(iter(matrices.values())).shape
     at_hand = dict(known)
-    of_moments = {} if invariant or _is_compiling() else parts.of_moments(rows)
-    for number in of_moments.values():
-        matrix = matrices[number]
-        if number not in at_hand and moments.is_served(matrix) and entry.sees(matrix) is None:
-            at_hand[number] = moments.column_moments(matrix)
+    followed = {} if invariant or _is_compiling() else parts.of_moments(*sizes)
+    for place, source in followed.items():
+        matrix = matrices[source[0]]
+        is_wanted = parts.reductions[place].needs_moments and source not in at_hand
+        if is_wanted and moments.is_served(matrix) and entry.sees(matrix) is None:
+            at_hand[source] = moments.column_moments(matrix)
     found: list[tuple[Tensor, Tensor | None]] = []
     for place, (number, kind, axis, correction) in enumerate(parts.reductions):
-        columns = at_hand.get(of_moments.get(place, -1))
-        if columns is not None:
-            found.append(of_columns(columns, rows, correction))
+        known_of = at_hand.get(followed[place]) if place in followed else None
+        if known_of is not None:
+            found.append(of_moments(known_of, kind, sizes[axis], correction))
         else:
             found.append(reduce(matrices[number], kind, axis, correction=correction, invariant=invariant))
     return found
@@ -70,11 +71,15 @@ def reduce(
     return torch.var_mean(matrix.to(wide), axis, correction=correction)
 
 
-def of_columns(columns: Moments, rows: int, correction: float) -> tuple[Tensor, Tensor]:
-    """The variance of each column of `[rows, N]`, of a correction below the number of rows, and the mean."""
+def of_moments(known: Moments, kind: str, count: int, correction: float) -> tuple[Tensor, Tensor | None]:
+    """The sum, the mean, or the variance and the mean of `count` numbers each, which are more than the correction."""
     # Both moments are views of one tensor. What is written into one result must not count as a change of the other.
-    mean, biased = columns.mean.data, columns.var.data
-    return (biased if correction == 0.0 else biased * (rows / (rows - correction))), mean
+    mean, biased = known.mean.data, known.var.data
+    if kind == SUM:
+        return mean * count, None
+    if kind == MEAN:
+        return mean, None
+    return (biased if correction == 0.0 else biased * (count / (count - correction))), mean
 
 
 def launches(kind: str, dtype: torch.dtype, *, invariant: bool) -> list[str]:

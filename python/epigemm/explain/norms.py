@@ -45,8 +45,8 @@ def explained(
         return _with_torchs(found, asked, call, f"PyTorch's BatchNorm follows: {why}")
     product = call._replace(epilogue=BIAS, bias=bias, operands=[])
     in_gemm = product.x.element_size() == 2
-    of_product = explain_linear(product, wants_gradients, moments=in_gemm)
-    launches = dry_runs.dry_run(product, moments=True).launches if in_gemm else []
+    of_product = explain_linear(product, wants_gradients, moments=dry_runs.COLUMNS if in_gemm else 0)
+    launches = dry_runs.dry_run(product, moments=dry_runs.COLUMNS).launches if in_gemm else []
     in_gemm = in_gemm and "blocks" not in launches
     rows = product.x.numel() // product.x.shape[-1]
     merges = "merge" in launches if in_gemm else rows > MOST_LEFT * BLOCK_ROWS

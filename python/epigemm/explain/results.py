@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,11 +18,11 @@ from epigemm.calls import moments, reductions, stores
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracing.results import MEAN, Result
+from epigemm.epilogues.tracing.results import MEAN, SUM, VAR, Result
 from epigemm.explain import explanation
 from epigemm.explain.explanation import REFERENCE, Explanation
 from epigemm.explain.recorder import Recorder, dtype_name, record
-from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
+from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, OF_ROWS, ROWS_WITHIN, WITHIN
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning import dry_runs
 from epigemm.results_epilogue import ResultsEpilogue
@@ -36,9 +36,10 @@ _BOTH = (
     "one kernel computes two matrices from the product and stores both; each other matrix is one kernel more, each "
     "reduction one of PyTorch's"
 )
-_BUT = ", but for those that follow from column statistics"
-_WITHIN = f"column statistics: {WITHIN}"
+_BUT = ", but for those that follow from statistics of columns or rows"
+_WITHIN = {0: f"column statistics: {WITHIN}", 1: f"row statistics: {ROWS_WITHIN}"}
 _APART = "column statistics: a kernel reads the stored matrix for them"
+_Source = tuple[int, int]  # of moments: the number of a matrix, and an axis
 _OF_REDUCTIONS = "of reductions and casts PyTorch's own derivatives"
 
 
@@ -78,10 +79,14 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     call = _taken(fn)(*args, **kwargs)
     form, dtype = call.form, call.like.dtype
     both = _of_both(call)
-    matrices, is_counted = _of_matrices(call, both)
+    matrices, given = _of_matrices(call, both)
+    at_hand = _at_hand(call, given)
     names = [f"r{number}" for number in range(len(form.results))]
-    kernels = [*itertools.chain(*(each.kernels for each in matrices)), *_of_reductions(call, is_counted)]
-    why = (_SHARED if both is None else _BOTH) + (_BUT if _counted(call) else "")
+    kernels = [
+        *itertools.chain(*(each.kernels for each in matrices)),
+        *_of_reductions(call, at_hand, given),
+    ]
+    why = (_SHARED if both is None else _BOTH) + (_BUT if at_hand else "")
     why_apart = [_APART] if any(OF_BLOCKS in each for each in kernels) else []
     if dtype is torch.float64:
         casts = zip(names, form.results, strict=True)
@@ -120,52 +125,60 @@ def _of_both(call: _Call) -> Explanation | None:
     )
 
 
-def _of_matrices(call: _Call, both: Explanation | None) -> tuple[list[Explanation], bool]:
+def _of_matrices(call: _Call, both: Explanation | None) -> tuple[list[Explanation], set[_Source]]:
     """What makes each matrix, the shared one or `both` of x's dtype first.
 
-    And whether the first call also gives the moments of the shared matrix's columns.
+    And the moments of the shared matrix that the first call also gives.
     """
     form, dtype = call.form, call.like.dtype
     shared = call.like.new_empty(call.shape).requires_grad_(_wants_gradients(*call.args))
-    product = None if both is not None else _of_product_with_moments(call)
+    product, given = (None, set[_Source]()) if both is not None else _of_product_with_moments(call)
     found = [each for each in (both, product) if each is not None]
     for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
         if (both is not None and not matrix.is_wide) or (product is not None and number == 0):
             continue
         made = _of_matrix(matrix, epilogue, shared, call.given) if number else _of_shared(call)
         found.append(_read_by(made, _readers(form, dtype, number)))
-    return found, product is not None
+    return found, given
 
 
 def _read_by(made: Explanation, readers: str) -> Explanation:
     return replace(made, kernels=[*made.kernels[:-1], made.kernels[-1] + readers]) if made.kernels else made
 
 
-def _of_product_with_moments(call: _Call) -> Explanation | None:
-    """The call that gives the shared matrix and the moments of its columns; None where it is made without these."""
-    if call.weight is None or 0 not in _counted(call):
-        return None
+def _of_product_with_moments(call: _Call) -> tuple[Explanation | None, set[_Source]]:
+    """The call that gives the shared matrix and moments of it, and which; None where it is made without any."""
+    none = None, set[_Source]()
+    followed = _followed(call)
+    wanted = call.form.parts(call.like.dtype).of_product(math.prod(call.shape[:-1]), call.shape[-1])
+    if call.weight is None or wanted is None or 0 not in {number for number, _ in followed.values()}:
+        return none
     assert call.function is not None
+    number = moments.number_of(wanted)
     options = {**call.options, "strict": False}  # without moments it may be another kernel that runs
     plain = explanation.explain(call.function, *call.args, **options)
     _, recorded = record(call.function, *call.args, **options)
     _, product = recorded.taken_apart()
     assert isinstance(product, LinearCall)
-    dry = dry_runs.dry_run(product, moments=True)
-    found = explanation.explain_linear(product, wants_gradients=False, moments=True)
+    dry = dry_runs.dry_run(product, moments=number)
+    found = explanation.explain_linear(product, wants_gradients=False, moments=number)
     is_fused = found.path == explanation.FUSED
     if dry.answer or dry.fused != is_fused or (call.options["strict"] and not is_fused):
-        return None  # the entry would not make it, or nothing links the kernel
-    is_within = "blocks" not in dry.launches
+        return none  # the entry would not make it, or nothing links the kernel
+    given: set[_Source] = {(0, axis) for axis in (0, 1) if wanted[axis] and dry.reduces}
+    if wanted.needs_columns:
+        given.add((0, 0))
     found = _read_by(found, _readers(call.form, call.like.dtype, 0))
-    behind = _moments_launches(call, 0)
-    return replace(
+    behind = [each for source in sorted(given) for each in _moments_launches(call, source, dry.reduces)]
+    within = [_WITHIN[axis] for _, axis in sorted(given)] if dry.reduces else []
+    found = replace(
         found,
         op=plain.op,
-        reasons=[*([_WITHIN] if is_within else []), *found.reasons],
-        kernels=[*recorded.casts, *found.kernels, *(behind[1:] if is_within else behind)],
+        reasons=[*within, *found.reasons],
+        kernels=[*recorded.casts, *found.kernels, *behind],
         backward=plain.backward,
     )
+    return found, given
 
 
 def _taken(fn: Any) -> Callable[..., _Call]:
@@ -235,22 +248,24 @@ def _cast(source: Tensor, dtype: torch.dtype) -> str:
     return f"torch cast of {list(source.shape)} to {dtype_name(dtype)}"
 
 
-def _of_reductions(call: _Call, is_shared_counted: bool) -> list[str]:
-    """The launches of the reductions; `is_shared_counted`: those of the shared matrix's moments are told already."""
+def _of_reductions(call: _Call, at_hand: Mapping[_Source, list[int]], given: set[_Source]) -> list[str]:
+    """The launches of the reductions, but for those of moments that are `given` and told already."""
     form, dtype = call.form, call.like.dtype
-    counted = _counted(call)
     found = [
         each
-        for number in counted
-        if number or not is_shared_counted
-        for each in _moments_launches(call, number)
+        for source in at_hand
+        if source not in given
+        for each in _moments_launches(call, source, is_within=False)
     ]
-    are_counted = {place for places in counted.values() for place in places}
+    follow = {place for places in at_hand.values() for place in places}
     for place, reduction in enumerate(form.parts(dtype).reductions):
         of_it = ", ".join(_results_of(form, dtype, [place]))
-        if place in are_counted:
-            if reduction.correction != 0.0:
-                found.append(f"torch mul, for the correction of each column's variance: {of_it}")
+        if place in follow:
+            line = "row" if reduction.axis else "column"
+            if reduction.kind == SUM:
+                found.append(f"torch mul, of each {line}'s mean and their number: {of_it}")
+            elif reduction.correction != 0.0:
+                found.append(f"torch mul, for the correction of each {line}'s variance: {of_it}")
             continue
         is_wide = form.matrices(dtype)[reduction.matrix].matrix.is_wide
         invariant = invariance.enabled() and reduction.axis == 1
@@ -261,23 +276,40 @@ def _of_reductions(call: _Call, is_shared_counted: bool) -> list[str]:
     return found
 
 
-def _counted(call: _Call) -> dict[int, list[int]]:
-    """The places of the reductions that follow from the moments of a matrix's columns, by the matrix."""
-    parts, found = call.form.parts(call.like.dtype), dict[int, list[int]]()
-    if not moments.is_served(call.like):
-        return found
-    for place, number in parts.of_moments(math.prod(call.shape[:-1])).items():
-        if not _wants_gradients(*call.args, *parts.matrices[number].operands(call.given)):
-            found.setdefault(number, []).append(place)
+def _followed(call: _Call) -> dict[int, _Source]:
+    """The places of the reductions that follow from moments, if these are at hand."""
+    parts = call.form.parts(call.like.dtype)
+    if not moments.is_served(call.like) or invariance.enabled():
+        return {}
+    return {
+        place: source
+        for place, source in parts.of_moments(math.prod(call.shape[:-1]), call.shape[-1]).items()
+        if not _wants_gradients(*call.args, *parts.matrices[source[0]].operands(call.given))
+    }
+
+
+def _at_hand(call: _Call, given: set[_Source]) -> dict[_Source, list[int]]:
+    """The moments that are `given`, and those for which a kernel is launched: which reductions follow from them."""
+    reductions_of, found = call.form.parts(call.like.dtype).reductions, dict[_Source, list[int]]()
+    followed = _followed(call)
+    needed = {source for place, source in followed.items() if reductions_of[place].needs_moments}
+    for place, source in followed.items():
+        if source in needed or source in given:
+            found.setdefault(source, []).append(place)
     return found
 
 
-def _moments_launches(call: _Call, matrix: int) -> list[str]:
-    """What gives the moments of a stored matrix, and which results they are: of blocks of rows, and of all."""
+def _moments_launches(call: _Call, source: _Source, is_within: bool) -> list[str]:
+    """What gives moments of a stored matrix, and which results they are: of blocks of rows, and of all."""
     form, dtype = call.form, call.like.dtype
-    places = _counted(call)[matrix]
-    direct = _results_of(form, dtype, places, lambda each: each.kind == MEAN or each.correction == 0.0)
-    return [OF_BLOCKS, OF_COLUMNS + (f": {', '.join(direct)}" if direct else ", which others read")]
+    places = [place for place, each in _followed(call).items() if each == source]
+    direct = _results_of(
+        form, dtype, places, lambda each: each.kind == MEAN or (each.kind == VAR and each.correction == 0.0)
+    )
+    merged = (OF_ROWS if source[1] else OF_COLUMNS) + (
+        f": {', '.join(direct)}" if direct else ", which others read"
+    )
+    return [merged] if is_within else [OF_BLOCKS, merged]
 
 
 def _results_of(
