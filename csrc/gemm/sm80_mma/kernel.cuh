@@ -1,8 +1,7 @@
 // The mma.sync kernel: D = epilogue(x @ weight^T) on every GPU since Ampere.
 //
 // - A CTA computes a tile of D, then perhaps further ones. Its warps load by cp.async, a ring of stages ahead, and
-// multiply by mma.sync from
-//   registers, which ldmatrix fills one step of K ahead.
+//   multiply by mma.sync from registers, which ldmatrix fills one step of K ahead.
 // - A CTA has the whole K of its tile, and every sum is made in the order of K: the same bits whatever M is. Where the
 //   tiles are too few for the GPU, several CTAs may share the K of a tile (split_k.cuh).
 // - fp32 operands are copied as they are, and rounded to TF32 in registers. Or they are fp16 slices, which were split
