@@ -98,14 +98,15 @@ struct Columns {
 };
 
 // The epilogue of a thread's sums, ((columns, rows) of an instruction, rows, columns): vector by vector of columns, and
-// of each several rows at a time, whose operands are read at once. `m0`, `n0`: the tile's first row and column.
+// of each two rows at a time, whose operands are read at once: of more there are no registers beside all sums. `m0`,
+// `n0`: the tile's first row and column.
 template <class Config, class Sums>
 __device__ __forceinline__ void finish(Arguments const& p, Sums const& sums, int m0, int n0) {
   using namespace cute;
   using Result = typename Config::Result;
   constexpr Tile tile = Config::tile;
   constexpr int kVector = Config::kVector, kPairs = kVector / 2, kVectors = size<2>(Sums{}) / kPairs;
-  constexpr int kRows = 2 * size<1>(Sums{}), kAtOnce = kRows < 4 ? kRows : 4;
+  constexpr int kRows = 2 * size<1>(Sums{}), kAtOnce = 2;
   static_assert(kRows % kAtOnce == 0, "whole groups of rows");
   const auto shape = Shape<Int<tile.m>, Int<tile.n>>{};
   Tensor places = typename Config::TiledMma{}.get_slice(threadIdx.x).partition_C(make_identity_tensor(shape));
