@@ -20,7 +20,7 @@ from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import MEAN, Result
 from epigemm.explain import explanation
-from epigemm.explain.explanation import REFERENCE, Explanation
+from epigemm.explain.explained import FUSED, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorder, dtype_name, record
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
 from epigemm.packs.weight_packs import PackedWeight
@@ -108,7 +108,7 @@ def _of_both(call: _Call) -> Explanation | None:
     if stores.order_on(made, call.like.device.type) is None:
         return None
     found = explanation.explain_linear(made, wants_gradients=False)
-    if found.path != explanation.FUSED:
+    if found.path != FUSED:
         return None
     parts = pair.matrices
     readers = _readers(call.form, call.like.dtype, parts.result, parts.stored)
@@ -153,7 +153,7 @@ def _of_product_with_moments(call: _Call) -> Explanation | None:
     assert isinstance(product, LinearCall)
     dry = dry_runs.dry_run(product, moments=True)
     found = explanation.explain_linear(product, wants_gradients=False, moments=True)
-    is_fused = found.path == explanation.FUSED
+    is_fused = found.path == FUSED
     if dry.answer or dry.fused != is_fused or (call.options["strict"] and not is_fused):
         return None  # the entry would not make it, or nothing links the kernel
     is_within = "blocks" not in dry.launches
