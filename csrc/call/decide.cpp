@@ -230,7 +230,7 @@ std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, c
     return why_not_readable(prepared);
   }
   Problem problem = problem_of(prepared, decision);
-  // A family that is not offered yet runs only if its plan is forced.
+  // Where calls never choose a family, it runs if its plan is forced.
   problem.is_any_family_offered = !forced.is_fastest;
   // A forced plan may be less accurate than its arithmetic promises. (So its accuracy can be measured.)
   const std::string why_not = forced.is_fastest ? why_not_accurate(problem) : why_not_covered(problem);

@@ -21,9 +21,9 @@ enum Circumstances {
 void read_slices(int64_t bits, LinearCall* call);
 
 // Reads a forced plan: [arithmetic] stands for the fastest of its fused plans, [arithmetic, family, tile, raster,
-// swizzle, splits] for that plan, where family -1 is the fallback. A family that is not offered (Family::is_offered)
-// only runs by a plan of the second form. `is_pair`: for a pair of products, whose kernels also need such a plan.
-// Returns an empty text, or what is wrong.
+// swizzle, splits] for that plan, where family -1 is the fallback. Where calls never choose a family
+// (Problem::is_any_family_offered), it only runs by a plan of the second form. `is_pair`: for a pair of products, whose
+// kernels also need such a plan. Returns an empty text, or what is wrong.
 std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair, ForcedPlan* forced);
 
 }  // namespace epigemm::call

@@ -64,7 +64,7 @@ struct Problem : Sizes {
   bool is_packed = false;              // fp16 slices: the weight has a pack
   bool is_tf32_allowed = false;        // fp32: whether PyTorch's GEMM may use TF32
   bool is_batch_invariant = false;     // the plan must not depend on M
-  bool is_any_family_offered = false;  // also those that have not run on a GPU: Family::is_offered
+  bool is_any_family_offered = false;  // also sm80_mma where calls never choose it, as beside TMA's kernels on Hopper
   void* workspace = nullptr;           // of Family::workspace_bytes bytes
   void* packed_weight = nullptr;       // the weight's pack, if there is one
   bool has_moments = false;            // the call also returns statistics of D's columns or rows (csrc/reduce)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from epigemm.explain import explanation, results
-from epigemm.explain.explanation import Explanation
+from epigemm.explain.explained import Explanation
 from epigemm.explain.listening import Listener
 from epigemm.explain.products import BY_TORCH, ModuleExplanation
 from epigemm.explain.state import kept

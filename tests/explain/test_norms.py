@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm import batch_statistics
-from epigemm.explain.explanation import Explanation
+from epigemm.explain.explained import Explanation
 from epigemm.planning import plans
 from tests.gemm.query import H200
 

@@ -129,7 +129,7 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     if on_gpu and (reason := fused_unavailable()):
         pytest.skip(f"gpu: {reason}")
     native = entry._module if on_gpu else None
-    road = Road(device, (4096, 2048, 1024) if on_gpu else (2048, 1024, 512), Pretended(native))
+    road = Road(device, (4096, 2048, 1024) if on_gpu else (1024, 1024, 512), Pretended(native))
     monkeypatch.setattr(entry, "_module", road.module)
     if not on_gpu:
         pretend_gpu(monkeypatch, DEVICE)

@@ -192,15 +192,16 @@ class Pretended:
         if reasons or found.answer:
             return int((*reasons, found.answer)[0])
         out = call.new_out() if call.out is None else call.out
-        product = torch.nn.functional.linear(call.x, call.weight)
         if found.on_slices:
             exact = self._on_slices(call, found, _pack_of(found, packs), circumstances)
             if exact is None:
                 return int(Reason.NO_MEMORY)
-            product = exact.float().view(product.shape)
+            product = exact.float().view(*call.x.shape[:-1], exact.shape[1])
         elif not found.fused and found.gemm != dry_runs.PRODUCT:
             product = torch.nn.functional.linear(call.x, call.weight, call.bias)
             call = call._replace(bias=None)
+        else:
+            product = torch.nn.functional.linear(call.x, call.weight)
         return out.copy_(call.epilogue.reference(product, call.bias, call.operands, call.scalars))
 
     def _on_slices(

@@ -26,10 +26,6 @@ class Family {
   // Whether this family has kernels for the problem's arithmetic and element types.
   virtual bool computes(const Problem&) const = 0;
 
-  // False for kernels that have not been run on this kind of GPU. They are not candidates there, unless a caller forces
-  // the plan (csrc/call/forced.h) or asks for all families (Problem::is_any_family_offered).
-  virtual bool is_offered(const Device&) const { return true; }
-
   // Whether the package has the kernels of built-in epilogues. Otherwise they are linked at first use.
   virtual bool is_prelinked() const { return true; }
 

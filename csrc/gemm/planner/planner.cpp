@@ -15,10 +15,6 @@
 namespace epigemm {
 namespace {
 
-bool is_offered(const Problem& problem, const Family& family) {
-  return problem.is_any_family_offered || family.is_offered(problem.device);
-}
-
 bool has_store(const Problem& problem) { return epilogue_info(problem.epilogue).has_store; }
 
 template <class Visit>
@@ -26,7 +22,7 @@ void for_each_family(const Problem& problem, Visit visit) {
   for (int id = 0; id < kFamilyCount; ++id) {
     const Family& family = family_of(static_cast<FamilyId>(id));
     const bool computes = family.computes(problem) && (family.stores() || !has_store(problem));
-    if (is_offered(problem, family) && computes) visit(family);
+    if (computes) visit(family);
   }
 }
 
@@ -35,7 +31,6 @@ std::string why_not_on_device(const Problem& problem) {
   std::string reason;
   for (int id = 0; id < kFamilyCount; ++id) {
     const Family& family = family_of(static_cast<FamilyId>(id));
-    if (!is_offered(problem, family)) continue;
     reason = family.why_not_on(problem.device);
     if (reason.empty()) break;
   }
@@ -298,7 +293,6 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
   if (!plan.is_fused()) return "the plan is the fallback's";
   const Problem problem = on_copies(given);
   const Family& family = family_of(plan.family);
-  if (!is_offered(problem, family)) return text(family_name(plan.family), " has not been run yet");
   if (has_store(problem) && !family.stores())
     return text(family_name(plan.family), " stores nothing beside the result");
   if (!family.computes(problem)) {

@@ -83,10 +83,6 @@ class Mma final : public Family {
     return fp16_slices::computes(problem) || (!problem.is_pair && sm90::multiplies_as_stored(problem));
   }
 
-  // They were compiled, linked and inspected for each of these GPUs, but have run on Hopper alone. There calls choose
-  // them for rows that TMA refuses.
-  bool is_offered(const Device& device) const override { return Sm90::is_of(device); }
-
   bool is_prelinked() const override { return false; }
 
   std::string why_not_on(const Device& device) const override {
@@ -101,8 +97,9 @@ class Mma final : public Family {
     if (is_on_slices(problem.arithmetic)) {
       return problem.batch == 1 ? fp16_slices::why_not_sizes(problem) : sm90::kOneProduct;
     }
-    // There are no tiles by elements in TF32, and none for batch-invariant calls on Hopper.
-    const bool is_by_vectors_alone = is_tf32(problem) || (problem.is_batch_invariant && is_left_to_tma(problem));
+    // There are no tiles by elements in TF32, and none for batch-invariant calls: of many rows they take several times
+    // as long as PyTorch's GEMM.
+    const bool is_by_vectors_alone = is_tf32(problem) || (problem.is_batch_invariant && !problem.is_any_family_offered);
     return is_by_vectors_alone ? sm90::why_not_addressable(problem) : sm90::why_not_matrices(problem);
   }
 

@@ -4,7 +4,8 @@ Imports: the public functions, `batch_statistics`, `route`, `autograd`, `calls`,
 `fusion`, `explaining`.
 """
 
-from epigemm.explain.explanation import Explanation, explain
+from epigemm.explain.explained import Explanation
+from epigemm.explain.explanation import explain
 from epigemm.explain.products import ModuleExplanation
 
 __all__ = ["Explanation", "ModuleExplanation", "explain"]

@@ -12,7 +12,8 @@ from epigemm.batch_statistics import Asked, noted
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.registry import BIAS
 from epigemm.explain.derivatives import PRODUCTS
-from epigemm.explain.explanation import Explanation, explain_linear
+from epigemm.explain.explained import Explanation
+from epigemm.explain.explanation import explain_linear
 from epigemm.explain.recorder import Recorded
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
 from epigemm.planning import dry_runs

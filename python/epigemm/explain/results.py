@@ -20,7 +20,7 @@ from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import MEAN, SUM, VAR, Result
 from epigemm.explain import explanation
-from epigemm.explain.explanation import REFERENCE, Explanation
+from epigemm.explain.explained import FUSED, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorder, dtype_name, record
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, OF_ROWS, ROWS_WITHIN, WITHIN
 from epigemm.packs.weight_packs import PackedWeight
@@ -113,7 +113,7 @@ def _of_both(call: _Call) -> Explanation | None:
     if stores.order_on(made, call.like.device.type) is None:
         return None
     found = explanation.explain_linear(made, wants_gradients=False)
-    if found.path != explanation.FUSED:
+    if found.path != FUSED:
         return None
     parts = pair.matrices
     readers = _readers(call.form, call.like.dtype, parts.result, parts.stored)
@@ -162,7 +162,7 @@ def _of_product_with_moments(call: _Call) -> tuple[Explanation | None, set[_Sour
     assert isinstance(product, LinearCall)
     dry = dry_runs.dry_run(product, moments=number)
     found = explanation.explain_linear(product, wants_gradients=False, moments=number)
-    is_fused = found.path == explanation.FUSED
+    is_fused = found.path == FUSED
     if dry.answer or dry.fused != is_fused or (call.options["strict"] and not is_fused):
         return none  # the entry would not make it, or nothing links the kernel
     given: set[_Source] = {(0, axis) for axis in (0, 1) if wanted[axis] and dry.reduces}
