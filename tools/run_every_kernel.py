@@ -129,6 +129,30 @@ def run_pairs(name: str, dtype: torch.dtype) -> int:
     return 2 * len(found)
 
 
+def run_statistics(dtype: torch.dtype) -> int:
+    """Every large tile with the statistics of its columns and rows, alone and together."""
+    x, weight = (
+        torch.randn(M, K, device=DEVICE).to(dtype),
+        (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype),
+    )
+    tiles: int = build_info()["families"]["sm90_tma"]["16_bits"]
+    wanted = ((True, False), (False, True), (True, True))
+    for tile, kinds in product(range(tiles), wanted):
+        out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
+        columns, rows = (
+            torch.full((2, size), float("nan"), device=DEVICE) if is_wanted else None
+            for size, is_wanted in zip((N, M), kinds, strict=True)
+        )
+        plan = [family_number("sm90_tma"), tile, tile % 2, 2, 1]
+        forced_into(out, "bias", x, weight, "ieee", plan=plan, moments=(columns, rows))
+        for axis, found in enumerate((columns, rows)):
+            if found is None:
+                continue
+            variance, mean = torch.var_mean(out.double(), axis, correction=0)
+            expect_close(f"statistics {dtype} tile {tile}", found, torch.stack((mean, variance)), 1e-5)
+    return len(wanted) * tiles
+
+
 def run_copies(dtype: torch.dtype) -> int:
     """Copies of what TMA cannot address, around a large tile: odd sizes, odd addresses, transposed matrices."""
     x, weight = (torch.randn(rows, K, device=DEVICE).to(dtype) for rows in (M, N))
@@ -271,7 +295,9 @@ def run_batch_norm(dtype: torch.dtype) -> int:
 def jobs() -> sharded.Jobs:
     """Everything to run, by name, in an order in which neighbours take equally long."""
     found: dict[str, Callable[[], int]] = {"fold": run_fold}
-    found |= {f"copies {dtype}": partial(run_copies, dtype) for dtype in (torch.float16, torch.bfloat16)}
+    for dtype in (torch.float16, torch.bfloat16):
+        found[f"copies {dtype}"] = partial(run_copies, dtype)
+        found[f"statistics {dtype}"] = partial(run_statistics, dtype)
     for name, dtype in product(("bias_gated_relu", "bias_gated_silu"), (torch.float16, torch.bfloat16)):
         found[f"pairs {name} {dtype}"] = partial(run_pairs, name, dtype)
     found |= {f"norm {dtype}": partial(run_batch_norm, dtype) for dtype in TOLERANCE}
