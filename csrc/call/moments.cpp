@@ -39,7 +39,7 @@ const char* merge(const void* blocks, int height, int64_t rows, int64_t columns,
 }  // namespace
 
 bool are_moments_in_kernel(const Problem& problem, const Plan& plan) {
-  return problem.has_moments && plan.is_fused() && family_of(plan.family).moment_rows(problem, plan) > 0;
+  return problem.has_moments() && plan.is_fused() && family_of(plan.family).moment_rows(problem, plan) > 0;
 }
 
 bool has_column_moments(const LinearCall& call, const Problem& problem, const Plan& plan) {
@@ -70,7 +70,7 @@ MomentBlocks place_blocks(const LinearCall& call, const Problem& problem, const 
 
 bool run_moments(const LinearCall& call, const Plan& plan, const Problem& problem, const Matrix& d,
                  const MomentBlocks& blocks, Torch& torch) {
-  if (!problem.has_moments) return true;
+  if (!problem.has_moments()) return true;
   const bool is_within = are_moments_in_kernel(problem, plan), are_left = are_blocks_left(call, problem, plan);
   if (call.given) *call.given = {is_within, are_left ? height_of(problem, plan) : 0};
 #if EPIGEMM_WITH_CUDA

@@ -101,7 +101,8 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
   if (!moments_fit(call, problem.m, problem.n) || !stored_fits(call, &problem)) return Answer::DoesNotFit;
-  problem.has_moments = call.column_moments || call.row_moments;
+  problem.has_column_moments = call.column_moments;
+  problem.has_row_moments = call.row_moments;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
   prepared->is_out_matrix = set_output(call.out, &problem);

@@ -95,7 +95,7 @@ __device__ __forceinline__ void apply_part(const OpenElementwiseArguments<Elemen
   for (int r = 0; r < kRows; ++r) {
     if (r < count) open::load<open::Access::Wide>(x[r], p.x, (row + r) * p.x_row_stride + column, kWidth);
   }
-  const Epilogue epilogue(p.operands, column, p.frame.n, p.frame.period, absent<Element>());
+  const Epilogue epilogue(p.operands, column, p.frame.n, p.frame.period, /*is_absent_negative=*/sizeof(Element) == 2);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (r < count) of_rows[r] = epilogue.row(row + r);

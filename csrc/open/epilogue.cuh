@@ -135,11 +135,20 @@ class Neighbours {
     }
   }
 
-  __device__ __forceinline__ void fill(Compute value) {
+  // Zeros, or -0 everywhere. Elements of 16 bits are written in pairs, as they are read: one by one, bf16 would lie in
+  // local memory.
+  __device__ __forceinline__ void clear(bool is_negative) {
+    of_element_ = {};
+    of_compute_ = {};
+    if (!is_negative) return;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      of_element_.values[i] = cuda::from_compute<Element>(value);
-      of_compute_.values[i] = value;
+    for (int i = 0; i < kWidth; ++i) of_compute_.values[i] = Compute(-0.0);
+    if constexpr (sizeof(Element) == 2 && kWidth > 1) {
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; ++i) reinterpret_cast<uint32_t*>(of_element_.values)[i] = 0x80008000u;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) of_element_.values[i] = cuda::from_compute<Element>(Compute(-0.0));
     }
   }
 
@@ -165,9 +174,10 @@ class Epilogue {
     Neighbours<Element, kWidth> matrices[kMatrices];
   };
 
-  // `period`: of the columns, if all rows are taken as one; else 0. `absent`: replaces the numbers of an absent vector.
+  // `period`: of the columns, if all rows are taken as one; else 0. `is_absent_negative`: an absent vector is read as
+  // -0, else as zeros.
   __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, int64_t period = 0,
-                                      Compute absent = 0)
+                                      bool is_absent_negative = false)
       : operands_(operands), column_(column), count_(columns - column) {
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
@@ -179,7 +189,7 @@ class Epilogue {
     for (int i = 0; i < kColumns; ++i) {
       const void* const data = operands.data[kColumn0 + i];
       const int kind = epigemm_operand(kColumn0 + i);
-      columns_[i].fill(absent);
+      columns_[i].clear(is_absent_negative);
       if (!data) continue;
       if (period > 0) {
         columns_[i].load_periodic(kind, data, column % period, period);
