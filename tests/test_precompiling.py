@@ -153,16 +153,22 @@ ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]
 
 
 @pytest.mark.parametrize("gpu", [name for name, known in KNOWN.items() if known.capability != (9, 0)])
-def test_other_gpus_than_hopper_follow_torchs_gemm(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kernel is linked, once, for the GPU's own architecture."""
+def test_other_gpus_than_hopper(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The elementwise kernel, and what the planner chooses there, once, for the GPU's own architecture."""
     linker = Linker()
     monkeypatch.setattr(loading, "link_for", linker)
-    for training, names in ((False, [ALONE]), (True, [ALONE, "epigemm_open_derivative_bfloat16"])):
-        assert epigemm.precompile(mixed, SIZES, gpu=gpu, training=training) == [ALONE]
-        assert linker.asked.pop()[1:] == (names, KNOWN[gpu].capability)
+    epigemm.precompile(mixed, SIZES, gpu=gpu, training=True)
+    ((_, names, capability),) = linker.asked
+    linker.asked.clear()
+    assert names[:2] == [ALONE, "epigemm_open_derivative_bfloat16"]
+    assert all(name.startswith("epigemm_open_sm80_mma_bfloat16_") for name in names[2:])
+    assert capability == KNOWN[gpu].capability and len(names) == len(set(names))
     for precision in ("highest", "ieee", "high"):
         epigemm.precompile(mixed, SIZES, dtype=torch.float32, precision=precision, gpu=gpu)
-        assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
+        _, names, capability = linker.asked.pop()
+        assert names[0] == "epigemm_open_elementwise_float32" and capability == KNOWN[gpu].capability
+        assert all(name.startswith("epigemm_open_sm80_") for name in names[1:])
+        assert precision != "ieee" or len(names) == 1
     assert not linker.asked
 
 

@@ -1,4 +1,4 @@
-"""The planner and the mma.sync kernels, for described GPUs: none is chosen where none of its kind has been run."""
+"""The planner and the mma.sync kernels, for described GPUs: by assumed costs a fused plan has to win by a tenth."""
 
 from __future__ import annotations
 
@@ -25,13 +25,24 @@ def shared_kb(tile: str) -> float:
     return (3 if k == 64 else 2) * 2 * k * (m + n) / 1024
 
 
+LEAST_RATIO = 1.099  # a tenth; times have six digits
+
+
 @pytest.mark.parametrize("gpu", AMPERE)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_no_call_is_offered_a_kernel_that_was_not_run(gpu: tuple[int, ...], dtype: str) -> None:
-    for m, n, k in SHAPES[::20]:
-        found = Query(m=m, n=n, k=k, gpu=gpu, dtype=dtype).plan()
-        assert found["candidates"] == []
-        assert not found["fused"] and "(Hopper)" in found["why_not"]
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_without_a_calibration_a_fused_plan_must_win_by_a_tenth(gpu: tuple[int, ...], dtype: str) -> None:
+    is_tf32 = dtype == "float32"
+    ratios = []
+    for m, n, k in SHAPES[::2]:
+        query = Query(m=m, n=n, k=k, gpu=gpu, dtype=dtype, tf32_allowed=is_tf32)
+        found = replace(query, arithmetic="tf32" if is_tf32 else "ieee").plan()
+        assert {each["family"] for each in found["candidates"]} <= {plans.MMA}
+        assert all(each["shared_bytes"] <= 1024 * SHARED[gpu[0]] for each in found["candidates"])
+        if found["fused"]:
+            ratios.append(found["fallback_us"] / found["predicted_us"])
+        else:
+            assert "expected to be" in found["why_not"] or found["candidates"] == []
+    assert ratios and min(ratios) >= LEAST_RATIO
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -44,10 +55,19 @@ def test_on_hopper_rows_that_tma_refuses_are_offered_them(dtype: str) -> None:
         assert candidates and all(each["schedule"] == "by elements" for each in mine)
 
 
-@pytest.mark.parametrize("query", [LARGE, replace(LARGE, k=8191), Query(k=8191), Query(n=8191)], ids=str)
-def test_a_batch_invariant_call_is_not_offered_one(query: Query) -> None:
+@pytest.mark.parametrize(
+    "query", [replace(LARGE, k=8191), replace(LARGE, n=8191), Query(k=8191), Query(n=8191)], ids=str
+)
+def test_no_batch_invariant_call_loads_by_elements(query: Query) -> None:
+    """PyTorch's GEMM takes a seventh of the time at this size."""
     found = replace(query, invariant=True).plan()
     assert not found["fused"] and found["candidates"] == []
+
+
+def test_other_batch_invariant_calls_take_one_tile() -> None:
+    for m in (1, 100, 8192):
+        found = replace(LARGE, m=m, invariant=True).plan()
+        assert found["fused"] and [each["tile"] for each in found["candidates"]] == ["128x128x32"]
 
 
 def asked(query: Query) -> dict[str, Any]:
@@ -91,12 +111,10 @@ def test_what_no_kernel_reads(changed: dict[str, Any], why_not: str) -> None:
 TF32 = replace(LARGE, dtype="float32", arithmetic="tf32", tf32_allowed=True)
 
 
-@pytest.mark.parametrize("gpu", [*AMPERE, H200])
-def test_tf32_is_not_offered_either(gpu: tuple[int, ...]) -> None:
+def test_on_hopper_tf32_is_left_to_tma() -> None:
     for m, n, k in SHAPES[::20]:
-        found = replace(TF32, m=m, n=n, k=k, gpu=gpu).plan()
+        found = replace(TF32, m=m, n=n, k=k, gpu=H200).plan()
         assert plans.MMA not in {each["family"] for each in found["candidates"]}
-        assert gpu is H200 or not found["fused"]
 
 
 @pytest.mark.parametrize("gpu", [*AMPERE, H200])
@@ -131,11 +149,13 @@ on_slices = pytest.mark.parametrize("query", ON_SLICES.values(), ids=ON_SLICES)
 
 @pytest.mark.parametrize("gpu", [*AMPERE, H200])
 @on_slices
-def test_slices_are_not_offered_either(gpu: tuple[int, ...], query: Query) -> None:
-    for m, n, k in SHAPES[::20]:
+def test_slices_must_win_by_a_tenth_or_are_left_to_tma(gpu: tuple[int, ...], query: Query) -> None:
+    for m, n, k in SHAPES[::10]:
         found = replace(query, m=m, n=n, k=k, gpu=gpu).plan()
-        assert plans.MMA not in {each["family"] for each in found["candidates"]}
-        assert gpu is H200 or (not found["fused"] and "(Hopper)" in found["why_not"])
+        families = {each["family"] for each in found["candidates"]}
+        assert plans.MMA not in families if gpu is H200 else families <= {plans.MMA}
+        if gpu is not H200 and found["fused"]:
+            assert found["fallback_us"] / found["predicted_us"] >= LEAST_RATIO
 
 
 @pytest.mark.parametrize("gpu", [*AMPERE, H200])

@@ -24,8 +24,7 @@ TF32: dict[str, Any] = {"dtype": "float32", "arithmetic": "tf32"}
 REFUSED: list[tuple[str, Query, list[str]]] = [
     ("fp64", Query(dtype="float64"), ["float64"]),
     ("ieee fp32", Query(dtype="float32", arithmetic="ieee"), ["IEEE fp32"]),
-    ("before Hopper", Query(gpu=(80, 108)), ["9.0", "8.0"]),
-    ("after Hopper", Query(gpu=(100, 148)), ["9.0", "10.0"]),
+    ("before Ampere", Query(gpu=(75, 40)), ["9.0", "8.0", "7.5"]),
     ("not a CUDA device", Query(gpu=(0, 1)), ["CUDA"]),
     ("odd K", Query(k=8191, **TF32), ["8191", "16 bytes"]),
     ("odd N", Query(n=8191, **TF32), ["8191", "16 bytes"]),
@@ -75,8 +74,9 @@ def test_rows_that_are_no_whole_16_bytes_are_read_by_elements(changed: dict[str,
     ("query", "why_not"),
     [
         (
-            Query(gpu=(80, 108)),
-            "fused kernels exist for compute capability 9.0 (Hopper); this device has 8.0",
+            Query(gpu=(75, 40)),
+            "fused kernels exist for compute capability 9.0 (Hopper); this device has 7.5; mma.sync kernels exist from "
+            "compute capability 8.0 (Ampere) on; this device has 7.5",
         ),
         (
             Query(alignment=8, **TF32),
