@@ -1,8 +1,8 @@
-"""What the planner would choose on GPUs that are described, were the mma.sync kernels offered there.
+"""What the planner chooses on GPUs that are described, none of which has run the mma.sync kernels.
 
     python -m tools.mma_choices > tests/gemm/mma_choices.txt
 
-They are not: csrc/gemm/sm80_mma/family.cpp. All times are predictions from assumed figures; nothing was measured.
+All times are predictions from assumed figures; nothing was measured.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Choice:
 def choices(multiplied: tuple[str, str] = BF16) -> Iterator[Choice]:
     """For every GPU and shape."""
     for (name, gpu), shape in product(GPUS.items(), SHAPES):
-        found = plans.ask(EPILOGUE, *shape, *multiplied, any_family=True, packed=multiplied == FP32, gpu=gpu)
+        found = plans.ask(EPILOGUE, *shape, *multiplied, packed=multiplied == FP32, gpu=gpu)
         best_us = min((each["predicted_us"] for each in found["candidates"]), default=math.inf)
         tile = _tile_text(found) if found["fused"] else Choice.FALLBACK
         yield Choice(name, shape, tile, best_us, found["fallback_us"])
@@ -72,7 +72,7 @@ def _tile_text(plan: dict[str, Any]) -> str:
 def table() -> str:
     """The choices as text."""
     head = [
-        f"{EPILOGUE}: the tile that the planner would choose, and the fallback's predicted time over the best fused",
+        f"{EPILOGUE}: the tile that the planner chooses, and the fallback's predicted time over the best fused",
         "plan's (0.00: none is accurate enough). 64x64x64/4: four CTAs share the K of a tile. From assumed figures:",
         "nothing was measured, and they have not been run there. Written by python -m tools.mma_choices",
     ]

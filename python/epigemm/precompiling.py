@@ -83,13 +83,12 @@ def precompile(
         training: whether to link the derivative's kernel, too, and on Hopper the one that stores the product beside
             the result.
         arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
-            kernels are linked that exist for every GPU since Ampere: `elementwise`, which follows PyTorch's GEMM there,
-            and the mma.sync kernels (in 16 bits; of fp32 in TF32, fp16x3 and fp16x1), which no call chooses yet. No
-            driver is needed.
+            kernels are linked that exist for every GPU since Ampere: `elementwise`, which also follows PyTorch's GEMM,
+            and the mma.sync kernels (in 16 bits; of fp32 in TF32, fp16x3 and fp16x1). No driver is needed.
         gpu: in place of `device`, a GPU that need not be here, by its name, as "A100 80 GB" or "RTX 4090", or an
-            `epigemm.GPU`: what calls of these shapes take there by the cost models' choice. On Hopper those may be
-            fused kernels. On other GPUs PyTorch's GEMM computes the product, and one elementwise kernel follows:
-            that one is linked. No driver is needed. What `epigemm.tune` measured there is not known here.
+            `epigemm.GPU`: what calls of these shapes take there by the cost models' choice: fused kernels, or the
+            elementwise one that follows PyTorch's GEMM. No driver is needed. What `epigemm.tune` and
+            `epigemm.calibrate` measured there is not known here.
 
     Returns:
         The names of the kernels that were linked now.

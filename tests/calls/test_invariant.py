@@ -220,19 +220,41 @@ def test_doubles_are_refused_before_anything_is_launched(
             call()
 
 
-@pytest.mark.parametrize(
-    ("device", "words"), [((80, 108), "8.0"), ((100, 148), "10.0")], ids=["ampere", "blackwell"]
-)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_other_gpus_are_refused(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch, device: Any, words: str, dtype: torch.dtype
+def test_gpus_before_ampere_are_refused(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
+    monkeypatch.setattr(plans, "gpu_numbers", lambda _: (75, 40))
     forget(DEVICE)  # forgets the plans of the GPU that it was
     x, weight, bias = product(4, 16, 256, dtype)
     for precision in (None, "ieee", "tf32"):
-        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}\); accepted"):
+        with pytest.raises(RuntimeError, match=r"x: got .*this device has 7\.5\); accepted"):
             epigemm.linear_relu(x, weight, bias, precision=precision)
+    assert not launches.seen
+
+
+@pytest.mark.parametrize("device", [(80, 108), (89, 142), (100, 148)], ids=["ampere", "ada", "blackwell"])
+def test_other_gpus_have_all_but_fp32_in_multiply_adds(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, device: tuple[int, int]
+) -> None:
+    """By one tile of the mma.sync kernels, also for rows that are not whole 16 bytes: those are copied."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
+    forget(DEVICE)
+    for n, k in ((16, 256), (13, 255)):
+        roads = []
+        for dtype, precision in ((torch.float32, None), (torch.float32, "tf32"), (torch.float16, None)):
+            x, weight, bias = product(4, n, k, dtype)
+            check(epigemm.linear_relu(x, weight, bias, precision=precision), x, weight, bias)
+            roads.append(launches.seen[-1][0])
+        assert roads == ["split", "tensors", "tensors"] and len(launches.seen) == 3
+        launches.seen.clear()
+    words = f"{device[0] // 10}.{device[0] % 10}"
+    for k, precision in ((256, "ieee"), (127, None)):
+        x, weight, bias = product(4, 16, k)
+        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}.*\); accepted"):
+            epigemm.linear_relu(x, weight, bias, precision=precision)
+        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}.*\); accepted"):
+            epigemm.explain("linear_relu", x, weight, bias, precision=precision)
     assert not launches.seen
 
 

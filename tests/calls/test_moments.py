@@ -224,8 +224,8 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("described")
 def test_few_blocks_are_not_merged_by_a_kernel_of_their_own() -> None:
-    assert launches(1024, 8192, 8192, epilogue=BIAS) == ["fused"]
-    assert launches(1025, 8192, 8192, epilogue=BIAS) == ["fused", "merge"]
+    assert launches(1024, 8192, 4096, epilogue=BIAS) == ["fused"]
+    assert launches(1025, 8192, 4096, epilogue=BIAS) == ["fused", "merge"]
 
 
 # --- of an epilogue, above autograd ----------------------------------------------------------------------------------

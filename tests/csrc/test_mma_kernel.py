@@ -1,7 +1,7 @@
 """The mma.sync kernels' own source under g++ (tests/csrc/emulation), against sums in double.
 
 The threads of a CTA are fibers, and the instructions are emulated: the indices, the ring of stages, the epilogue and
-every edge are the kernel's own. The kernels have not been run on the GPUs that they are for.
+every edge are the kernel's own. The kernels have run on Hopper alone.
 """
 
 from __future__ import annotations

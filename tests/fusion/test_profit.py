@@ -11,13 +11,14 @@ from torch import Tensor, fx
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged, Way
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
+from epigemm.planning.gpus import KNOWN
 
 HOPPER = (90, 132)  # capability, multiprocessors
 M, N, K = 4096, 4096, 4096
@@ -96,6 +97,19 @@ def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) ->
     assert profit.judged_there(call(16, torch.float32), hopper).why_not == profit.SLOWER
     assert profit.judged_there(call(M, torch.bfloat16), hopper).why_not == profit.SLOWER
     assert profit.judged_there(call(M, torch.float32), hopper, is_recorded=True).why_not == ""
+
+
+def test_a_kernel_that_cannot_be_linked_gains_nothing(
+    hopper: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On other GPUs than Hopper no kernel is in the package."""
+    asked = call(48, torch.bfloat16, 64, 1024)._replace(epilogue=EPILOGUES["bias_gelu"])
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: KNOWN["A100 80 GB"].numbers)
+    for reason in ("", "nvJitLink was not found"):
+        monkeypatch.setattr(loading, "would_link", lambda *call, reason=reason: reason)
+        found = profit.judged_there(asked, hopper)
+        assert found.why_not == reason and found.way is Way.TENSORS
+        assert found.fused_us < found.fallback_us / 1.1
 
 
 def test_cublas_with_a_relu_is_a_fused_call(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The mma.sync kernels with forced plans: the planner chooses none of them, and any GPU since Ampere can run them.
+"""The mma.sync kernels with forced plans, also on GPUs other than Hopper, where nobody has run them yet.
 
 The tests of `test_fused_gpu` and `test_epilogue_operands_gpu` take these tiles, too, with rows of whole 16 bytes. Here
 are the tests of what only this family does, or does in another way.
@@ -17,7 +17,7 @@ from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, TF32, Arithmetic
-from tests.support.cases import LINEAR, fused_unavailable
+from tests.support.cases import LINEAR, mma_unavailable
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import Problem, make
 
@@ -33,8 +33,8 @@ by_elements = pytest.mark.parametrize("tile", BY_ELEMENTS)
 
 
 @pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
+def every_tile_runs() -> None:
+    if reason := mma_unavailable():
         pytest.skip(f"gpu: {reason}")
 
 

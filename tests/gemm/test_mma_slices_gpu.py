@@ -17,7 +17,7 @@ from benchmarks.gradings.measures import Exact, errors
 from benchmarks.gradings.products import SCALED, SPLIT, Product
 from tests.support import plans
 from tests.support.arithmetic import SPLIT_ARITHMETICS, Arithmetic
-from tests.support.cases import LINEAR, fused_unavailable
+from tests.support.cases import LINEAR, mma_unavailable
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import Problem, make
 from tests.support.split import beyond_slices, check_frame, check_integers, make_pack, run, run_checked
@@ -39,8 +39,8 @@ tiles = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
+def every_tile_runs() -> None:
+    if reason := mma_unavailable():
         pytest.skip(f"gpu: {reason}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.gradings import products
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, SPLIT_ARITHMETICS, TF32, Arithmetic
-from tests.support.cases import LINEAR, fused_unavailable
+from tests.support.cases import LINEAR, mma_unavailable
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import Problem, make, ternary
 from tests.support.split import make_pack
@@ -43,8 +43,8 @@ arithmetics = pytest.mark.parametrize("arithmetic", TILES, ids=lambda each: each
 
 
 @pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
+def every_tile_runs() -> None:
+    if reason := mma_unavailable():
         pytest.skip(f"gpu: {reason}")
 
 

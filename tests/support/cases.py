@@ -35,6 +35,15 @@ def fused_unavailable() -> str:
     return cuda_unavailable() or ("" if torch.cuda.get_device_capability() == (9, 0) else "no Hopper GPU")
 
 
+def mma_unavailable() -> str:
+    """Why not every tile of the mma.sync kernels can run here; "" where all can."""
+    if reason := cuda_unavailable():
+        return reason
+    major, minor = torch.cuda.get_device_capability()
+    has_room = major in (9, 10) or (major, minor) in ((8, 0), (8, 7))  # as in csrc/gemm/sm80/architecture.h
+    return "" if has_room else "two tiles need 144 KB of shared memory, which this GPU does not have"
+
+
 @dataclass
 class Operands:
     """What an epilogue is given besides the accumulator, exactly as the ops take it."""

@@ -57,7 +57,7 @@ KINDS = ("elementwise", "derivative", "fused", "slices")
 def test_jobs_of_one_kind_stand_together() -> None:
     """So that shards take equally long."""
     kinds = [name.split()[0] for name in run_every_kernel.jobs()]
-    assert kinds == sorted(kinds) and len(set(kinds)) == 9
+    assert kinds == sorted(kinds) and len(set(kinds)) == 10
 
 
 def test_a_job_draws_the_same_whatever_runs_before_it(capsys: pytest.CaptureFixture[str]) -> None:

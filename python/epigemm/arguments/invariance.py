@@ -89,7 +89,8 @@ class batch_invariant(Block):
             the mode before it runs.
 
     Inside, calls that no kernel computes in a fixed order raise RuntimeError before anything is launched: fp64 on GPUs,
-    any linear function on GPUs other than Hopper's, batch statistics of a BatchNorm.
+    batch statistics of a BatchNorm, and on GPUs other than Hopper's fp32 products in fp32 multiply-adds and whatever
+    has a kernel that cannot be linked.
 
     Example:
         >>> x, weight = torch.randn(8, 64), torch.randn(32, 64)

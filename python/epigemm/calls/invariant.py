@@ -1,6 +1,6 @@
 """The batch-invariant mode: each result is the same sequence of operations, whatever its row.
 
-These are one fixed tile of the Hopper kernels, or fp32 multiply-adds. If the kernel cannot read or write the tensors,
+These are one fixed tile of a family of kernels, or fp32 multiply-adds. If the kernel cannot read or write the tensors,
 it runs on copies, padded with zeros to the alignment of TMA. On a CPU each row is a call of its own.
 """
 
@@ -35,8 +35,8 @@ def refuse_because(x: Tensor, reason: str) -> NoReturn:
     got = f"{str(x.dtype).removeprefix('torch.')} on {x.device}"
     raise RuntimeError(
         f"x: got {got} in the batch-invariant mode, where no kernel computes "
-        f"it in a fixed order ({reason}); accepted there are float16, bfloat16 and float32 on a Hopper GPU, and "
-        "tensors on a CPU"
+        f"it in a fixed order ({reason}); accepted there are float16, bfloat16 and float32 on a GPU with fused "
+        "kernels for them, and tensors on a CPU"
     )
 
 
@@ -51,7 +51,8 @@ def why_none(call: LinearCall) -> str:
         return "fused kernels exist for float16, bfloat16 and float32, not for float64"
     found = consider_copies(call)
     if not found.fused:
-        return str(found.tried[0].plan["why_not_covered"])
+        last = found.tried[-1]  # those before it may be covered, and not accurate enough
+        return str(last.plan["why_not_covered"] or last.why_not)
     return loading.would_link(call.epilogue, ",".join(found.missing), x.device)
 
 

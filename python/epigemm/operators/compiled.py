@@ -42,7 +42,6 @@ _elementwise_folded_into = ops._elementwise_folded_into.default
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BY_NUMBER = {epilogue.number: epilogue for epilogue in EPILOGUES.values()}
 _NOT_NATIVE = -1
-_HOPPER = 9
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -106,9 +105,7 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
 
 def _takes_slices(device: torch.device, order: _precision.Order) -> bool:
     """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
-    if device.type != "cuda" or not order.slices or plans.no_gemm_kernels():
-        return False
-    return torch.cuda.get_device_capability(device)[0] == _HOPPER
+    return device.type == "cuda" and bool(order.slices) and not plans.no_gemm_kernels()
 
 
 def resolved(precision: str, x: Tensor) -> str:

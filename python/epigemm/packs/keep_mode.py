@@ -81,7 +81,7 @@ class keep_packs(Block):
     nothing: later calls outside of it use current slices, and make none. After writes that torch does not count, such
     as `weight.data.add_(...)`, call `epigemm.pack(weight).repack()` (see `epigemm.packs`). No slices are kept for
     weights that need a gradient or are no Parameters, and none where fp32 products do not run on fp16 slices (CPUs,
-    GPUs other than Hopper, small K).
+    most GeForce GPUs, small K).
 
     Memory, for an fp32 weight `[N, K]`: `2 bytes * 2 slices * N * K`, as many bytes as the weight itself; at precision
     "high" `2 bytes * 1 slice * N * K`, half of that. K is rounded up to a multiple of 64, at "high" of 8, and each row

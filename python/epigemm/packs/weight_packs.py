@@ -296,8 +296,8 @@ class PackedWeight:
     Every linear function accepts it in place of `weight`, and then finds the slices instead of making them. The pack is
     kept as long as the weight exists, and is shared by all calls with the same tensor object. It is made again, into
     the same memory, when the weight has changed (see `epigemm.packs` for the changes that torch does not count and that
-    need `repack()`). Where fp32 products do not run on fp16 slices (CPUs, GPUs other than Hopper, small K), no slices
-    are kept, and calls run as with the weight itself. Copies and pickles contain a weight and make a pack of their own.
+    need `repack()`). Where fp32 products do not run on fp16 slices (CPUs, most GeForce GPUs, small K), no slices are
+    kept, and calls run as with the weight itself. Copies and pickles contain a weight and make a pack of their own.
 
     Args:
         weight: fp32 `[N, K]`, a `torch.nn.Parameter` or any other strided tensor.

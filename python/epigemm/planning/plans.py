@@ -56,7 +56,7 @@ def ask(
     # row strides of x, weight and out, in elements; None: contiguous matrices
     strides: tuple[int, int, int] | None = None,
     alignment: int = _ALIGNED,  # bytes; the addresses of all three are multiples of it
-    any_family: bool = False,  # whether to include mma.sync kernels where no call chooses them
+    any_family: bool = False,  # whether to include mma.sync kernels where TMA's run, on Hopper
     # compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in bytes a
     # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce), then
     # perhaps, as `epigemm.calibrate` measures them, the tensor cores' flops a microsecond and cuBLAS's efficiency in

@@ -86,8 +86,7 @@ def calibrate(device: torch.device | str | None = None) -> Calibration:
     The cost models of Hopper are fitted to measurements. There it measures the tensor cores and the memory, says so in
     the result, and keeps and changes nothing.
 
-    No fused kernel is chosen on other GPUs than Hopper yet, so today it makes predicted times more accurate (of
-    `epigemm.explain`, and where `epigemm.fuse` decides by them), and changes no kernel of a product.
+    Neither this function nor the fused kernels of other GPUs than Hopper have been run on one.
 
     Args:
         device: the GPU; None: the current one.
