@@ -70,8 +70,8 @@ def precompile(
     Use it when a server starts, and before the capture of a CUDA graph, during which nothing is compiled. Kernels are
     kept on disk, in the cache's folder, which may be copied to other machines. For a function with optional operands,
     each combination is linked. For a function with several results, the kernels of each matrix are linked. A function
-    that only adds a bias, or a bias and a ReLU, runs on kernels of the package and needs no linking, except for its
-    `elementwise`.
+    that only adds a bias, or a bias and a ReLU, runs as the built-in one: on Hopper on kernels of the package, which
+    need no linking; on other GPUs its kernel is linked by its first call, and not here. Its `elementwise` is linked.
 
     Args:
         function: what `epigemm.epilogue` made.
