@@ -72,10 +72,14 @@ class Layout:
         return torch.full((size,), float("nan"), dtype=like.dtype, device=like.device)
 
     def view(self, memory: Tensor, shape: Sequence[int], behind: int = 0) -> Tensor:
-        """The tensor in that memory; `behind`: with so many elements behind each row, as far as gaps hold them."""
+        """The tensor in that memory; `behind`: with so many elements behind each row, as far as gaps hold them.
+
+        Behind a single row there is no other one.
+        """
         count, length = self._lines(shape)
         pitch = length + self.gap
-        lines = memory.as_strided((count, min(length + behind, pitch)), (pitch, 1), self.offset)
+        held = length + behind if count == 1 else min(length + behind, pitch)
+        lines = memory.as_strided((count, held), (pitch, 1), self.offset)
         if len(shape) == 1:
             return lines[:, 0]
         return lines.t() if self.transposed else lines
