@@ -94,6 +94,10 @@ def test_padding_ends_with_the_gap() -> None:
         memory = layout.memory(torch.empty(4, 5))
         layout.view(memory, (4, 5), 3).fill_(0.0)
         assert int((memory == 0).sum()) == 4 * (5 + behind)
+    alone = Layout(1, 0)
+    memory = alone.memory(torch.empty(1, 5))
+    alone.view(memory, (1, 5), 3).fill_(0.0)
+    assert int((memory == 0).sum()) == 5 + 3, "no row follows a single one"
 
 
 # --- a launch ---------------------------------------------------------------------------------------------------------
