@@ -24,7 +24,7 @@
 namespace emulation {
 
 constexpr int kWarp = 32;
-constexpr std::size_t kStackBytes = 2 * 1024 * 1024;
+constexpr std::size_t kStackBytes = 256 * 1024;
 
 struct Copy {
   const void* from;
