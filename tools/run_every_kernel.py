@@ -140,7 +140,7 @@ def run_statistics(dtype: torch.dtype) -> int:
     for tile, kinds in product(range(tiles), wanted):
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         columns, rows = (
-            torch.full((2, size), float("nan"), device=DEVICE) if is_wanted else None
+            torch.full((3, size), float("nan"), device=DEVICE) if is_wanted else None
             for size, is_wanted in zip((N, M), kinds, strict=True)
         )
         plan = [family_number("sm90_tma"), tile, tile % 2, 2, 1]
@@ -149,7 +149,9 @@ def run_statistics(dtype: torch.dtype) -> int:
             if found is None:
                 continue
             variance, mean = torch.var_mean(out.double(), axis, correction=0)
-            expect_close(f"statistics {dtype} tile {tile}", found, torch.stack((mean, variance)), 1e-5)
+            name = f"statistics {dtype} tile {tile}"
+            expect_close(name, found[:2], torch.stack((mean, variance)), 1e-5)
+            expect_close(name, found[2], out.double().sum(axis), 1e-5)
     return len(wanted) * tiles
 
 

@@ -65,6 +65,14 @@ void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
   problem->out = out.data;
 }
 
+// Of x's device, as in Device; 0 of a CPU.
+int capability_of([[maybe_unused]] const Tensor& x) {
+#if EPIGEMM_WITH_CUDA
+  if (x.is_cuda()) return cuda::device(x.device).capability;
+#endif
+  return 0;
+}
+
 // Runs the kernel into which the epilogue was linked.
 Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& names, Torch& torch) {
   const Tensor& x = *call.x;
@@ -79,7 +87,7 @@ Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& 
   const bool is_out_contiguous = !call.out || call.out->is_contiguous();
   if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
   open::Kernels kernels;
-  if (!link::find(call.epilogue, names, &kernels)) return Answer::NotLinked;
+  if (!link::find(call.epilogue, capability_of(x), names, &kernels)) return Answer::NotLinked;
   void* stream = nullptr;
   if (!torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
@@ -118,7 +126,7 @@ std::string launch_derivative(const DerivativeProblem& problem, const Tensor& x,
   cuda::launch_derivative(problem);
   const std::string error = cuda::last_error();
   if (!error.empty() || !sums) return error;
-  const MomentStream on{x.device, cuda::device(x.device).capability >= kDependentCapability, problem.stream};
+  const MomentStream on{x.device, capability_of(x) >= kDependentCapability, problem.stream};
   const char* const refused =
       add_column_parts_cuda({problem.partial_sums, problem.chunks, problem.columns(), problem.element, sums->data}, on);
   return refused ? refused : "";

@@ -155,10 +155,11 @@ Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const D
 void fill(Record* record, const LinearCall& call, const Prepared& prepared, const Decision& decision,
           const open::KernelNames& names) {
   record->gemm = gemm_of(call, prepared);
+  const int capability = prepared.problem.device.capability;
   // What is loaded here tells nothing of a GPU that is elsewhere.
   const bool is_elsewhere = call.described && call.described->index < 0;
   for (const open::KernelName name : names) {
-    if (is_elsewhere || !link::find(call.epilogue, name)) record->missing.emplace_back(name);
+    if (is_elsewhere || !link::find(call.epilogue, capability, name)) record->missing.emplace_back(name);
   }
   if (call.operands.fold) record->launches.push_back(Launch::Fold);
   if (decision.copies.x || decision.copies.weight) record->launches.push_back(Launch::Copy);
@@ -204,7 +205,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (const Answer answer = look_at_plan(call, problem, decision); answer != Answer::Done) return answer;
   Resources resources;
   resources.is_linked = names.count > 0;
-  const bool is_linked = link::find(call.epilogue, names, &resources.kernels);
+  const bool is_linked = link::find(call.epilogue, problem.device.capability, names, &resources.kernels);
   if (!is_linked && ends(Answer::NotLinked, torch)) return Answer::NotLinked;
   if (const Answer answer = look_at_tensors(call, prepared, decision, names, torch); answer != Answer::Done) {
     return answer;

@@ -62,14 +62,14 @@ struct LinearCall {
   const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
-  // Contiguous [2, N] in fp32 (fp64 of fp64), on a GPU: receives the mean and the biased variance of each column of D,
-  // of the numbers as they are stored. If they are not needed, only where the product's kernel reduces D.
+  // Contiguous [3, N] in fp32 (fp64 of fp64), on a GPU: receives the mean, the biased variance and the sum of each
+  // column of D, of the numbers as they are stored. If they are not needed, only where the product's kernel reduces D.
   const Tensor* column_moments = nullptr;
   bool needs_column_moments = true;
   // With `column_moments`, or null: contiguous [blocks, N, 2] of their type. If the rows make no more blocks than that,
   // their moments are left here, else they are merged.
   const Tensor* column_blocks = nullptr;
-  // [2, M] like `column_moments`: the same of each row, where the product's kernel reduces D.
+  // [3, M] like `column_moments`: the same of each row, where the product's kernel reduces D.
   const Tensor* row_moments = nullptr;
   GivenMoments* given = nullptr;
   // Like a new result: receives the second values of an epilogue that has them. Only fused kernels store it.

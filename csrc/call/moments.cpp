@@ -28,11 +28,10 @@ int64_t row_bytes(const LinearCall& call, const Problem& problem, const Plan& pl
 }
 
 #if EPIGEMM_WITH_CUDA
-// Of rows x columns numbers, in blocks of `height` rows, to `moments` [2, columns].
+// Of rows x columns numbers, in blocks of `height` rows, to `moments` [3, columns].
 const char* merge(const void* blocks, int height, int64_t rows, int64_t columns, const Tensor& moments,
                   ElementType element, const MomentStream& on) {
-  char* const mean = static_cast<char*>(moments.data);
-  return merge_moments_cuda({blocks, height, element, rows, columns, mean, mean + columns * moment_bytes(element)}, on);
+  return merge_moments_cuda({blocks, height, element, rows, columns, moments.data}, on);
 }
 #endif
 

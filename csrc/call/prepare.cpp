@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "call/operands.h"
+#include "reduce/column_moments.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
@@ -46,7 +47,7 @@ bool is_of_moments(const Tensor& tensor, const Tensor& x) {
 
 bool moments_fit(const LinearCall& call, int64_t m, int64_t n) {
   const auto fits = [&](const Tensor* moments, int64_t count) {
-    return !moments || (moments->dim == 2 && moments->sizes[0] == 2 && moments->sizes[1] == count &&
+    return !moments || (moments->dim == 2 && moments->sizes[0] == kMomentsOfColumn && moments->sizes[1] == count &&
                         is_of_moments(*moments, *call.x) && call.x->is_cuda());
   };
   if (!fits(call.column_moments, n) || !fits(call.row_moments, m)) return false;

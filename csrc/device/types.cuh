@@ -36,14 +36,6 @@ __device__ __forceinline__ Element from_compute(typename ComputeType<Element>::t
   }
 }
 
-// Replaces an absent vector of an elementwise kernel. Beside 16-bit elements x + -0 is x for every x, so the compiler
-// may drop the addition. With +0 the sign of a zero would depend on whether it does.
-template <class Element>
-constexpr __device__ typename ComputeType<Element>::type absent() {
-  using Compute = typename ComputeType<Element>::type;
-  return sizeof(Element) == 2 ? Compute(-0.0) : Compute(0);
-}
-
 // Two at a time: bf16 is the upper half of a float, so that one instruction makes each of a pair.
 template <class Element>
 __device__ __forceinline__ void to_compute_pair(const Element* in, typename ComputeType<Element>::type* out) {

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 constexpr int kMergingWarps = 16, kMergingThreads = kLanes * kMergingWarps, kMergingCtas = 2;  // of a multiprocessor
 
 struct MergingForward : BatchNormForward {
-  FewBlocks few;
+  BlockRows few;
 };
 
 // Of the CTAs with the same columns the first one writes what the columns have one of.
@@ -148,7 +148,7 @@ const char* launch_forward(const BatchNormForward& p) {
     return launch<&forward_kernel<Element, Size>, kWarps>(p, bands * divided_up(p.rows, rows), rows);
   }
   const int64_t rows = rows_of_a_round(p, bands);
-  const MergingForward merging{p, FewBlocks(p.rows, p.block_rows)};
+  const MergingForward merging{p, BlockRows(p.rows, p.block_rows)};
   const bool is_dependent = device(p.device).capability >= kDependentCapability;
   return launch<&merging_kernel<Element, Size>, kMergingWarps>(merging, bands * divided_up(p.rows, rows), rows,
                                                                is_dependent);

@@ -49,6 +49,14 @@ __device__ __forceinline__ typename ComputeType<Element>::type apply(typename Co
       Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(values)...));
 }
 
+// Replaces an absent vector. Beside 16-bit elements x + -0 is x for every x, so the compiler may drop the addition.
+// With +0 the sign of a zero would depend on whether it does.
+template <class Element>
+constexpr __device__ typename ComputeType<Element>::type absent() {
+  using Compute = typename ComputeType<Element>::type;
+  return sizeof(Element) == 2 ? Compute(-0.0) : Compute(0);
+}
+
 template <class Functor, class Element, int Index, class Compute>
 __device__ __forceinline__ Compute load_or_absent(const Operands<Compute>& operands, int64_t offset) {
   constexpr bool kVector = OperandTraits<Functor, Element, Index>::operand.kind == OperandKind::PerColumn;

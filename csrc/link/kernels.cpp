@@ -5,21 +5,21 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
-#include <unordered_map>
+#include <utility>
 
 #include "link/load.h"
 
 namespace epigemm::link {
 namespace {
 
-// The kernels of one epilogue, by name. There are few, so a search tree is as fast as a hash table. std::less<>
-// compares views with strings.
+// The kernels of one epilogue for one architecture, by name. There are few, so a search tree is as fast as a hash
+// table. std::less<> compares views with strings.
 using ByName = std::map<std::string, const void*, std::less<>>;
 
 // Every launch of a linked epilogue looks up its kernel. Kernels are rarely added.
 struct Table {
   std::shared_mutex mutex;
-  std::unordered_map<EpilogueId, ByName> kernels;
+  std::map<std::pair<EpilogueId, int>, ByName> kernels;  // by epilogue and compute capability
 };
 
 // Never destroyed: calls may come while the process ends.
@@ -30,31 +30,31 @@ Table& table() {
 
 }  // namespace
 
-const void* find(EpilogueId epilogue, open::KernelName kernel) {
+const void* find(EpilogueId epilogue, int capability, open::KernelName kernel) {
   Table& all = table();
   std::shared_lock lock(all.mutex);
-  const auto of_epilogue = all.kernels.find(epilogue);
+  const auto of_epilogue = all.kernels.find({epilogue, capability});
   if (of_epilogue == all.kernels.end()) return nullptr;
   const auto found = of_epilogue->second.find(kernel);
   return found == of_epilogue->second.end() ? nullptr : found->second;
 }
 
-bool find(EpilogueId epilogue, const open::KernelNames& names, open::Kernels* kernels) {
+bool find(EpilogueId epilogue, int capability, const open::KernelNames& names, open::Kernels* kernels) {
   for (int i = 0; i < names.count; ++i) {
-    kernels->handles[i] = find(epilogue, names.names[i]);
+    kernels->handles[i] = find(epilogue, capability, names.names[i]);
     if (!kernels->handles[i]) return false;
   }
   return true;
 }
 
-const char* add(EpilogueId epilogue, open::KernelName kernel, const void* cubin) {
-  if (find(epilogue, kernel)) return nullptr;
+const char* add(EpilogueId epilogue, int capability, open::KernelName kernel, const void* cubin) {
+  if (find(epilogue, capability, kernel)) return nullptr;
   const std::string name(kernel);
   const void* loaded = nullptr;
   if (const char* const refused = load(cubin, name.c_str(), &loaded)) return refused;
   Table& all = table();
   std::unique_lock lock(all.mutex);
-  all.kernels[epilogue].emplace(name, loaded);
+  all.kernels[{epilogue, capability}].emplace(name, loaded);
   return nullptr;
 }
 

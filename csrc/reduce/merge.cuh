@@ -36,12 +36,25 @@ struct MergeSums {
     *mean = static_cast<Real>(pivot + shift);
     *variance = static_cast<Real>(found < 0 ? 0.0 : found);  // NaN stays
   }
+
+  // The column's sum.
+  __device__ __forceinline__ double total(double pivot, int64_t rows) const {
+    return fma(pivot, static_cast<double>(rows), sum);
+  }
 };
 
-__device__ __forceinline__ double rows_of_block(int64_t rows, int height, int64_t block) {
-  const int64_t left = rows - block * height;
-  return static_cast<double>(left < height ? left : height);
-}
+// The rows of the blocks of a matrix. As a kernel's parameter the numbers take no registers.
+struct BlockRows {
+  int last;             // block
+  double height, left;  // rows of a block, and of the last one
+
+  BlockRows(int64_t rows, int height)
+      : last(static_cast<int>(moment_blocks(rows, height)) - 1),
+        height(height),
+        left(static_cast<double>(rows - int64_t(last) * height)) {}
+
+  __device__ __forceinline__ double of(int block) const { return block < last ? height : left; }
+};
 
 // The tree's part from `half` = Groups / 2 on, in shared memory: sums[group][lane]. All threads of the CTA call it.
 template <int Groups, int Lanes>
@@ -55,29 +68,18 @@ __device__ __forceinline__ void add_groups(MergeSums (&sums)[Groups][Lanes], int
 
 static_assert(kMostMergedBehind == kMergeGroups / 2, "the tree's first step finds no group in its upper half");
 
-// At most kMostMergedBehind blocks. As a kernel's parameter its numbers take no registers.
-struct FewBlocks {
-  int last;             // block
-  double height, left;  // rows of a block, and of the last one
-
-  FewBlocks(int64_t rows, int height)
-      : last(static_cast<int>(moment_blocks(rows, height)) - 1),
-        height(height),
-        left(static_cast<double>(rows - int64_t(last) * height)) {}
-};
-
-// Those of a column that belong to group `part`, if the column has `Parts` threads: the tree up to where `Parts` groups
-// are left. The rest is add_groups'.
+// Of at most kMostMergedBehind blocks, those of a column that belong to group `part`, if the column has `Parts`
+// threads: the tree up to where `Parts` groups are left. The rest is add_groups'.
 template <int Parts, class Real>
 struct PartOfBlocks {
   static constexpr int kCount = kMostMergedBehind / Parts;
-  const FewBlocks& all;
+  const BlockRows& all;
   int part;
   double pivot;
   BlockMoments<Real> loaded[kCount];
 
   // Issues all loads; `moments`: of the column.
-  __device__ __forceinline__ PartOfBlocks(const FewBlocks& all, const BlockMoments<Real>* moments, int64_t columns,
+  __device__ __forceinline__ PartOfBlocks(const BlockRows& all, const BlockMoments<Real>* moments, int64_t columns,
                                           int part)
       : all(all), part(part), pivot(pivot_of(moments->mean)) {
 #pragma unroll
@@ -92,7 +94,7 @@ struct PartOfBlocks {
     MergeSums found;
     if constexpr (Step == kCount) {
       const int block = block_of(First);
-      if (block <= all.last) found.add(loaded[First], block < all.last ? all.height : all.left, pivot);
+      if (block <= all.last) found.add(loaded[First], all.of(block), pivot);
     } else {
       found = sums<First, 2 * Step>();
       found.add(sums<First + Step, 2 * Step>());

@@ -34,7 +34,8 @@ class DryTorch final : public call::Torch {
 struct DryCall {
   call::LinearCall linear;
   call::Tensor x, weight, weight2, out, column_moments, row_moments, blocks, stored, storage[kMaxOperands];
-  int64_t column_sizes[2] = {2, 0}, column_strides[2] = {0, 1}, row_sizes[2] = {2, 0}, row_strides[2] = {0, 1};
+  int64_t column_sizes[2] = {kMomentsOfColumn, 0}, column_strides[2] = {0, 1};
+  int64_t row_sizes[2] = {kMomentsOfColumn, 0}, row_strides[2] = {0, 1};
   int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
   std::vector<int64_t> stored_sizes, stored_strides;
   call::ForcedPlan forced;

@@ -81,7 +81,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? forms, int bias, str primitives,"
       " bool has_short_forms, bool has_store=False) -> int");
-  m.def("_add_kernel(str epilogue, str kernel, Tensor cubin) -> ()");
+  m.def("_add_kernel(str epilogue, int capability, str kernel, Tensor cubin) -> ()");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
   m.def(
       "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"

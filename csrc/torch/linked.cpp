@@ -49,9 +49,11 @@ int64_t register_epilogue(const Name& name, const Name& operand_names, const Lis
 
 #if EPIGEMM_WITH_CUDA
 
-void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubin) {
+// `capability`: of the GPU whose machine code it is, as in Device.
+void add_kernel(const Name& epilogue, int64_t capability, const Name& kernel, const TensorView& cubin) {
   check(!cubin.is_cuda() && cubin.dim() == 1 && cubin.is_contiguous(), "cubin must be a contiguous vector on the CPU");
-  const char* const refused = link::add(epilogue_named(epilogue).id, kernel.text(), cubin.data());
+  const char* const refused =
+      link::add(epilogue_named(epilogue).id, static_cast<int>(capability), kernel.text(), cubin.data());
   check(!refused, "the linked kernel ", kernel.text(), " could not be loaded: ", refused ? refused : "");
 }
 
@@ -59,11 +61,12 @@ void add_kernel(const Name& epilogue, const Name& kernel, const TensorView& cubi
 std::string missing_elementwise(const Name& epilogue, const TensorView& x, bool is_derivative) {
   const ElementType element = element_of(x, "x");
   const open::KernelName name = is_derivative ? cuda::derivative_kernel(element) : cuda::elementwise_kernel(element);
-  return link::find(epilogue_named(epilogue).id, name) ? std::string() : std::string(name);
+  const int capability = cuda::device(x.device()).capability;
+  return link::find(epilogue_named(epilogue).id, capability, name) ? std::string() : std::string(name);
 }
 
-const void* linked_kernel(EpilogueId epilogue, open::KernelName name) {
-  const void* const kernel = link::find(epilogue, name);
+const void* linked_kernel(EpilogueId epilogue, int device, open::KernelName name) {
+  const void* const kernel = link::find(epilogue, cuda::device(device).capability, name);
   check(kernel != nullptr, "the epilogue was not linked for ", name);
   return kernel;
 }
@@ -131,8 +134,8 @@ void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, co
   problem.operands = operands_of(epilogue, grad, operands, scalars);
   const CurrentDevice guard(acc.device());
   problem.stream = current_stream(acc.device());
-  const char* refused =
-      cuda::launch_open_derivative(problem, linked_kernel(epilogue.id, cuda::derivative_kernel(problem.element)));
+  const void* const kernel = linked_kernel(epilogue.id, acc.device(), cuda::derivative_kernel(problem.element));
+  const char* refused = cuda::launch_open_derivative(problem, kernel);
   check(!refused, "the linked kernel could not be launched: ", refused ? refused : "");
 }
 

@@ -1,4 +1,4 @@
-// epigemm::_column_moments_out: the mean and the biased variance of each column of a stored matrix.
+// epigemm::_column_moments_out: the mean, the biased variance and the sum of each column of a stored matrix.
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -19,22 +19,21 @@ MomentMerge merge_of(const TensorView& matrix, ElementType element, const void* 
   merge.element = element;
   merge.rows = matrix.size(0);
   merge.columns = matrix.size(1);
-  merge.mean = out.mutable_data();
-  merge.variance = static_cast<char*>(merge.mean) + merge.columns * moment_bytes(element);
+  merge.moments = out.mutable_data();
   return merge;
 }
 
-// `blocks`: memory for [ceil(M / 64), N, 2] numbers; `out`: [2, N], mean and variance, or absent: the blocks are not
-// merged then. Both are fp32 (fp64 of fp64).
+// `blocks`: memory for [ceil(M / 64), N, 2] numbers; `out`: [3, N], mean, variance and sum, or absent: the blocks are
+// not merged then. Both are fp32 (fp64 of fp64).
 void column_moments_out(const TensorView& matrix, const TensorView& blocks, const std::optional<TensorView>& out) {
   const ElementType element = element_of(matrix, "matrix");
   call::Tensor view = view_of(matrix, element, const_cast<void*>(matrix.data()));
   Matrix rows;
   check(matrix.dim() == 2 && call::as_matrix(view, matrix.size(0), matrix.size(1), &rows), "matrix has shape ",
         Shape{matrix}, "; accepted are matrices whose rows have no gaps between their elements");
-  check(!out || (is_compute(*out, element, "out") && out->dim() == 2 && out->size(0) == 2 &&
+  check(!out || (is_compute(*out, element, "out") && out->dim() == 2 && out->size(0) == kMomentsOfColumn &&
                  out->size(1) == matrix.size(1)),
-        "out has shape ", Shape{out ? *out : matrix}, "; accepted is [2, ", matrix.size(1),
+        "out has shape ", Shape{out ? *out : matrix}, "; accepted is [", kMomentsOfColumn, ", ", matrix.size(1),
         "], contiguous, in fp32 (fp64 of fp64)");
   const int64_t needed = 2 * moment_blocks(matrix.size(0), kMomentRows) * matrix.size(1);
   check(is_compute(blocks, element, "blocks") && blocks.numel() >= needed, "blocks has ", blocks.numel(),

@@ -248,13 +248,15 @@ def test_the_operands_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> 
     answers = Answers(monkeypatch, "ask_with_moments", (result, True, 0))
     found = moments.linear(made, given, BOTH)
     assert found is not None
-    z, ((mean, variance, blocks, _), of_rows) = found[0], (found[1][0], found[1][1])
+    z, ((mean, variance, blocks, _, total), of_rows) = found[0], (found[1][0], found[1][1])
     (asked,) = answers.asked
     assert z is result and asked[0] == made.epilogue.number and asked[3] is given and asked[4] is None
     assert mean.shape == variance.shape == (2048,) and blocks is None and asked[-3:-1] == (True, None)
-    assert [each.data_ptr() for each in asked[-4]] == [mean.data_ptr(), variance.data_ptr()]
+    assert total is not None
+    assert [each.data_ptr() for each in asked[-4]] == [each.data_ptr() for each in (mean, variance, total)]
     assert of_rows.mean.shape == of_rows.var.shape == (4096,)
-    assert [each.data_ptr() for each in asked[-1]] == [of_rows.mean.data_ptr(), of_rows.var.data_ptr()]
+    every = (of_rows.mean, of_rows.var, of_rows.sum)
+    assert [each.data_ptr() for each in asked[-1]] == [each.data_ptr() for each in every if each is not None]
 
 
 @pytest.mark.parametrize("is_within", [True, False])

@@ -69,7 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         found.tried += 1
         return build(jobs, advance)
 
-    def add_kernel(name: str, symbol: str, cubin: Tensor) -> None:
+    def add_kernel(name: str, capability: int, symbol: str, cubin: Tensor) -> None:
         found.loaded.append((name, symbol))
 
     found.module.is_linked = lambda names: set(names) <= {symbol for _, symbol in found.loaded}

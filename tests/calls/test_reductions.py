@@ -223,6 +223,9 @@ def test_sums_of_special_means() -> None:
     found, _ = reductions.of_moments(known, SUM, 1000, 0.0)
     assert found[:2].tolist() == [inf, -inf] and found[2].isnan()
     assert found[3] == 0.0 and found[4] == known.mean[4] * 1000 and found[5] == inf
+    total = torch.arange(6.0)
+    found, _ = reductions.of_moments(known._replace(sum=total), SUM, 1000, 0.0)
+    assert found.data_ptr() == total.data_ptr(), "a kernel's own sum is no product"
 
 
 def test_where_pytorch_reduces(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:

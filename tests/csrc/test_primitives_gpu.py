@@ -118,7 +118,8 @@ def add_kernel(function: str, dtype: torch.dtype, is_derivative: bool) -> str:
     job = job_of(function, dtype, is_derivative)
     code = torch.frombuffer(bytearray(cubins.cubin(*job)), dtype=torch.uint8)
     name = registered(function).name
-    ops._add_kernel(name, job.symbol, code)
+    major, minor = job.capability
+    ops._add_kernel(name, 10 * major + minor, job.symbol, code)
     return name
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a slab in shared memory, by the lanes of a helper warp one after the other, under plain g++."""
+"""Statistics of a slab in shared memory, by the lanes of four warps one after the other, under plain g++."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = [
 PROGRAM = r"""
 #include "gemm/sm90/slab.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -26,14 +27,19 @@ PROGRAM = r"""
 using namespace epigemm;
 
 alignas(1024) char memory[16384];
+std::vector<uint32_t> words_read, chunks_read;  // addresses, in their order
 
 struct Load {
   static uint32_t word(uint32_t address) {
     uint32_t word;
+    words_read.push_back(address);
     std::memcpy(&word, memory + address, 4);
     return word;
   }
-  static void chunk(uint32_t address, uint32_t (&words)[4]) { std::memcpy(words, memory + address, 16); }
+  static void chunk(uint32_t address, uint32_t (&words)[4]) {
+    chunks_read.push_back(address);
+    std::memcpy(words, memory + address, 16);
+  }
 };
 
 struct BFloat16 {
@@ -83,11 +89,31 @@ uint32_t stored(int row, int column, float mean) {
   return word;
 }
 
+void add(PivotSums<float>& sums, const PivotSums<float>& others) {
+  sums.sum += others.sum;
+  sums.squares += others.squares;
+}
+
+// The words that lanes read at once, by bank.
+struct Banks {
+  std::vector<uint32_t> seen[32];
+
+  // How many different words of the bank there are now.
+  int note(uint32_t address) {
+    std::vector<uint32_t>& of_bank = seen[address / 4 % 32];
+    for (const uint32_t each : of_bank) {
+      if (each == address) return static_cast<int>(of_bank.size());
+    }
+    of_bank.push_back(address);
+    return static_cast<int>(of_bank.size());
+  }
+};
+
 // The largest error of a slab's column statistics, relative to the deviations.
-template <class Numbers, int kRowBytes>
+template <class Numbers, int kRowBytes, int kSlabRows>
 double error(int rows, float mean) {
   constexpr int kBytes = 4 / Numbers::kCount, kColumns = kRowBytes / kBytes;
-  using Lane = sm90::SlabMoments<Numbers, kRowBytes, Load>;
+  using Lane = sm90::SlabMoments<Numbers, kRowBytes, kSlabRows, Load>;
   const uint32_t slab = 2048;
   std::memset(memory, 0xff, sizeof memory);  // NaN
   std::vector<double> means(kColumns), squares(kColumns);
@@ -103,23 +129,23 @@ double error(int rows, float mean) {
   }
   double worst = 0;
   std::vector<int> seen(kColumns);
-  for (int lane = 0; lane < Lane::kLanes; ++lane) {
-    Lane found(slab, lane, rows);
-    const Lane other(slab, lane + Lane::kLanes % 32, rows);
-    for (int i = 0; i < Numbers::kCount; ++i) {
-      PivotSums<float>& column = found.columns[i];
-      if (Lane::kRowsOfLine == 2) {
-        column.sum += other.columns[i].sum;
-        column.squares += other.columns[i].squares;
+  for (int warp = 0; warp < sm90::kReducingWarps; ++warp) {
+    for (uint32_t lane = 0; lane < Lane::kWords; ++lane) {
+      Lane found(slab, warp, lane, rows);
+      for (uint32_t other = lane + Lane::kWords; other < 32; other += Lane::kWords) {
+        const Lane of_other(slab, warp, other, rows);
+        for (int i = 0; i < Numbers::kCount; ++i) add(found.columns[i], of_other.columns[i]);
       }
-      const int at = Lane::column_of(lane) + i;
-      ++seen[at];
-      const BlockMoments<float> moments = column.moments(rows);
-      const double of_mean = std::fabs(moments.mean - means[at]) / (100 + std::fabs(mean));
-      const double of_squares = std::fabs(moments.squares - squares[at]) / (1 + squares[at]);
-      const double both = of_mean + of_squares;
-      worst = both <= worst ? worst : both;
-      if (std::isnan(both)) worst = std::numeric_limits<double>::infinity();
+      for (int i = 0; i < Numbers::kCount; ++i) {
+        const uint32_t at = Lane::column_of(warp, lane) + i;
+        ++seen[at];
+        const BlockMoments<float> moments = found.columns[i].moments(rows);
+        const double of_mean = std::fabs(moments.mean - means[at]) / (100 + std::fabs(mean));
+        const double of_squares = std::fabs(moments.squares - squares[at]) / (1 + squares[at]);
+        const double both = of_mean + of_squares;
+        worst = both <= worst ? worst : both;
+        if (std::isnan(both)) worst = std::numeric_limits<double>::infinity();
+      }
     }
   }
   for (const int count : seen) {
@@ -128,13 +154,39 @@ double error(int rows, float mean) {
   return worst;
 }
 
-// The same of its rows. What lies behind the first `columns` numbers of each is NaN.
-template <class Numbers, int kRowBytes, int kAtOnce>
+// The most different words that lanes of a warp read in one bank at once: of whole slabs, in all accesses.
+template <class Numbers, int kRowBytes>
+int conflicts() {
+  int worst = 0;
+  for (int warp = 0; warp < sm90::kReducingWarps; ++warp) {
+    std::vector<Banks> of_access(64);
+    for (int lane = 0; lane < 32; ++lane) {
+      words_read.clear();
+      sm90::SlabMoments<Numbers, kRowBytes, 64, Load>(2048, warp, lane, 64);
+      for (std::size_t i = 0; i < words_read.size(); ++i) worst = std::max(worst, of_access[i].note(words_read[i]));
+    }
+    // Of 16 bytes, eight lanes at a time.
+    for (int first = 0; first < 32; first += 8) {
+      std::vector<Banks> of_chunk(64);
+      for (int lane = first; lane < first + 8; ++lane) {
+        chunks_read.clear();
+        sm90::SlabRowMoments<Numbers, kRowBytes, Load>(2048, warp * 16 + lane / 2, lane % 2, 1 << 20);
+        for (std::size_t i = 0; i < chunks_read.size(); ++i) {
+          for (int word = 0; word < 4; ++word) worst = std::max(worst, of_chunk[i].note(chunks_read[i] + 4 * word));
+        }
+      }
+    }
+  }
+  return worst;
+}
+
+// The same error of its rows. What lies behind the first `columns` numbers of each is NaN.
+template <class Numbers, int kRowBytes>
 double row_error(int columns, float mean) {
-  using OfRow = sm90::SlabRowMoments<Numbers, kRowBytes, kAtOnce, Load>;
+  using OfHalf = sm90::SlabRowMoments<Numbers, kRowBytes, Load>;
   constexpr int kBytes = 4 / Numbers::kCount, kRows = 80;
   const uint32_t slab = 2048;
-  static_assert(OfRow::kNumbers == kRowBytes / kBytes);
+  static_assert(2 * OfHalf::kNumbers == kRowBytes / kBytes);
   std::memset(memory, 0xff, sizeof memory);
   double worst = 0;
   for (int row = 0; row < kRows; ++row) {
@@ -147,7 +199,9 @@ double row_error(int columns, float mean) {
     for (int column = 0; column < columns; ++column) {
       squares += std::pow(Numbers::at(stored<Numbers>(row, column, mean), 0) - sum / columns, 2);
     }
-    const BlockMoments<float> moments = OfRow(slab, row, columns).moments_by(1.0f / columns);
+    PivotSums<float> sums = OfHalf(slab, row, 0, columns).sums();
+    add(sums, OfHalf(slab, row, 1, columns).sums());
+    const BlockMoments<float> moments = sums.moments_by(1.0f / columns);
     const double both = std::fabs(moments.mean - sum / columns) / (100 + std::fabs(mean)) +
                         std::fabs(moments.squares - squares) / (1 + squares);
     worst = both <= worst ? worst : both;
@@ -161,21 +215,19 @@ double worst_of_rows() {
   double worst = 0;
   for (int columns = 1; columns <= kRowBytes / 4 * Numbers::kCount; ++columns) {
     for (const float mean : {0.0f, 10000.0f}) {
-      const double one = row_error<Numbers, kRowBytes, 1>(columns, mean);
-      const double two = row_error<Numbers, kRowBytes, 2>(columns, mean);
-      worst = one <= worst ? worst : one;
-      worst = two <= worst ? worst : two;
+      const double found = row_error<Numbers, kRowBytes>(columns, mean);
+      worst = found <= worst ? worst : found;
     }
   }
   return worst;
 }
 
-template <class Numbers, int kRowBytes>
-double worst_of(int slab_rows) {
+template <class Numbers, int kRowBytes, int kSlabRows>
+double worst_of() {
   double worst = 0;
-  for (int rows = 1; rows <= slab_rows; ++rows) {
+  for (int rows = 1; rows <= kSlabRows; ++rows) {
     for (const float mean : {0.0f, 10000.0f}) {
-      const double found = error<Numbers, kRowBytes>(rows, mean);
+      const double found = error<Numbers, kRowBytes, kSlabRows>(rows, mean);
       worst = found <= worst ? worst : found;
     }
   }
@@ -185,9 +237,11 @@ double worst_of(int slab_rows) {
 int main() {
   std::printf("%g %g %g %g ", worst_of_rows<BFloat16, 128>(), worst_of_rows<BFloat16, 64>(),
               worst_of_rows<Float32, 128>(), worst_of_rows<Float32, 64>());
-  std::printf("%g %g %g %g %g %g\n", worst_of<BFloat16, 128>(64), worst_of<BFloat16, 64>(64),
-              worst_of<BFloat16, 128>(48), worst_of<BFloat16, 128>(80), worst_of<Float32, 128>(64),
-              worst_of<Float32, 64>(64));
+  std::printf("%g %g %g %g %g %g\n", worst_of<BFloat16, 128, 64>(), worst_of<BFloat16, 64, 64>(),
+              worst_of<BFloat16, 128, 48>(), worst_of<BFloat16, 128, 80>(), worst_of<Float32, 128, 64>(),
+              worst_of<Float32, 64, 64>());
+  std::printf("%d %d %d %d\n", conflicts<BFloat16, 128>(), conflicts<BFloat16, 64>(), conflicts<Float32, 128>(),
+              conflicts<Float32, 64>());
   // A block of equal numbers has no deviation; NaN stays.
   PivotSums<float> equal{3.1f};
   for (int i = 0; i < 64; ++i) equal.add(3.1f);
@@ -219,7 +273,8 @@ def test_lanes_read_each_number_once(tmp_path: Path) -> None:
     command = [str(COMPILER), "-std=c++17", "-O2", "-Wno-unknown-pragmas", f"-I{CSRC}", str(source)]
     subprocess.run([*command, "-o", str(program)], check=True)
     done = subprocess.run([program], check=True, capture_output=True, text=True)
-    errors, flags = done.stdout.splitlines()
+    errors, conflicts, flags = done.stdout.splitlines()
     assert len(errors.split()) == 10
     assert all(0 < float(error) < 2e-6 for error in errors.split()), errors
+    assert conflicts.split() == ["1"] * 4, "no two lanes read different words of a bank at once"
     assert flags.split() == ["1"] * 5

@@ -83,8 +83,8 @@ def run(
         )
 
     def empty() -> tuple[Tensor, Tensor]:
-        return torch.full((2, n), float("nan"), device=DEVICE), torch.full(
-            (2, m), float("nan"), device=DEVICE
+        return torch.full((3, n), float("nan"), device=DEVICE), torch.full(
+            (3, m), float("nan"), device=DEVICE
         )
 
     reduces = plan[0] == plans.numbers(plans.TMA, 0)[0]
@@ -167,7 +167,7 @@ def test_infinities_and_nans(tile: int, dtype: torch.dtype) -> None:
         *((128, 128, inf), (128, 192, inf), (200, 200, -inf), (300, 200, -inf)),
     ):
         residual[row, column] = number
-    columns, rows = (torch.full((2, size), 7.0, device=DEVICE) for size in (n, m))
+    columns, rows = (torch.full((3, size), 7.0, device=DEVICE) for size in (n, m))
     out = products.forced_into(
         torch.empty(m, n, device=DEVICE, dtype=dtype),
         name,
@@ -179,13 +179,16 @@ def test_infinities_and_nans(tile: int, dtype: torch.dtype) -> None:
         moments=(columns, rows),
     )
     assert torch.equal(out.nan_to_num(7.0), residual.nan_to_num(7.0))
-    for axis, (mean, variance) in enumerate((columns, rows)):
+    for axis, (mean, variance, total) in enumerate((columns, rows)):
         want = out.double().mean(axis)
         special = ~want.isfinite()
         assert torch.equal(mean[special].double().nan_to_num(7.0), want[special].nan_to_num(7.0))
         assert torch.equal(variance.isnan(), special) and bool(special.any())
         plain = (out if axis == 0 else out.t())[:, ~special]
-        assert_close(plain, mean[~special], variance[~special])
+        assert torch.equal(
+            total[special].double().nan_to_num(7.0), out.double().sum(axis)[special].nan_to_num(7.0)
+        )
+        assert_close(plain, mean[~special], variance[~special], total[~special])
 
 
 def test_on_copies() -> None:

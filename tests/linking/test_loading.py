@@ -27,16 +27,18 @@ class Driver:
 
     def __init__(self) -> None:
         self.loaded: list[tuple[str, str, bytes]] = []
+        self.capabilities: list[int] = []
         self.linked: list[str] = []
         self.capturing = False
         self.refuses = b""
         self.cannot_link = ""
 
-    def add_kernel(self, name: str, symbol: str, cubin: Tensor) -> None:
+    def add_kernel(self, name: str, capability: int, symbol: str, cubin: Tensor) -> None:
         code = bytes(cubin.tolist())
         if self.refuses and code == self.refuses:
             raise RuntimeError("no kernel image is available")
         self.loaded.append((name, symbol, code))
+        self.capabilities.append(capability)
 
     def build_cubins(self, jobs: list[cubins.Job], advance: Callable[[], None]) -> list[bytes]:
         if self.cannot_link:
@@ -102,7 +104,7 @@ def test_kernels_are_linked_for_a_gpu_that_is_not_here(
     assert loading.link_for(BIAS_RELU, [SYMBOL], (9, 0)) == ([], ""), "it lies in the package"
     driver.cannot_link = "nvJitLink did not"
     assert loading.link_for(BIAS_RELU, symbols, (8, 0)) == ([], "nvJitLink did not")
-    assert loading.why_not(BIAS_RELU, symbols) == ""
+    assert loading.why_not(BIAS_RELU, symbols, (8, 0)) == ""
     monkeypatch.setattr(cubins, "ir_path", lambda symbol: None)
     linked, reason = loading.link_for(BIAS_RELU, symbols, (8, 0))
     assert not linked and reason.startswith(f"this build has no kernel {symbols[0]}")
@@ -114,6 +116,22 @@ def test_what_cannot_be_linked_is_remembered(driver: Driver) -> None:
     driver.cannot_link = ""
     assert loading.would_link(BIAS_TANH, SYMBOL, DEVICE) == "nvJitLink did not"
     assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == "", "another epilogue's"
+
+
+def test_gpus_of_two_architectures(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has machine code of its own, and what one cannot have says nothing of the other."""
+    other = torch.device("cuda", 1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: (8, 9) if device == other else (9, 0)
+    )
+    driver.cannot_link = "nvJitLink did not"
+    assert loading.link(BIAS_TANH, SYMBOL, other) == "nvJitLink did not"
+    driver.cannot_link = ""
+    assert loading.link(BIAS_TANH, SYMBOL, other) == "nvJitLink did not"
+    assert loading.link(BIAS_TANH, SYMBOL, DEVICE) == ""
+    assert loading.link(BIAS_RELU, SYMBOL, DEVICE) == "" and loading.link(BIAS_RELU, SYMBOL, other) == ""
+    assert driver.capabilities == [90, 90, 89]
+    assert [code for *_, code in driver.loaded] == [b"linked", CODE, b"linked"]
 
 
 def test_a_capture_loads_and_links_nothing(driver: Driver) -> None:

@@ -64,7 +64,7 @@ def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link
         path.write_bytes(BAD_IR if made.bad(symbol) else KERNEL_IR)
         return path
 
-    def add_kernel(name: str, symbol: str, cubin: Tensor) -> None:
+    def add_kernel(name: str, capability: int, symbol: str, cubin: Tensor) -> None:
         made.loaded[symbol] = len(stage.ran)
 
     stage.module.is_linked = lambda names: all(name in made.loaded for name in names)

@@ -20,6 +20,7 @@
 #include "cutlass/array.h"
 #include "cutlass/numeric_conversion.h"
 #include "gemm/sm90/epilogue_helper.cuh"
+#include "gemm/sm90/epilogue_moments.cuh"
 #include "open/epilogue.cuh"
 
 namespace epigemm::sm90 {
@@ -59,11 +60,15 @@ struct EpilogueConsumer {
   template <class Value, class Sums>
   CUTLASS_DEVICE void run_pass(SlotRing& ring, Sums const& sums, int m, int n, Place place) const {
     wait_for(shared.ready[group][ring.slot], ring.phase);
-    finish_pass<Value>(sums, m, n, place, layout.slot(shared, group, ring.slot));
+    char* const slot = layout.slot(shared, group, ring.slot);
+    finish_pass<Value>(sums, m, n, place, slot);
+    if constexpr (C::kReduces && std::is_same_v<Value, open::Result>) {
+      if (params.has_moments) EpilogueMoments<C>::reduce(params, group, warp, lane, place, slot, layout.slots);
+    }
     asm volatile("" ::: "memory");  // writes are not moved behind the fence
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
-    if (lane == 0 || C::has_moments(params)) shared.written[group][ring.slot].arrive();
+    if (lane == 0) shared.written[group][ring.slot].arrive();
     ring.advance(layout.slots);
   }
 

@@ -39,31 +39,6 @@ struct WordNumbers {
   }
 };
 
-// Words at an address in shared memory.
-struct SharedWord {
-  CUTLASS_DEVICE static uint32_t word(uint32_t address) {
-    uint32_t word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
-    return word;
-  }
-
-  CUTLASS_DEVICE static void chunk(uint32_t address, uint32_t (&words)[4]) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address));
-  }
-};
-
-// 1 / count, computed where it stands: neither a division nor a number that is kept through a loop, for which the
-// helper has few registers.
-CUTLASS_DEVICE float inverse_of(int count) {
-  float inverse;
-  asm volatile("{.reg .f32 number; cvt.rn.f32.s32 number, %1; rcp.approx.ftz.f32 %0, number;}"
-               : "=f"(inverse)
-               : "r"(count));
-  return inverse;
-}
-
 // Makes the functor's accumulator from a sum of the mainloop. Here it is the sum itself.
 struct PlainSums {
   static constexpr bool has_roots = false;
@@ -72,8 +47,7 @@ struct PlainSums {
 };
 
 // Named barriers of a warpgroup and its helper, beside those for turns (kernel.cuh). With mbarriers, on which one lane
-// arrives for what the other lanes of its warp wrote, racecheck reports hazards. (Where the helper itself reads the
-// slots, all lanes arrive on theirs: EpilogueConfig::prepare.)
+// arrives for what the other lanes of its warp wrote, racecheck reports hazards.
 class Handover {
  public:
   CUTLASS_DEVICE static Handover of_operands(int group) { return Handover(2 + group); }  // are loaded
@@ -138,10 +112,6 @@ struct EpilogueConfig {
   // whose sums are those of its operands.
   static constexpr bool kReduces = Reduces;
   static_assert(!Reduces || (Gates == 0 && kRoots == 0));
-  // That the helper reads of a row: fewer where the warpgroups' sums leave it few registers (kernel.cuh).
-  static constexpr int kChunksAtOnce = GroupRows * TileN <= 128 * 128 ? 2 : 1;
-  CUTLASS_DEVICE static bool has_moments(EpilogueParams const& params) { return kReduces && params.has_moments; }
-
   // Whether the functor has second values. The same kernels store them.
   CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }
 
@@ -160,12 +130,26 @@ struct EpilogueConfig {
     Barrier ready[Groups][Slots_], written[Groups][Slots_];
   };
 
-  // Without moments only TMA reads the results in a slot: one lane of each warp arrives, behind the proxy's fence. With
-  // them all lanes of the helper read the slot, and every lane arrives for itself.
-  CUTLASS_DEVICE static void prepare(Shared& shared, EpilogueParams const& params) {
+  // One lane of a warp arrives, behind the proxy's fence and the warp's barrier.
+  CUTLASS_DEVICE static void prepare(Shared& shared) {
     for (int i = 0; i < Groups * Slots_; ++i) {
-      shared.ready[0][i].init(has_moments(params) ? 32 : 1);
-      shared.written[0][i].init(has_moments(params) ? 128 : 4);
+      shared.ready[0][i].init(1);
+      shared.written[0][i].init(4);
+    }
+  }
+
+  // Calls `visit` with each slab of a slot, an address, and its place in D, for a pass at `place`.
+  template <class Address, class Visit>
+  CUTLASS_DEVICE static void for_each_slab(Address slot, Place place, Visit const& visit) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kSlabs; ++i) {
+      const int along = i * kSlabColumns;
+      const Address slab = slot + i * kSlabBytes;
+      if constexpr (Transposed) {
+        visit(slab, place.row + along, place.column);
+      } else {
+        visit(slab, place.column + along, place.row);
+      }
     }
   }
 };

@@ -65,19 +65,14 @@ struct Kernel {
 
   static constexpr int kGroups = tile.groups(), kSharers = tile.sharers();
   static constexpr int MaxThreadsPerBlock = 128 * (kGroups + 1), MinBlocksPerMultiprocessor = 1;
-  // With at most 128 sums a thread has registers to spare. The helper needs some for statistics of D: with 40 it
-  // waits for each word that it reads.
-  static constexpr int kSums = tile.group_rows() * kColumns / 128;
-  static constexpr bool reduces = Types::kSlices == 1 && Types::kWeights == 1 && !Types::Sums::has_roots;
-  static constexpr bool has_spare_registers = kSums <= 128 && reduces;
-  static constexpr int kProducerRegisters = has_spare_registers ? 56 : 40,
-                       kConsumerRegisters = has_spare_registers ? 224 : 232;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "of all warpgroups, as they are launched");
 
+  static constexpr bool kReduces = Types::kSlices == 1 && Types::kWeights == 1 && !Types::Sums::has_roots;
   using Epilogue =
       EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
                      tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
-                     tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1, reduces>;
+                     tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1, kReduces>;
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)) &&
                 Epilogue::kSlabColumns == tile.moment_columns(sizeof(typename Types::Output)));
@@ -211,7 +206,7 @@ struct Kernel {
     const int role = warp_of_cta / 4;  // 0: the producer
 
     if (warp_of_cta == 1 && cute::elect_one_sync()) {
-      Epilogue::prepare(shared.epilogue, p.epilogue);
+      Epilogue::prepare(shared.epilogue);
       cutlass::arch::fence_barrier_init();
       cutlass::arch::fence_view_async_shared();
     }

@@ -1,4 +1,4 @@
-"""Linear calls that also return statistics of their result: the mean and the biased variance over its rows or columns.
+"""Linear calls that also return statistics of their result: mean, biased variance and sum over its rows or columns.
 
 On CUDA the large tiles' kernels reduce blocks of rows and of columns while they store them. Behind other kernels
 another one reads the result, for the statistics of columns alone. A further kernel merges the blocks (csrc/reduce). Few
@@ -30,22 +30,26 @@ BLOCK_ROWS = 64
 """Of a block that a kernel behind the product reduces: kMomentRows of csrc/reduce."""
 MOST_LEFT = 16
 """The most blocks that are left to BatchNorm's kernel: kMostMergedBehind of csrc/reduce."""
+_ROWS = 3
+"""Of the memory for moments: mean, biased variance, sum. kMomentsOfColumn of csrc/reduce."""
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _column_moments_out = operator("_column_moments_out")
 
 
 class Moments(NamedTuple):
-    """The mean and the biased variance of each column or row, `[N]` or `[M]` each in fp32 (fp64 of fp64).
+    """The mean, the biased variance and the sum of each column or row, `[N]` or `[M]` each in fp32 (fp64 of fp64).
 
-    If `blocks` is given, they are not computed yet, but those of blocks of `block_rows` rows are:
-    `[blocks, N, 2]`, mean and sum of squared deviations.
+    The sum is None where no kernel of epigemm has computed it. If `blocks` is given, none of these is
+    computed yet, but the moments of blocks of `block_rows` rows are: `[blocks, N, 2]`, mean and sum of
+    squared deviations.
     """
 
     mean: Tensor
     var: Tensor
     blocks: Tensor | None = None
     block_rows: int = 0
+    sum: Tensor | None = None
 
 
 class _Memory(NamedTuple):
@@ -109,8 +113,8 @@ def linear_folded_with_moments(
         found = _run(call, given, fold, _Memory(moments, True, blocks), dry_runs.ROUTED)
         if not isinstance(found, int):
             z, _, block_rows = found
-            mean, var = moments.unbind(0)
-            return z, Moments(mean, var, blocks if block_rows else None, block_rows)
+            mean, var, total = moments.unbind(0)
+            return z, Moments(mean, var, blocks if block_rows else None, block_rows, total)
     z = _without_moments(call, fold, None if precision is None else call.precision)
     return z, column_moments(z, leaves_blocks=leaves_blocks)
 
@@ -132,8 +136,8 @@ def linear(
     if not is_served(call.x):
         return None
     like: Any = {"dtype": compute_dtype(call.x.dtype), "device": call.x.device}
-    columns = torch.empty((2, call.weight.shape[0]), **like) if wanted.columns else None
-    rows = torch.empty((2, call.rows), **like) if wanted.rows else None
+    columns = torch.empty((_ROWS, call.weight.shape[0]), **like) if wanted.columns else None
+    rows = torch.empty((_ROWS, call.rows), **like) if wanted.rows else None
     memory = _Memory(columns, wanted.needs_columns, None, rows)
     tensors = [call.weight, *(each for each in given if isinstance(each, Tensor))]
     found = attempt(call, tensors, lambda circumstances: _run(call, given, None, memory, circumstances))
@@ -141,7 +145,9 @@ def linear(
         return None
     z, is_within, _ = found
     given_of = {0: columns if is_within or wanted.needs_columns else None, 1: rows if is_within else None}
-    return z, {axis: Moments(each[0], each[1]) for axis, each in given_of.items() if each is not None}
+    return z, {
+        axis: Moments(each[0], each[1], sum=each[2]) for axis, each in given_of.items() if each is not None
+    }
 
 
 def number_of(wanted: Wanted) -> int:
@@ -171,17 +177,17 @@ def column_moments(z: Tensor, *, leaves_blocks: bool = False) -> Moments:
     z = z if z.stride(1) == 1 or columns == 1 else z.contiguous()
     count = -(-rows // BLOCK_ROWS)
     blocks = torch.empty((count, columns, 2), dtype=wide, device=z.device)
-    moments = torch.empty((2, columns), dtype=wide, device=z.device)
+    moments = torch.empty((_ROWS, columns), dtype=wide, device=z.device)
     is_left = leaves_blocks and count <= MOST_LEFT
     _column_moments_out(z, blocks, None if is_left else moments)
-    mean, var = moments.unbind(0)
-    return Moments(mean, var, blocks, BLOCK_ROWS) if is_left else Moments(mean, var)
+    mean, var, total = moments.unbind(0)
+    return Moments(mean, var, blocks, BLOCK_ROWS) if is_left else Moments(mean, var, sum=total)
 
 
 def _memory(x: Tensor, columns: int, leaves_blocks: bool) -> tuple[Tensor, Tensor | None]:
     """For the moments of the columns, and for those of blocks if these may be few enough to be left."""
     like: Any = {"dtype": compute_dtype(x.dtype), "device": x.device}
-    moments = torch.empty((2, columns), **like)
+    moments = torch.empty((_ROWS, columns), **like)
     rows = x.numel() // max(x.shape[-1], 1)
     if not leaves_blocks or rows > MOST_LEFT * 2 * BLOCK_ROWS:  # no kernel's blocks have more rows
         return moments, None

@@ -73,10 +73,10 @@ def reduce(
 
 def of_moments(known: Moments, kind: str, count: int, correction: float) -> tuple[Tensor, Tensor | None]:
     """The sum, the mean, or the variance and the mean of `count` numbers each, which are more than the correction."""
-    # Both moments are views of one tensor. What is written into one result must not count as a change of the other.
+    # The moments are views of one tensor. What is written into one result must not count as a change of another.
     mean, biased = known.mean.data, known.var.data
     if kind == SUM:
-        return mean * count, None
+        return (mean * count if known.sum is None else known.sum.data), None
     if kind == MEAN:
         return mean, None
     return (biased if correction == 0.0 else biased * (count / (count - correction))), mean

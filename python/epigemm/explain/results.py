@@ -18,7 +18,7 @@ from epigemm.calls import moments, reductions, stores
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracing.results import MEAN, SUM, VAR, Result
+from epigemm.epilogues.tracing.results import VAR, Result
 from epigemm.explain import explanation
 from epigemm.explain.explained import FUSED, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorder, dtype_name, record
@@ -262,9 +262,7 @@ def _of_reductions(call: _Call, at_hand: Mapping[_Source, list[int]], given: set
         of_it = ", ".join(_results_of(form, dtype, [place]))
         if place in follow:
             line = "row" if reduction.axis else "column"
-            if reduction.kind == SUM:
-                found.append(f"torch mul, of each {line}'s mean and their number: {of_it}")
-            elif reduction.correction != 0.0:
+            if reduction.correction != 0.0:
                 found.append(f"torch mul, for the correction of each {line}'s variance: {of_it}")
             continue
         is_wide = form.matrices(dtype)[reduction.matrix].matrix.is_wide
@@ -303,9 +301,7 @@ def _moments_launches(call: _Call, source: _Source, is_within: bool) -> list[str
     """What gives moments of a stored matrix, and which results they are: of blocks of rows, and of all."""
     form, dtype = call.form, call.like.dtype
     places = [place for place, each in _followed(call).items() if each == source]
-    direct = _results_of(
-        form, dtype, places, lambda each: each.kind == MEAN or (each.kind == VAR and each.correction == 0.0)
-    )
+    direct = _results_of(form, dtype, places, lambda each: each.kind != VAR or each.correction == 0.0)
     merged = (OF_ROWS if source[1] else OF_COLUMNS) + (
         f": {', '.join(direct)}" if direct else ", which others read"
     )

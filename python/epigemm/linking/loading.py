@@ -21,8 +21,8 @@ from epigemm.linking import cubins, libraries, prelinked
 
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
 _lock = threading.Lock()
-_failed: dict[tuple[str, str], str] = {}
-"""Why a kernel was not linked, by the names of the epilogue and the kernel."""
+_failed: dict[tuple[str, str, tuple[int, int]], str] = {}
+"""Why a kernel was not linked, by the names of the epilogue and the kernel, and the GPU's compute capability."""
 
 
 def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
@@ -35,13 +35,16 @@ def link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     """
     if not missing:
         return ""
+    capability = torch.cuda.get_device_capability(device)
     with _lock:
-        symbols = [symbol for symbol in missing.split(",") if not _load_prelinked(epilogue, symbol, device)]
-        if reason := why_not(epilogue, symbols):
+        symbols = [
+            symbol for symbol in missing.split(",") if not _load_prelinked(epilogue, symbol, capability)
+        ]
+        if reason := why_not(epilogue, symbols, capability):
             return reason
         if symbols and capturing(device):
             return _CAPTURING
-        return _link(epilogue, symbols, torch.cuda.get_device_capability(device)) if symbols else ""
+        return _link(epilogue, symbols, capability) if symbols else ""
 
 
 def link_for(
@@ -76,7 +79,8 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
     wanted = [
         symbol
         for symbol in sorted(symbols)
-        if not prelinked.has(epilogue.prelinked, symbol, capability) and not why_not(epilogue, [symbol])
+        if not prelinked.has(epilogue.prelinked, symbol, capability)
+        and not why_not(epilogue, [symbol], capability)
     ]
     if wanted and not capturing(device):
         with suppress(libraries.LinkingError, ValueError):  # reported below for the kernel that it concerns
@@ -92,7 +96,7 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     symbols = [
         symbol for symbol in missing.split(",") if not prelinked.has(epilogue.prelinked, symbol, capability)
     ]
-    if reason := why_not(epilogue, symbols):
+    if reason := why_not(epilogue, symbols, capability):
         return reason
     try:
         is_at_hand = all(cubins.find(*job) is not None for job in _jobs(epilogue, symbols, capability))
@@ -103,23 +107,22 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     return _CAPTURING if capturing(device) else libraries.unavailable()
 
 
-def why_not(epilogue: Epilogue, symbols: Sequence[str]) -> str:
-    """Why the epilogue cannot be linked into one of these kernels, as far as that is known."""
+def why_not(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> str:
+    """Why the epilogue cannot be linked into one of these kernels for such a GPU, as far as that is known."""
     for symbol in symbols:
-        if reason := _failed.get((epilogue.name, symbol)):
+        if reason := _failed.get((epilogue.name, symbol, capability)):
             return reason
         if cubins.ir_path(symbol) is None:
             return f"this build has no kernel {symbol} that epilogues are linked into"
     return ""
 
 
-def _load_prelinked(epilogue: Epilogue, symbol: str, device: torch.device) -> bool:
+def _load_prelinked(epilogue: Epilogue, symbol: str, capability: tuple[int, int]) -> bool:
     """Load a kernel of the package; whether there is one and the driver accepts it."""
-    capability = torch.cuda.get_device_capability(device)
     try:
         cubin = prelinked.read(epilogue.prelinked, symbol, capability)
         if cubin is not None:
-            _add(epilogue, symbol, cubin)
+            _add(epilogue, symbol, capability, cubin)
     except (prelinked.DamagedError, RuntimeError) as error:
         prelinked.give_up(epilogue.prelinked)
         warnings.warn(
@@ -136,7 +139,7 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
     jobs = _jobs(epilogue, symbols, capability)
     try:
         for symbol, cubin in zip(symbols, _built(epilogue, jobs), strict=True):
-            _add(epilogue, symbol, cubin)
+            _add(epilogue, symbol, capability, cubin)
     except libraries.CompileError as error:
         what = epilogue.describe_error(jobs[0].source, error.log)
         raise libraries.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
@@ -144,7 +147,7 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
         RuntimeError,
         ValueError,
     ) as error:  # nvJitLink refuses the code, or the driver refuses the kernel
-        _failed.update({(epilogue.name, symbol): str(error) for symbol in symbols})
+        _failed.update({(epilogue.name, symbol, capability): str(error) for symbol in symbols})
         return str(error)
     return ""
 
@@ -156,8 +159,11 @@ def _built(epilogue: Epilogue, jobs: Sequence[cubins.Job]) -> list[bytes]:
         return cubins.build_cubins(jobs, task.advance)
 
 
-def _add(epilogue: Epilogue, symbol: str, cubin: bytes) -> None:
-    ops._add_kernel(epilogue.name, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8))
+def _add(epilogue: Epilogue, symbol: str, capability: tuple[int, int], cubin: bytes) -> None:
+    major, minor = capability
+    ops._add_kernel(
+        epilogue.name, 10 * major + minor, symbol, torch.frombuffer(bytearray(cubin), dtype=torch.uint8)
+    )
 
 
 def _jobs(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> list[cubins.Job]:
