@@ -146,11 +146,14 @@ def test_the_kernels_sums_are_the_gradient(
 def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
     """The sums are those of what is stored, the same bits at each run; what is stored is that of the other kernel."""
     device = torch.device("cuda")
+    assert elementwise_kernels.has_native(torch.empty(1, device=device)), (
+        "the question makes the device known"
+    )
     for shape in SHAPES:
         x, grad = (signed(shape, rng).to(device, dtype) for _ in range(2))
         operands = draw_operands(name, shape[-1], ARITHMETICS[dtype], device, rng)
         is_whole, is_long = shape[-1] * dtype.itemsize % 16 == 0, shape[-1] * dtype.itemsize >= 128
-        # Of short rows the kernel could sum the columns, but it is not asked. The question makes the device known.
+        # Of short rows the kernel could sum the columns, but it is not asked.
         assert elementwise_kernels.sums_columns(x, shape[-1]) == (is_whole and is_long)
         for bias in (None, operands.bias):
             call = ElementwiseCall(EPILOGUES[name], x, bias, operands.tensors, operands.scalars)
