@@ -102,9 +102,9 @@ LARGE_TILE = re.compile(r"epigemm_open_sm90_(tma|fp16x3_scaled)_")
 MOST_OF_LARGE_TILES = {"MEMBAR.ALL.GPU": 0, "WARPGROUP.DEPBAR": 2}
 CROWDED_KERNEL = re.compile(r"epigemm_open_sm90_tma_\w+_[235]$")
 MOST_SPILLED = 32
-# The warps beside the multiplying ones have 40 or 56 registers. There they keep a value or two of a tile, outside of
-# the loops over rows and stages: statistics, or scalars of an epilogue on slices.
-HELPED_KERNEL = re.compile(r"epigemm_open_sm90_(tma_b?float16_\d+|fp16x3_scaled_0)$")
+# The warps beside the multiplying ones have 40 registers. There they keep a value or two of a tile, outside of the
+# loops over stages: scalars of an epilogue on slices.
+HELPED_KERNEL = re.compile(r"epigemm_open_sm90_fp16x3_scaled_0$")
 MOST_SPILLED_BY_HELPERS = 2
 
 
