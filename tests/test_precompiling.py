@@ -241,7 +241,7 @@ def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
 def test_calls_with_column_statistics_take_other_kernels(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those are linked, too. A bias alone runs on the package's kernels, and fp32 has no such calls."""
+    """Those are linked, too. A bias alone runs on the package's kernels."""
     linker, gpu = Linker(), KNOWN["H200"]
     monkeypatch.setattr(loading, "link_for", linker)
     caplog.set_level("INFO", "epigemm")
@@ -259,9 +259,9 @@ def test_calls_with_column_statistics_take_other_kernels(
     assert name == form.linked.name
     notes = [text for text in caplog.messages if ", with statistics of its result, on NVIDIA H200 is" in text]
     assert len(notes) == len(sizes)
-    for function, dtype in ((alone, torch.bfloat16), (statistics, torch.float32), (several, torch.bfloat16)):
+    for function in (alone, several):
         caplog.clear()
-        epigemm.precompile(function, sizes[:1], gpu=gpu, dtype=dtype)
+        epigemm.precompile(function, sizes[:1], gpu=gpu)
         assert not [text for text in caplog.messages if "with statistics" in text]
 
 

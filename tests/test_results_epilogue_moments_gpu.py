@@ -30,6 +30,7 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 HALVES = (torch.float16, torch.bfloat16)
+DTYPES = (*HALVES, torch.float32)
 SIZES = [
     # M, N, K: one row, ragged blocks and tiles, rows that TMA does not store, few rows, many blocks
     (1, 136, 72),
@@ -55,7 +56,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return left_to_pytorch(monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(
     "function", [*FUNCTIONS, of_a_further_matrix, beside_a_pair], ids=[*NAMES, "further", "pair"]
@@ -80,7 +81,7 @@ def test_values_and_two_runs(
     assert m == 1 or (VAR, 0) not in left
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_they_are_those_of_the_stored_numbers(
@@ -101,7 +102,7 @@ def test_they_are_those_of_the_stored_numbers(
                 torch.testing.assert_close(other, variance * (m / (m - correction)), rtol=2**-22, atol=0)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [*SIZES, (2049, 2041, 512), (4097, 4104, 256)], ids=str)
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_sums_means_and_variances_of_both_axes(
@@ -147,7 +148,7 @@ def test_sums_means_and_variances_of_both_axes(
         torch.testing.assert_close(corrected.flatten(), var1 * ((n - 1) / (n - 2.5)), rtol=2**-21, atol=0)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [(3, 64, 64), (1000, 200, 64), (4096, 2048, 1024)], ids=str)
 def test_sums_are_infinite_where_pytorchs_are(
     size: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
@@ -166,7 +167,7 @@ def test_sums_are_infinite_where_pytorchs_are(
     assert all(bool(each.isfinite().all()) for each in tree_leaves(of_rows_alone))
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_constant_columns(dtype: torch.dtype) -> None:
     """Their variance is 0, and their mean is the number itself."""
     x, weight = (
@@ -178,7 +179,7 @@ def test_constant_columns(dtype: torch.dtype) -> None:
     assert not variance.any() and torch.equal(mean, bias.float())
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [(3, 64, 64), (1000, 200, 64), (4096, 2048, 1024)], ids=str)
 def test_infinities_and_nans_stay_in_their_columns(
     size: tuple[int, int, int], dtype: torch.dtype, rng: torch.Generator
@@ -202,7 +203,7 @@ def test_one_infinity_in_a_column(rng: torch.Generator) -> None:
         assert variance.isnan().nonzero().tolist() == [[5]] and not mean[5].isfinite()
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_on_hopper_the_products_kernel_reduces(dtype: torch.dtype, rng: torch.Generator) -> None:
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")

@@ -129,13 +129,17 @@ def run_pairs(name: str, dtype: torch.dtype) -> int:
     return 2 * len(found)
 
 
-def run_statistics(dtype: torch.dtype) -> int:
-    """Every large tile with the statistics of its columns and rows, alone and together."""
+def run_statistics(dtype: torch.dtype, arithmetic: str) -> int:
+    """Every tile with the statistics of its columns and rows, alone and together; on slices of a spoiled row, too."""
     x, weight = (
         torch.randn(M, K, device=DEVICE).to(dtype),
         (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype),
     )
-    tiles: int = build_info()["families"]["sm90_tma"]["16_bits"]
+    is_on_slices = arithmetic in SLICES_TOLERANCE
+    if is_on_slices:
+        x[M - 1, 1:] *= 2.0**-40  # more than two slices hold
+    family = "sm90_fp16x3" if is_on_slices else "sm90_tma"
+    tiles: int = build_info()["families"][family]["16_bits" if arithmetic == "ieee" else arithmetic]
     wanted = ((True, False), (False, True), (True, True))
     for tile, kinds in product(range(tiles), wanted):
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
@@ -143,13 +147,13 @@ def run_statistics(dtype: torch.dtype) -> int:
             torch.full((3, size), float("nan"), device=DEVICE) if is_wanted else None
             for size, is_wanted in zip((N, M), kinds, strict=True)
         )
-        plan = [family_number("sm90_tma"), tile, tile % 2, 2, 1]
-        forced_into(out, "bias", x, weight, "ieee", plan=plan, moments=(columns, rows))
+        plan = [family_number(family), tile, tile % 2, 2, 1]
+        forced_into(out, "bias", x, weight, arithmetic, plan=plan, moments=(columns, rows))
         for axis, found in enumerate((columns, rows)):
             if found is None:
                 continue
             variance, mean = torch.var_mean(out.double(), axis, correction=0)
-            name = f"statistics {dtype} tile {tile}"
+            name = f"statistics {dtype} {arithmetic} tile {tile}"
             expect_close(name, found[:2], torch.stack((mean, variance)), 1e-5)
             expect_close(name, found[2], out.double().sum(axis), 1e-5)
     return len(wanted) * tiles
@@ -299,7 +303,9 @@ def jobs() -> sharded.Jobs:
     found: dict[str, Callable[[], int]] = {"fold": run_fold}
     for dtype in (torch.float16, torch.bfloat16):
         found[f"copies {dtype}"] = partial(run_copies, dtype)
-        found[f"statistics {dtype}"] = partial(run_statistics, dtype)
+        found[f"statistics {dtype}"] = partial(run_statistics, dtype, "ieee")
+    for arithmetic in ("tf32", SPLIT, SCALED):
+        found[f"statistics {arithmetic}"] = partial(run_statistics, torch.float32, arithmetic)
     for name, dtype in product(("bias_gated_relu", "bias_gated_silu"), (torch.float16, torch.bfloat16)):
         found[f"pairs {name} {dtype}"] = partial(run_pairs, name, dtype)
     found |= {f"norm {dtype}": partial(run_batch_norm, dtype) for dtype in TOLERANCE}

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 constexpr int kMergingWarps = 16, kMergingThreads = kLanes * kMergingWarps, kMergingCtas = 2;  // of a multiprocessor
 
 struct MergingForward : BatchNormForward {
-  BlockRows few;
+  BlockRows block_rows;
 };
 
 // Of the CTAs with the same columns the first one writes what the columns have one of.
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kMergingThreads, kMergingCtas)
   const int64_t column = place.first_column + own;
   const bool is_inside = column < p.columns;
   const auto* const blocks = static_cast<const BlockMoments<Compute>*>(p.blocks) + (is_inside ? column : 0);
-  const PartOfBlocks<kParts, Compute> of_part(p.few, blocks, p.columns, part);
+  const PartOfBlocks<kParts, Compute> of_part(p.block_rows, blocks, p.columns, part);
   sums[part][own] = of_part.sums();
   add_groups(sums, part, own);
   if (part == 0 && is_inside) {

@@ -235,6 +235,11 @@ class Epilogue {
     return Value::of(acc, values);
   }
 
+  // Its second value.
+  __device__ __forceinline__ Compute stored(Compute acc, const Row& row, int i) const {
+    return apply<Stored>(acc, row, i);
+  }
+
   // The functor of all columns; of 16-bit results first in its near form (contract.h). Threads without columns in the
   // matrix do not call it, so the vote is that of the active ones.
   template <class Value = Result>

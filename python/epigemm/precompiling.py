@@ -155,7 +155,7 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
     dtype, _ = types
     wide = compute_dtype(dtype)
     for form in (function, *function.without.values()):
-        wanted = form.parts(dtype).of_product(_MANY, _MANY) if dtype.itemsize == 2 else None
+        wanted = form.parts(dtype).of_product(_MANY, _MANY) if dtype is not torch.float64 else None
         of_product = 0 if wanted is None else moments.number_of(wanted)
         for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
             if epilogue is not None:
@@ -305,15 +305,21 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
     """
     if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
         return
-    if form.is_pair:
-        if stores.order_on(call, "cuda") is not None and (run := dry_runs.dry_run(call, gpu=gpu)).fused:
-            yield run
+    if form.is_pair and stores.order_on(call, "cuda") is None:
         return
-    for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
-        yield dry_runs.dry_run(call, slices, gpu=gpu)
+    for slices in _slices(call):
+        run = dry_runs.dry_run(call, slices, gpu=gpu)
+        if run.fused or not form.is_pair:
+            yield run
 
 
 def _with_moments(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
     """The same of a call that also gives moments of its result; nothing where none does."""
     if form.moments and not form.epilogue.runs_built_in(call.operands, call.x):
-        yield dry_runs.dry_run(call, moments=form.moments, gpu=gpu)
+        for slices in _slices(call):
+            yield dry_runs.dry_run(call, slices, moments=form.moments, gpu=gpu)
+
+
+def _slices(call: LinearCall) -> tuple[int, ...]:
+    """Without and with a packed weight, as `dry_runs.dry_run` takes it."""
+    return (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,)

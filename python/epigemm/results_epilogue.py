@@ -3,8 +3,8 @@
 `epigemm.epilogues.parts` takes the function apart: the product and what all results share are one kernel, each other
 matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
 compile by themselves, and so do calls with several results. Where no gradient is recorded, one kernel may compute two
-matrices behind the product, if these are all that is read (`epigemm.calls.stores`), and in 16 bits the product's kernel
-may also reduce what it stores (`epigemm.calls.moments`).
+matrices behind the product, if these are all that is read (`epigemm.calls.stores`), and the product's kernel may also
+reduce what it stores (`epigemm.calls.moments`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import BIAS, compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, Result, filled, written
-from epigemm.packs import weight_packs
+from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.user_epilogue import UserEpilogue
 
@@ -136,10 +136,11 @@ class ResultsEpilogue(Decorated):
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, weight_packs.KEEP
         x, weight = form.checked(x, weight, given, out)
-        both = form._both(x, weight, given, precision, strict=strict)
+        kept = keep_mode.pack_use(weight) if pack_use is None else pack_use
+        both = form._both(x, weight, given, precision, kept, strict=strict)
         if both is not None:
             return form._results(both, given)
-        with_moments = form._with_moments(x, weight, given, precision, strict=strict)
+        with_moments = form._with_moments(x, weight, given, precision, kept, strict=strict)
         if with_moments is not None:
             shared, of_shared = with_moments
             known = {(0, axis): each for axis, each in of_shared.items()}
@@ -257,20 +258,34 @@ class ResultsEpilogue(Decorated):
             )
 
     def _both(
-        self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
+        self,
+        x: Tensor,
+        weight: Tensor,
+        given: Sequence[Any],
+        precision: str | None,
+        pack_use: str,
+        *,
+        strict: bool,
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
         pair = self.pair(x.dtype)
         if pair is None or _is_compiling() or precision not in (None, *ARITHMETIC):
             return None
         call, seen = pair.call(x, weight, given, precision, strict=strict)
-        found = stores.linear(call, seen)
+        found = stores.linear(call._replace(pack_use=pack_use), seen)
         if found is None:
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
 
     def _with_moments(
-        self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
+        self,
+        x: Tensor,
+        weight: Tensor,
+        given: Sequence[Any],
+        precision: str | None,
+        pack_use: str,
+        *,
+        strict: bool,
     ) -> tuple[Tensor, dict[int, Moments]] | None:
         """The shared matrix and its moments by the axis, of one call; None if it is a call without them."""
         if _is_compiling() or precision not in (None, *ARITHMETIC) or invariance.enabled():
@@ -278,7 +293,9 @@ class ResultsEpilogue(Decorated):
         wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
         if wanted is None:
             return None
-        return moments.linear(*self.shared_call(x, weight, given, strict=strict), wanted)
+        call, seen = self.shared_call(x, weight, given, strict=strict)
+        asked = DEFAULT if precision is None else precision
+        return moments.linear(call._replace(precision=asked, pack_use=pack_use), seen, wanted)
 
     def shared_call(
         self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool

@@ -38,7 +38,7 @@ def hopper() -> None:
         pytest.skip(f"gpu: {reason}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients(
@@ -70,7 +70,7 @@ def test_gradients(
     x, weight, bias, *others = wide
     expected = reference(F.linear(x, weight, bias), *others)
     wanted = torch.autograd.grad(expected, wide, grad.double())
-    tolerance = 2.0**-9 if dtype is torch.float16 else 2.0**-6
+    tolerance = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, torch.float32: 2.0**-18}[dtype]
     torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
     for one, other in zip(found, wanted, strict=True):
         error = (one.double() - other).norm() / other.norm()

@@ -194,9 +194,9 @@ def test_a_pack_that_a_later_arithmetic_reads_is_not_overlooked() -> None:
     """At "high" under a setting that keeps torch's GEMM in fp32, split comes after scaled and TF32."""
     weight = torch.randn(16, 128)
     (highest, _), (high, in_tf32) = (_precision._BY_PRECISION[name] for name in ("highest", "high"))
-    assert entry._slices_at_hand(weight, high, FIND) == (None, 0)
+    assert entry.slices_at_hand(weight, high, FIND) == (None, 0)
     pack = weight_packs.keep(weight, 2)
-    found = entry._slices_at_hand(weight, highest, FIND)
+    found = entry.slices_at_hand(weight, highest, FIND)
     assert found is not None and found[0] is not None and found[0][0] is pack.read()
-    assert entry._slices_at_hand(weight, high, FIND) is None
-    assert entry._slices_at_hand(weight, in_tf32, FIND) == (None, 0), "split is not tried there"
+    assert entry.slices_at_hand(weight, high, FIND) is None
+    assert entry.slices_at_hand(weight, in_tf32, FIND) == (None, 0), "split is not tried there"

@@ -96,12 +96,16 @@ def predicted(made: LinearCall) -> dict[str, float]:
     return {str(each["plan"]): each["predicted_us"] for each in tried.plan["candidates"]}
 
 
-@pytest.mark.parametrize("family", [FP16X3, MMA])
-def test_other_families_store_nothing(family: str) -> None:
-    arithmetic = dry_runs.ARITHMETICS.index("split" if family == FP16X3 else "ieee")
-    dtype = torch.float32 if family == FP16X3 else torch.bfloat16
-    found = dry(M, N, K, dtype=dtype, plan=(arithmetic, *numbers(family)))
+@pytest.mark.parametrize("arithmetic", ["ieee", "split"])
+def test_mma_kernels_store_nothing(arithmetic: str) -> None:
+    dtype = torch.float32 if arithmetic == "split" else torch.bfloat16
+    found = dry(M, N, K, dtype=dtype, plan=(dry_runs.ARITHMETICS.index(arithmetic), *numbers(MMA)))
     assert "beside the result" in found.refused
+
+
+def test_fp32_on_slices() -> None:
+    found = dry(16384, 4096, 512, dtype=torch.float32)
+    assert found.fused and found.on_slices and list(FAMILIES)[found.plan[0]] == FP16X3
 
 
 def test_rows_that_tma_does_not_store_are_left_to_several_calls() -> None:
@@ -134,18 +138,18 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
 
 
-@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED}))
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
 def test_several_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_store", int(reason))
     assert stores.linear(*call()) is None and len(answers.asked) == 1 and not answers.linked
 
 
 def test_types_that_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fp32 may run on fp16 slices, whose kernels store one matrix."""
-    answers = Answers(monkeypatch, "ask_with_store", torch.empty(M, N))
-    assert stores.linear(*call(dtype=torch.float32)) is None
+    answers = Answers(monkeypatch, "ask_with_store", *[torch.empty(M, N)] * 3)
+    assert stores.linear(*call(dtype=torch.float32, precision="high")) is None
     assert stores.linear(*call(dtype=torch.float64)) is None
     made, given = call()
     assert stores.linear(made._replace(invariant=True), given) is None
     assert not answers.asked
-    assert stores.linear(*call(dtype=torch.float32, precision="tf32")) is not None
+    for precision in ("tf32", "highest", None):
+        assert stores.linear(*call(dtype=torch.float32, precision=precision)) is not None

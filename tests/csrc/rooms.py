@@ -74,7 +74,7 @@ ROOMS = (
     ),
     Room(
         "gemm/fp16_slices",
-        (*PLAIN, "gemm", "gemm/planner"),
+        (*PLAIN, "reduce", "gemm", "gemm/planner"),
         ("CUDA",),
         "fp32 on fp16 slices, whatever the GEMM: layout, split of rows, range check, fixup",
     ),

@@ -34,10 +34,12 @@ def explained(layer: nn.Module, x: Tensor) -> Explanation:
 
 
 @pytest.mark.usefixtures("described")
-def test_in_16_bits_the_products_kernel_reduces_what_it_stores() -> None:
-    layer = epigemm.nn.LinearScaleBatchNorm1d(K, N, dtype=torch.bfloat16)
-    found = explained(layer, torch.zeros(M, K, dtype=torch.bfloat16))
-    gemm, *behind = found.kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_products_kernel_reduces_what_it_stores(dtype: torch.dtype) -> None:
+    layer = epigemm.nn.LinearScaleBatchNorm1d(K, N, dtype=dtype)
+    found = explained(layer, torch.zeros(M, K, dtype=dtype))
+    gemm = next(each for each in found.kernels if "fused GEMM" in each)
+    behind = found.kernels[-2:]
     assert found.path == "fused" and gemm == found.kernel and gemm.endswith("epilogue bias")
     assert behind == [
         "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks",
@@ -62,10 +64,10 @@ def test_few_blocks_are_merged_where_it_normalises(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("described")
-def test_in_other_types_a_kernel_reads_the_product() -> None:
-    layer = epigemm.nn.LinearBatchNormReLU(K, N, track_running_stats=False)
+def test_in_fp64_a_kernel_reads_the_product() -> None:
+    layer = epigemm.nn.LinearBatchNormReLU(K, N, track_running_stats=False, dtype=torch.float64)
     with torch.no_grad():
-        found = explained(layer, torch.zeros(M, K))
+        found = explained(layer, torch.zeros(M, K, dtype=torch.float64))
     *_, blocks, merged, normalised = found.kernels
     assert blocks == "epigemm CUDA kernel, mean and variance of blocks of rows"
     assert "of the columns" in merged and normalised == "epigemm CUDA kernel, normalisation and ReLU"

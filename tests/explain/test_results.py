@@ -182,7 +182,7 @@ def test_sums_and_means() -> None:
 
 @pytest.mark.usefixtures("on_h200")
 def test_variances_that_pytorch_computes() -> None:
-    """Where gradients are recorded, in fp32, and of one row."""
+    """Where gradients are recorded, in fp64, and of one row."""
     plain = ["torch cast to float32", "torch var_mean of each column: r1, r2"]
     x, weight, bias, scale = sixteen_bits()
     for function in (statistics, statistics.elementwise):
@@ -197,7 +197,7 @@ def test_variances_that_pytorch_computes() -> None:
         return acc, acc.var(0)
 
     assert not any("mean and variance" in each for each in epigemm.explain(unbiased, x[:1], weight).kernels)
-    wide = [each.float() for each in (x, weight, bias, scale)]
+    wide = [each.double() for each in (x, weight, bias, scale)]
     assert not any("mean and variance" in each for each in epigemm.explain(statistics, *wide).kernels)
 
 

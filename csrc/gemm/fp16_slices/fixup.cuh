@@ -2,9 +2,11 @@
 // it the same product without slices, of all results.
 #pragma once
 
+#include "device/dependent.cuh"
+#include "gemm/fp16_slices/fixup.h"
+#include "gemm/fp16_slices/fixup_moments.cuh"
 #include "gemm/fp16_slices/fp32_tile.cuh"
 #include "gemm/fp16_slices/range_check.h"
-#include "gemm/fp16_slices/fixup.h"
 #include "open/contract.h"
 
 namespace epigemm::fp16_slices {
@@ -16,8 +18,9 @@ constexpr int kCtasPerMultiprocessor = 2;  // 128 registers a thread
 struct FixupArguments {
   StridedMatrix x, weight;
   SplitMatrix split_x, split_weight;
-  float* out;
-  int64_t out_row_stride;
+  float *out, *stored;
+  int64_t out_row_stride, stored_row_stride;
+  FixupMoments moments;
   open::Operands<float> operands;
 };
 
@@ -57,7 +60,7 @@ __device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, 
 
 // A set of this thread's results of a tile: bit kAcross * i + j.
 using ResultSet = uint32_t;
-constexpr ResultSet kAllResults = ~ResultSet{0};
+constexpr ResultSet kAllResults = ~ResultSet{0}, kAllOfRow = (1u << fp32_tile::kAcross) - 1;
 static_assert(fp32_tile::kDown * fp32_tile::kAcross == 32);
 
 __device__ __forceinline__ constexpr ResultSet one_result(int i, int j) {
@@ -142,8 +145,22 @@ __device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0
       if (column >= p.weight.rows) break;
       if (!(wanted & one_result(i, j))) continue;
       p.out[row * p.out_row_stride + column] = epilogue.apply(tile.sums[i][j], of_row, j);
+      if (epigemm_has_store()) {
+        p.stored[row * p.stored_row_stride + column] = epilogue.stored(tile.sums[i][j], of_row, j);
+      }
     }
   }
+}
+
+// The statistics of a tile, of which some results have been computed again.
+__device__ inline void reduce_again(const FixupArguments& p, int64_t m0, int64_t n0, ResultSet computed) {
+  __shared__ ChangedParts changed;
+#pragma unroll
+  for (int i = 0; i < fp32_tile::kDown; ++i) changed.set(i, computed >> (fp32_tile::kAcross * i) & kAllOfRow);
+  __syncthreads();  // the results and the set are written
+  const TilePlace tile{p.out, p.out_row_stride, m0, n0, p.x.rows, p.weight.rows};
+  if (p.moments.of_columns) reduce_columns(p.moments, tile);
+  if (p.moments.of_rows) reduce_rows(p.moments, tile, changed);
 }
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
@@ -156,7 +173,9 @@ __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n
       statistics_of_rows(p.split_weight.statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
   if (!out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags)) return;
   const ResultSet rejected = rejected_results(p, m0, n0, shared);
-  if (__syncthreads_or(rejected)) recompute<Epilogue>(p, m0, n0, rejected, shared);
+  if (!__syncthreads_or(rejected)) return;
+  recompute<Epilogue>(p, m0, n0, rejected, shared);
+  if (p.moments.of_columns || p.moments.of_rows) reduce_again(p, m0, n0, rejected);
 }
 
 // Calls f(m0, n0) for the tiles of this CTA. Tiles are numbered along rows of tiles first, so the tiles of one failing
@@ -170,12 +189,6 @@ __device__ __forceinline__ void for_each_tile(const FixupArguments& p, F f) {
   }
 }
 
-__device__ __forceinline__ void wait_for_gemm() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 template <class Epilogue>
 __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   // All rows at once: mostly this decides, and it reads only some KB. The statistics are complete, because the GEMM
@@ -184,7 +197,7 @@ __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, p.x.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even before returning, because the next kernel waits only for this one.
-  wait_for_gemm();
+  cuda::wait_for_kernel_ahead();
   if (nothing) return;
   for_each_tile(p, [&](int64_t m0, int64_t n0) { fixup_tile<Epilogue>(p, m0, n0); });
 }

@@ -15,7 +15,11 @@ FixupArguments fixup_arguments(FixupProblem const& fixup) {
           fixup.split.x,
           fixup.split.weight,
           static_cast<float*>(problem.out.data),
+          static_cast<float*>(problem.stored.data),
           problem.out.row_stride,
+          problem.stored.row_stride,
+          {static_cast<BlockMoments<float>*>(problem.column_blocks),
+           static_cast<BlockMoments<float>*>(problem.row_blocks), fixup.block},
           operands_of(problem)};
 }
 

@@ -63,7 +63,7 @@ struct EpilogueConsumer {
     char* const slot = layout.slot(shared, group, ring.slot);
     finish_pass<Value>(sums, m, n, place, slot);
     if constexpr (C::kReduces && std::is_same_v<Value, open::Result>) {
-      if (params.has_moments) EpilogueMoments<C>::reduce(params, group, warp, lane, place, slot, layout.slots);
+      if (params.has_moments()) EpilogueMoments<C>::reduce(params, group, warp, lane, place, slot, layout.slots);
     }
     asm volatile("" ::: "memory");  // writes are not moved behind the fence
     cutlass::arch::fence_view_async_shared();

@@ -22,7 +22,9 @@ struct EpilogueParams {
   // each slab's columns.
   BlockMoments<float>*column_moments, *row_moments;
   int rows, columns;
-  bool is_matrix_by_tma, has_moments;
+  bool is_matrix_by_tma;
+
+  CUTLASS_DEVICE bool has_moments() const { return column_moments || row_moments; }
 };
 
 // The numbers in a word of 4 bytes of D.
@@ -80,9 +82,9 @@ struct Place {
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
 // place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
-// accumulator (pair_mainloop.cuh). The others are read from memory. Reduces: whether there are statistics of D.
+// accumulator (pair_mainloop.cuh). The others are read from memory.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
-          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates, bool Reduces>
+          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
@@ -108,11 +110,8 @@ struct EpilogueConfig {
   static constexpr int kRoots = Sums::has_roots ? 1 : 0;
   static_assert(Gates == 0 || (!Transposed && kRoots == 0), "no such epilogue");
 
-  // Whether the call wants statistics of D's columns or rows, and the kernel can write them: one of a single product
-  // whose sums are those of its operands.
-  static constexpr bool kReduces = Reduces;
-  static_assert(!Reduces || (Gates == 0 && kRoots == 0));
-  // Whether the functor has second values. The same kernels store them.
+  // Kernels of a single product can write statistics of D, and the functor's second values if it has them.
+  static constexpr bool kReduces = Gates == 0;
   CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }
 
   // The number of the matrix that TMA loads: the first one that is read from memory and shares no rows.

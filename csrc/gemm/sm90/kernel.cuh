@@ -68,11 +68,10 @@ struct Kernel {
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168, "of all warpgroups, as they are launched");
 
-  static constexpr bool kReduces = Types::kSlices == 1 && Types::kWeights == 1 && !Types::Sums::has_roots;
   using Epilogue =
       EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
                      tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
-                     tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1, kReduces>;
+                     tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1>;
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)) &&
                 Epilogue::kSlabColumns == tile.moment_columns(sizeof(typename Types::Output)));

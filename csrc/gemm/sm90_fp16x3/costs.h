@@ -22,19 +22,21 @@ struct TileCost {
   double epilogue_us;  // of one tile
   double fixed_us;     // until the first stage is loaded, and after the last one
   double wide_us;      // additional time if many rows are split, because the GEMM then starts later
+  // What the epilogue of one tile takes longer for statistics of D's columns, of its rows, and for second values.
+  double column_moments_us, row_moments_us, store_us;
 };
 
 constexpr TileCost kSplitTileCosts[] = {
-    {1.05, 3.09, 3.80, 3.93},    // 128x128 2x1
-    {0.582, 1.89, 3.31, 2.74},   // 128x64 1x2
-    {0.576, 0.925, 3.50, 0.00},  // 64x128 transposed
-    {0.365, 3.84, 0.158, 0.00},  // 16x128 transposed
+    {1.05, 3.09, 3.80, 3.93, 1.2, 1.2, 1.5},     // 128x128 2x1
+    {0.582, 1.89, 3.31, 2.74, 0.6, 0.6, 0.75},   // 128x64 1x2
+    {0.576, 0.925, 3.50, 0.00, 0.6, 0.6, 0.75},  // 64x128 transposed
+    {0.365, 3.84, 0.158, 0.00, 0.3, 0.3, 0.3},   // 16x128 transposed
 };
 
 constexpr TileCost kScaledTileCosts[] = {
-    {0.746, 4.10, 5.36, 4.46},  // 128x256 2x1 cooperative
-    {0.441, 6.58, 1.52, 3.97},  // 128x128 2x1 pingpong
-    {0.296, 4.52, 1.90, 3.54},  // 64x128 1x2 pingpong
+    {0.746, 4.10, 5.36, 4.46, 2.4, 2.4, 3},  // 128x256 2x1 cooperative
+    {0.441, 6.58, 1.52, 3.97, 2, 2, 2.5},    // 128x128 2x1 pingpong
+    {0.296, 4.52, 1.90, 3.54, 1, 1, 1.25},   // 64x128 1x2 pingpong
 };
 
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kSplitTileCount, "every tile needs its measured cost");
@@ -72,6 +74,12 @@ inline double reread_mb(const Grid& grid, const Plan& plan, double places, doubl
   return std::max(passes - 1, 0.0) * std::max(walked - l2_mb, 0.0);
 }
 
+// What results beside the result add to the epilogue of one tile.
+inline double beside_us(const Problem& p, const TileCost& of_tile) {
+  return (p.has_column_moments ? of_tile.column_moments_us : 0) + (p.has_row_moments ? of_tile.row_moments_us : 0) +
+         (epilogue_info(p.epilogue).has_store ? of_tile.store_us : 0);
+}
+
 // The whole call: split of x (and of a weight that is not packed), GEMM, range check.
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr int64_t kManyRows = 264, kShortK = 256;
@@ -98,7 +106,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   // One figure for both classes.
   const auto kernel = tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Slices;
   const double longer = cost::longer_functor_cycles(p, kernel, tile.m * tile.n, true);
-  const double epilogue = slowdown * of_tile.epilogue_us + longer / p.device.clock_mhz;
+  const double epilogue = slowdown * (of_tile.epilogue_us + beside_us(p, of_tile)) + longer / p.device.clock_mhz;
   const double one_hidden = std::max(mainloops + epilogue, (mainloops + rounds.count * epilogue) / 2);
   double compute = tile.schedule == Schedule::Pingpong ? one_hidden : mainloops + rounds.count * epilogue;
   compute *= 1 + shared.throttling * compute / (compute + shared.half_throttled_us);
@@ -106,8 +114,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double x_mb = kMB * bytes * m * k, weight_mb = kMB * bytes * n * k;
   const double again = reread_mb(grid, plan, rounds.places, x_mb, weight_mb, shared.l2_mb);
   const double read_mb = kMB * cost::matrix_bytes(p), read_last_mb = read_mb / rounds.count;
-  const double memory_mb =
-      x_mb - std::min(x_mb, shared.absorbed_mb) + weight_mb + kMB * 4 * m * n + again + (read_mb - read_last_mb);
+  const double memory_mb = x_mb - std::min(x_mb, shared.absorbed_mb) + weight_mb +
+                           kMB * 4 * m * n * cost::written_matrices(p) + again + (read_mb - read_last_mb);
   const double memory = shared.memory_factor * memory_mb / (kMB * p.device.memory_bytes_per_us);
 
   double us = shared.base_us + shared.split_share * split_microseconds(p, p.m) + of_tile.fixed_us +

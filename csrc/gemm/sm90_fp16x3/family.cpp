@@ -16,6 +16,8 @@ namespace {
 // The tile of the kernel in multiply-adds (fp32_tile.cuh).
 constexpr int kMultiplyAddTileM = 128, kMultiplyAddTileN = 64;
 
+constexpr int kResultBytes = 4;
+
 // The least time: one multiply-add a lane and cycle. It is not compared with anything.
 double multiply_add_microseconds(const Problem& p) {
   constexpr double kLanes = 128;
@@ -92,6 +94,19 @@ class FP16x3 final : public Family {
   }
 
   int64_t workspace_bytes(const Problem& p, const Plan&) const override { return fp16_slices::workspace_bytes(p); }
+
+  // The product in multiply-adds reduces nothing.
+  int moment_rows(const Problem& problem, const Plan& plan) const override {
+    return problem.arithmetic == Arithmetic::IEEE ? 0
+                                                  : tile_of(problem.arithmetic, plan.tile).moment_rows(kResultBytes);
+  }
+
+  int moment_columns(const Problem& problem, const Plan& plan) const override {
+    return problem.arithmetic == Arithmetic::IEEE ? 0
+                                                  : tile_of(problem.arithmetic, plan.tile).moment_columns(kResultBytes);
+  }
+
+  bool stores() const override { return true; }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     open::KernelNames names;

@@ -10,7 +10,6 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels, weight_slices
 from epigemm.linking import loading
-from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun, Tried
 
@@ -42,10 +41,7 @@ def consider(
     has_kernels = plans.has_gpu_kernels(call.x)  # the first call of this loads what was measured on the GPU
     choices = {}
     if has_kernels and call.x.dtype == torch.float32:
-        choices = {
-            name: weight_slices.find(call, name, call.pack_use, ignore_shortage=insists)
-            for name in weight_packs.SLICES
-        }
+        choices = weight_slices.find_all(call, ignore_shortage=insists)
     found = dry_runs.dry_run(
         call, weight_slices.number_of(choices), tried=True, weight2=weight2, moments=moments
     )

@@ -122,7 +122,7 @@ class _Linear:
     def _ask(self) -> Tensor | int:
         packs, slices, ran_short = None, 0, None
         if self.order.slices and plans.has_gpu_kernels(self.x):
-            packs, slices = self._find_packs()
+            packs, slices = self.find_packs()
             ran_short = self.dry() if weight_slices.has_been_short() or self.shortage else None
             if self.shortage and not (
                 ran_short and ran_short.on_slices and self.uses[ran_short.arithmetic] == weight_packs.FIND
@@ -144,7 +144,8 @@ class _Linear:
             weight_slices.ran(call, ran_short.arithmetic, self.packs[ran_short.arithmetic].source)
         return found
 
-    def _find_packs(self) -> tuple[tuple[Tensor | None, ...], int]:
+    def find_packs(self) -> tuple[tuple[Tensor | None, ...], int]:
+        """The weight's packs, as the entry takes them, and what its slices cost. Stale packs are made again."""
         self._look_for_packs()
         if any(choice.is_stale for choice in self.packs.values()) and self._renew():
             self._look_for_packs()
@@ -338,6 +339,18 @@ _DEEDS: dict[Reason, Callable[[_Linear], Tensor | None]] = {
     Reason.NOT_LINKED: _link,
     Reason.BY_REFERENCE: _by_torch,
 }
+
+
+def find_packs(call: LinearCall) -> tuple[tuple[Tensor | None, ...], int]:
+    """The packs of a call's weight, as the entry takes them, and what its slices cost. Stale packs are made again."""
+    return _Linear(call, None, None).find_packs()
+
+
+def make_pack(call: LinearCall, arithmetic: str) -> bool:
+    """Make the pack of a call's weight, and keep it; False if there was no memory."""
+    attempt = _Linear(call, None, None)
+    attempt.make_pack(arithmetic)
+    return arithmetic in attempt.made
 
 
 def run_linear(call: LinearCall) -> Tensor:

@@ -139,7 +139,7 @@ def linear(
             circumstances = dry_runs.OTHER_SETTING
         # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
-            at_hand = _slices_at_hand(weight, order, pack_use, invariant)
+            at_hand = slices_at_hand(weight, order, pack_use, invariant)
             if at_hand is None:
                 tensors = [
                     each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)
@@ -244,7 +244,7 @@ def products(
     return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight
 
 
-def _slices_at_hand(
+def slices_at_hand(
     weight: Tensor, order: _precision.Order, pack_use: str | None, is_invariant: bool = False
 ) -> tuple[tuple[Tensor | None, Tensor | None] | None, int] | None:
     """The weight's packs (of which only the one for the first arithmetic is looked up), and what its slices cost.

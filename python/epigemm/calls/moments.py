@@ -16,15 +16,13 @@ from torch import Tensor
 from epigemm._native import operator
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FoldCall, LinearCall
-from epigemm.arguments.precision import DEFAULT, ORDERS
-from epigemm.calls import deeds, entry
+from epigemm.arguments.precision import DEFAULT
+from epigemm.calls import beside, deeds, entry
 from epigemm.calls.routed import attempt
 from epigemm.epilogues.parts import Wanted
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
-from epigemm.linking import loading
 from epigemm.packs import keep_mode
 from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
 
 BLOCK_ROWS = 64
 """Of a block that a kernel behind the product reduces: kMomentRows of csrc/reduce."""
@@ -122,7 +120,7 @@ def linear_folded_with_moments(
 def linear(
     call: LinearCall, given: entry.Vectors, wanted: Wanted
 ) -> tuple[Tensor, dict[int, Moments]] | None:
-    """epilogue(x @ weight.T) in 16 bits, and its moments by the axis that they reduce.
+    """epilogue(x @ weight.T), and its moments by the axis that they reduce.
 
     Those of columns that are needed are given by any kernels; others only where the product's kernel reduces what it
     stores. For callers above autograd. None if these have to make the call without moments: something has to intercept
@@ -159,8 +157,8 @@ def number_of(wanted: Wanted) -> int:
 
 
 def is_served(x: Tensor) -> bool:
-    """Whether the entry makes calls of this x that also give moments: in 16 bits on a GPU."""
-    return x.element_size() == 2 and plans.has_gpu_kernels(x)
+    """Whether the entry makes calls of this x that also give moments: on a GPU, not in fp64."""
+    return x.dtype is not torch.float64 and plans.has_gpu_kernels(x)
 
 
 def column_moments(z: Tensor, *, leaves_blocks: bool = False) -> Moments:
@@ -201,29 +199,21 @@ def _run(
     memory: _Memory,
     circumstances: int,
 ) -> tuple[Tensor, bool, int] | int:
-    """A call in 16 bits, or the reason why there is no result, after what can be done about it."""
+    """A call, or the reason why there is no result, after what can be done about it."""
     out = None
     if circumstances & dry_runs.ROUTED and _any_autocast():
         out = call.new_out()  # torch's GEMM with out= keeps the dtype
         circumstances |= dry_runs.OUT_APART
     tensors = (call.epilogue.number, call.x, call.weight, given, fold, out)
-    options = (ORDERS[0].number, None, 0, call.strict, False, circumstances, None, None)
-    return entry.ask_again(
-        lambda: entry.ask_with_moments(*tensors, *options, *memory),
-        lambda reason: _is_mended(reason, call, fold, memory.number),
-    )
-
-
-def _is_mended(reason: int, call: LinearCall, fold: tuple[Any, ...] | None, moments: int) -> bool:
-    """Whether the call can be made again, after what the reason says is lacking was made."""
-    if reason != Reason.NOT_LINKED:
-        return False
-    if fold is not None:
+    order = dry_runs.order_on(call, call.x.device.type)
+    if fold is not None:  # empty operands, in place of the folded ones
         call = call._replace(
             operands=call.x.new_empty((2, call.weight.shape[0]), dtype=torch.float32).unbind(0)
         )
-    found = dry_runs.dry_run(call, moments=moments)
-    return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)
+    return entry.ask_again(
+        lambda: entry.ask_with_moments(*tensors, *beside.options(call, order, circumstances), *memory),
+        lambda reason: beside.is_mended(reason, call, order, memory.number),
+    )
 
 
 def _without_moments(call: LinearCall, fold: tuple[Any, ...] | None, precision: str | None) -> Tensor:

@@ -1,7 +1,7 @@
 """A product with an epilogue that gives two values for each element: one kernel stores both matrices, where that pays.
 
-The epilogue is one of `epigemm.epilogues.traced` whose function has a second value (`Traced.stored`). Kernels for 16
-bits and for TF32 store it. Where no such kernel runs, the caller computes the matrices one after the other.
+The epilogue is one of `epigemm.epilogues.traced` whose function has a second value (`Traced.stored`). Where no kernel
+that stores it runs, the caller computes the matrices one after the other.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import Order
-from epigemm.calls import entry
+from epigemm.calls import beside, entry
 from epigemm.calls.routed import attempt
 from epigemm.epilogues.keeping import keeping as keeping_epilogue
 from epigemm.epilogues.traced import LinkedEpilogue
-from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
 
 
 class Both(NamedTuple):
@@ -32,12 +30,13 @@ class Both(NamedTuple):
 def order_on(call: LinearCall, device_type: str) -> Order | None:
     """The arithmetics of such a call on a device of this type; None if it must be several calls.
 
-    That is so for fp32 whose products may run on fp16 slices, which no kernel with two results reads, and for fp64.
+    That is so in fp64. And where a product on one slice is followed by others: the planner compares kernels within an
+    arithmetic, and a kernel of the next one that stores both may be slower than several in the first.
     """
     if call.x.dtype is torch.float64 or call.invariant:
         return None
     order = dry_runs.order_on(call, device_type)
-    return None if order.slices or order.overrides else order
+    return None if order.slices == 1 else order
 
 
 def of_entry(call: LinearCall, epilogue: LinkedEpilogue, given: entry.Vectors) -> LinearCall:
@@ -87,18 +86,9 @@ def linear(call: LinearCall, given: entry.Vectors, *, is_recorded: bool = False)
 def _run(call: LinearCall, given: entry.Vectors, order: Order, circumstances: int) -> Both | int:
     """Both results, or the reason why there are none, after what can be done about it."""
     tensors = (call.epilogue.number, call.x, call.weight, given, None, None)
-    options = (order.number, None, 0, call.strict, False, circumstances, None, None)
     stored = call.new_out()
     found = entry.ask_again(
-        lambda: entry.ask_with_store(*tensors, *options, stored),
-        lambda reason: _is_mended(reason, call, order),
+        lambda: entry.ask_with_store(*tensors, *beside.options(call, order, circumstances), stored),
+        lambda reason: beside.is_mended(reason, call, order),
     )
     return found if isinstance(found, int) else Both(found, stored)
-
-
-def _is_mended(reason: int, call: LinearCall, order: Order) -> bool:
-    """Whether the call can be made again, after its kernel was linked."""
-    if reason != Reason.NOT_LINKED:
-        return False
-    found = dry_runs.dry_run(call, order=order)
-    return not loading.link(call.epilogue, ",".join(found.missing), call.x.device)

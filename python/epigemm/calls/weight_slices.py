@@ -50,6 +50,18 @@ def find(call: LinearCall, arithmetic: str, pack_use: str, *, ignore_shortage: b
     return found
 
 
+def find_all(call: LinearCall, *, ignore_shortage: bool = False) -> dict[str, Choice]:
+    """The same for every arithmetic on slices."""
+    return {
+        name: find(call, name, call.pack_use, ignore_shortage=ignore_shortage) for name in weight_packs.SLICES
+    }
+
+
+def number_for(call: LinearCall) -> int:
+    """The argument `slices` of a dry run of a call on a device with epigemm's kernels."""
+    return number_of(find_all(call)) if call.x.dtype is torch.float32 else 0
+
+
 def number_of(choices: Mapping[str, Choice]) -> int:
     """The argument `slices` of a dry run: the costs, and which packs exist."""
     there = {True: dry_runs.THERE, False: 0}

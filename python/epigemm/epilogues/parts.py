@@ -103,7 +103,7 @@ class Parts:
         return any(result.is_stored and source == 0 for result, source in pairs)
 
     def of_moments(self, rows: int, columns: int) -> dict[int, tuple[int, int]]:
-        """In 16 bits, the sums, means and variances that follow from moments of a stored matrix along an axis.
+        """The sums, means and variances that follow from moments of a stored matrix along an axis.
 
         By their places, the numbers of these matrices and the axis. Moments are the mean and the biased variance of
         each row or column. `rows`, `columns`: those of the matrices. A correction that leaves no degree of freedom is
@@ -118,7 +118,7 @@ class Parts:
         return found
 
     def of_product(self, rows: int, columns: int) -> Wanted | None:
-        """In 16 bits, the moments of the first matrix that some reduction follows from; None if none does."""
+        """The moments of the first matrix that some reduction follows from; None if none does."""
         followed = self.of_moments(rows, columns)
         places = [place for place, (number, _) in followed.items() if number == 0]
         axes = {followed[place][1] for place in places}

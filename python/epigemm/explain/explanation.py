@@ -154,15 +154,17 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         return _by_torch(call, launches, [_LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return explain_linear(call, wants_gradients)
-    return _explain_kept(call) or _explain_apart(call.with_bias_in_product(), wants_gradients)
+    return _explain_kept(call, wants_gradients) or _explain_apart(
+        call.with_bias_in_product(), wants_gradients
+    )
 
 
-def _explain_kept(call: LinearCall) -> Explanation | None:
+def _explain_kept(call: LinearCall, wants_gradients: bool) -> Explanation | None:
     """A recorded call as one kernel that also stores the product; None where it is two."""
     kept = stores.keeping(call)
     if kept is None or stores.order_on(call, call.x.device.type) is None:
         return None
-    found = explain_linear(kept[0], wants_gradients=False)
+    found = explain_linear(kept[0], wants_gradients)
     return replace(found, reasons=[_KEPT, *found.reasons]) if found.path == FUSED else None
 
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
+
 from epigemm import batch_statistics
 from epigemm.arguments.calls import LinearCall
 from epigemm.batch_statistics import Asked, noted
+from epigemm.calls import weight_slices
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.registry import BIAS
 from epigemm.explain.derivatives import PRODUCTS
@@ -16,6 +19,7 @@ from epigemm.explain.explained import Explanation
 from epigemm.explain.explanation import explain_linear
 from epigemm.explain.recorder import Recorded
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
+from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs
 
 
@@ -45,9 +49,9 @@ def explained(
     if why := batch_statistics.why_not(asked, call.x, call.weight, bias):
         return _with_torchs(found, asked, call, f"PyTorch's BatchNorm follows: {why}")
     product = call._replace(epilogue=BIAS, bias=bias, operands=[])
-    in_gemm = product.x.element_size() == 2
+    in_gemm = product.x.dtype is not torch.float64
     of_product = explain_linear(product, wants_gradients, moments=dry_runs.COLUMNS if in_gemm else 0)
-    launches = dry_runs.dry_run(product, moments=dry_runs.COLUMNS).launches if in_gemm else []
+    launches = _launched(product, wants_gradients) if in_gemm else []
     in_gemm = in_gemm and "blocks" not in launches
     rows = product.x.numel() // product.x.shape[-1]
     merges = "merge" in launches if in_gemm else rows > MOST_LEFT * BLOCK_ROWS
@@ -60,6 +64,14 @@ def explained(
         if differentiates
         else f"not needed: no argument requires grad (otherwise: {_BACKWARD})",
     )
+
+
+def _launched(product: LinearCall, wants_gradients: bool) -> list[str]:
+    """What the product's call launches, the statistics included."""
+    if wants_gradients and product.weight.requires_grad:
+        product = product._replace(pack_use=weight_packs.NONE)
+    slices = weight_slices.number_for(product)
+    return dry_runs.dry_run(product, slices, moments=dry_runs.COLUMNS).launches
 
 
 def _launches(asked: Asked, in_gemm: bool, merges: bool) -> Iterator[str]:

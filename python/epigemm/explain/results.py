@@ -14,7 +14,7 @@ from torch import Tensor
 from epigemm import functional
 from epigemm.arguments import invariance
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import moments, reductions, stores
+from epigemm.calls import moments, reductions, stores, weight_slices
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
@@ -160,7 +160,7 @@ def _of_product_with_moments(call: _Call) -> tuple[Explanation | None, set[_Sour
     _, recorded = record(call.function, *call.args, **options)
     _, product = recorded.taken_apart()
     assert isinstance(product, LinearCall)
-    dry = dry_runs.dry_run(product, moments=number)
+    dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=number)
     found = explanation.explain_linear(product, wants_gradients=False, moments=number)
     is_fused = found.path == FUSED
     if dry.answer or dry.fused != is_fused or (call.options["strict"] and not is_fused):
