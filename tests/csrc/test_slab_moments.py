@@ -109,6 +109,12 @@ struct Banks {
   }
 };
 
+// A whole slab has a constructor of its own.
+template <int kSlabRows, class Lane>
+Lane of_rows(uint32_t slab, uint32_t warp, uint32_t lane, int rows) {
+  return rows == kSlabRows ? Lane(slab, warp, lane) : Lane(slab, warp, lane, rows);
+}
+
 // The largest error of a slab's column statistics, relative to the deviations.
 template <class Numbers, int kRowBytes, int kSlabRows>
 double error(int rows, float mean) {
@@ -131,9 +137,9 @@ double error(int rows, float mean) {
   std::vector<int> seen(kColumns);
   for (int warp = 0; warp < sm90::kReducingWarps; ++warp) {
     for (uint32_t lane = 0; lane < Lane::kWords; ++lane) {
-      Lane found(slab, warp, lane, rows);
+      Lane found = of_rows<kSlabRows, Lane>(slab, warp, lane, rows);
       for (uint32_t other = lane + Lane::kWords; other < 32; other += Lane::kWords) {
-        const Lane of_other(slab, warp, other, rows);
+        const Lane of_other = of_rows<kSlabRows, Lane>(slab, warp, other, rows);
         for (int i = 0; i < Numbers::kCount; ++i) add(found.columns[i], of_other.columns[i]);
       }
       for (int i = 0; i < Numbers::kCount; ++i) {
@@ -162,7 +168,7 @@ int conflicts() {
     std::vector<Banks> of_access(64);
     for (int lane = 0; lane < 32; ++lane) {
       words_read.clear();
-      sm90::SlabMoments<Numbers, kRowBytes, 64, Load>(2048, warp, lane, 64);
+      sm90::SlabMoments<Numbers, kRowBytes, 64, Load>(2048, warp, lane);
       for (std::size_t i = 0; i < words_read.size(); ++i) worst = std::max(worst, of_access[i].note(words_read[i]));
     }
     // Of 16 bytes, eight lanes at a time.
@@ -170,7 +176,7 @@ int conflicts() {
       std::vector<Banks> of_chunk(64);
       for (int lane = first; lane < first + 8; ++lane) {
         chunks_read.clear();
-        sm90::SlabRowMoments<Numbers, kRowBytes, Load>(2048, warp * 16 + lane / 2, lane % 2, 1 << 20);
+        sm90::SlabRowMoments<Numbers, kRowBytes, Load>(2048, warp * 16 + lane / 2, lane % 2);
         for (std::size_t i = 0; i < chunks_read.size(); ++i) {
           for (int word = 0; word < 4; ++word) worst = std::max(worst, of_chunk[i].note(chunks_read[i] + 4 * word));
         }
@@ -199,8 +205,12 @@ double row_error(int columns, float mean) {
     for (int column = 0; column < columns; ++column) {
       squares += std::pow(Numbers::at(stored<Numbers>(row, column, mean), 0) - sum / columns, 2);
     }
-    PivotSums<float> sums = OfHalf(slab, row, 0, columns).sums();
-    add(sums, OfHalf(slab, row, 1, columns).sums());
+    const auto half = [&](uint32_t which) {
+      const bool is_whole = columns == 2 * OfHalf::kNumbers;
+      return (is_whole ? OfHalf(slab, row, which) : OfHalf(slab, row, which, columns)).sums();
+    };
+    PivotSums<float> sums = half(0);
+    add(sums, half(1));
     const BlockMoments<float> moments = sums.moments_by(1.0f / columns);
     const double both = std::fabs(moments.mean - sum / columns) / (100 + std::fabs(mean)) +
                         std::fabs(moments.squares - squares) / (1 + squares);

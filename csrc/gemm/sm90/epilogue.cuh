@@ -31,6 +31,7 @@ template <class C>
 struct EpilogueConsumer {
   using Operand = typename C::Operand;
   using Output = typename C::Output;
+  using Filled = typename EpilogueMoments<C>::Filled;
   static constexpr bool kIsNarrow = sizeof(Output) == 2;
   static constexpr int kEights = C::kPassColumns / 8;  // of columns, in a pass
   // How many of them are computed at once: 192 sums leave few registers.
@@ -45,17 +46,39 @@ struct EpilogueConsumer {
   template <class Sums>
   CUTLASS_DEVICE void finish(SlotRing& ring, Sums const& sums, Place tile) const {
     if (layout.hands_over) Handover::of_operands(group).wait();
+    Filled previous{};
     CUTLASS_PRAGMA_UNROLL
     for (int pass = 0; pass < C::kPasses; ++pass) {
       const int m = pass / C::kPassesOfRow, n = pass % C::kPassesOfRow;
       const Place place{tile.row + m * C::kRowStep, tile.column + n * C::kPassColumns};
+      const Filled filled{cute::cast_smem_ptr_to_uint(layout.slot(shared, group, ring.slot)), place};
       run_pass<open::Result>(ring, sums, m, n, place);
       if (C::has_store()) run_pass<open::Stored>(ring, sums, m, n, place);
+      if constexpr (C::kReduces) {
+        if (params.has_moments() && reduces_pairs()) reduce_pair(pass, previous, filled);
+      }
+      previous = filled;
     }
     if (layout.hands_over) Handover::of_room(group).arrive();
   }
 
  private:
+  // Whether slots are reduced two by two: they must stay as they are until both are. Nothing but this warpgroup may
+  // write them, not TMA with the next passes' matrix.
+  CUTLASS_DEVICE bool reduces_pairs() const {
+    const bool has_matrix =
+        epigemm_operand(open::kMatrix0 + C::matrix_by_tma()) != open::kUnread && params.is_matrix_by_tma;
+    return layout.slots > 1 && !has_matrix && !C::has_store();
+  }
+
+  CUTLASS_DEVICE void reduce_pair(int pass, Filled previous, Filled filled) const {
+    if (pass % 2 == 1) {
+      EpilogueMoments<C>::reduce(params, group, warp, lane, previous, filled, layout.slots);
+    } else if (pass == C::kPasses - 1) {
+      EpilogueMoments<C>::reduce(params, group, warp, lane, filled, layout.slots);
+    }
+  }
+
   // `Value`: of the functor, open::Result or open::Stored.
   template <class Value, class Sums>
   CUTLASS_DEVICE void run_pass(SlotRing& ring, Sums const& sums, int m, int n, Place place) const {
@@ -63,7 +86,10 @@ struct EpilogueConsumer {
     char* const slot = layout.slot(shared, group, ring.slot);
     finish_pass<Value>(sums, m, n, place, slot);
     if constexpr (C::kReduces && std::is_same_v<Value, open::Result>) {
-      if (params.has_moments()) EpilogueMoments<C>::reduce(params, group, warp, lane, place, slot, layout.slots);
+      if (params.has_moments() && !reduces_pairs()) {
+        const Filled filled{cute::cast_smem_ptr_to_uint(slot), place};
+        EpilogueMoments<C>::reduce(params, group, warp, lane, filled, layout.slots);
+      }
     }
     asm volatile("" ::: "memory");  // writes are not moved behind the fence
     cutlass::arch::fence_view_async_shared();

@@ -47,7 +47,7 @@ struct EpilogueHelper {
         wait_for(shared.written[group][ring.slot], ring.phase);
         CUtensorMap const* const to = is_result ? &params.out : stored;
         for_each_slab(tile, pass, ring.slot,
-                      [&](char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(to, slab, x, y); });
+                      [&](const char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(to, slab, x, y); });
         cute::tma_store_arrive();
       }
       if (step + layout.slots >= steps) continue;
@@ -98,7 +98,11 @@ struct EpilogueHelper {
   CUTLASS_DEVICE void for_each_slab(Place tile, int pass, int slot, Visit const& visit) const {
     const Place place{tile.row + pass / C::kPassesOfRow * C::kRowStep,
                       tile.column + pass % C::kPassesOfRow * C::kPassColumns};
-    C::for_each_slab(layout.slot(shared, group, slot), place, visit);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kSlabs; ++i) {
+      const Slab slab = C::slab(/*slot=*/0, place, i);
+      visit(layout.slot(shared, group, slot) + slab.address, slab.x, slab.y);
+    }
   }
 
   // By all lanes, of which the first one counts.

@@ -78,6 +78,12 @@ struct Place {
   int row, column;
 };
 
+// A slab's address in shared memory, and its place in D.
+struct Slab {
+  uint32_t address;
+  int x, y;
+};
+
 // Operand: the element type of the operands that follow x's. Sums: what becomes of a sum, from a factor for its row and
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
@@ -137,19 +143,12 @@ struct EpilogueConfig {
     }
   }
 
-  // Calls `visit` with each slab of a slot, an address, and its place in D, for a pass at `place`.
-  template <class Address, class Visit>
-  CUTLASS_DEVICE static void for_each_slab(Address slot, Place place, Visit const& visit) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kSlabs; ++i) {
-      const int along = i * kSlabColumns;
-      const Address slab = slot + i * kSlabBytes;
-      if constexpr (Transposed) {
-        visit(slab, place.row + along, place.column);
-      } else {
-        visit(slab, place.column + along, place.row);
-      }
-    }
+  // The i-th slab of a slot, for a pass at `place`.
+  CUTLASS_DEVICE static Slab slab(uint32_t slot, Place place, int i) {
+    const int along = i * kSlabColumns;
+    const uint32_t address = slot + i * kSlabBytes;
+    if constexpr (Transposed) return {address, place.row + along, place.column};
+    return {address, place.column + along, place.row};
   }
 };
 

@@ -1,5 +1,6 @@
-// A warpgroup's statistics of the results that it has put into a slot (epilogue.cuh). Each of its four warps reduces a
-// quarter of the slot: the work of one warp would take longer than the mainloop that hides it if K is short.
+// A warpgroup's statistics of the results that it has put into slots (epilogue.cuh). Each of its four warps reduces a
+// quarter of a slot: the work of one warp would take longer than the mainloop that hides it if K is short. Two slots
+// are reduced together where that can be, because a warp waits longer for one than it computes.
 #pragma once
 
 #include "gemm/sm90/epilogue_layout.cuh"
@@ -35,26 +36,36 @@ template <class C>
 struct EpilogueMoments {
   using Numbers = WordNumbers<typename C::Output>;
 
-  // Of the results of a pass at `place`, by all threads of a warpgroup.
-  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, uint32_t warp, uint32_t lane, Place place,
-                                    char* slot, int slots) {
+  // Results of a pass.
+  struct Filled {
+    uint32_t slot;  // its address
+    Place place;
+  };
+
+  // Of one pass, by all threads of a warpgroup.
+  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, uint32_t warp, uint32_t lane,
+                                    Filled filled, int slots) {
     meet(group);
-    const uint32_t from = cute::cast_smem_ptr_to_uint(slot);
-    const int rows = C::kTransposed ? params.columns : params.rows;
-    const int columns = C::kTransposed ? params.rows : params.columns;
-    if (params.column_moments) {
-      C::for_each_slab(from, place, [&](uint32_t slab, int x, int y) {
-        reduce_columns(params.column_moments, columns, warp, lane, slab, x, y, rows - y);
-      });
-    }
-    if (params.row_moments) {
-      C::for_each_slab(from, place, [&](uint32_t slab, int x, int y) {
-        reduce_rows(params.row_moments, rows, warp, lane, slab, x, y, columns - x);
-      });
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kSlabs; ++i) {
+      const Slab slab = C::slab(filled.slot, filled.place, i);
+      reduce_slabs(params, warp, lane, slab, Slab{0, slab.x, slab.y});
     }
     // The slot's mbarriers order these reads before the next pass's writes. Racecheck does not see that, because one
     // lane arrives for its warp; where there are several slots, the warps meet again before this one is written.
     if (slots == 1) meet(group);
+  }
+
+  // Of two passes, whose slots may be read by TMA meanwhile, but not written.
+  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, uint32_t warp, uint32_t lane, Filled first,
+                                    Filled second, int slots) {
+    meet(group);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < C::kSlabs; ++i) {
+      reduce_slabs(params, warp, lane, C::slab(first.slot, first.place, i), C::slab(second.slot, second.place, i));
+    }
+    // With four slots the warps meet again before one of these is written.
+    if (slots < 4) meet(group);
   }
 
  private:
@@ -66,46 +77,94 @@ struct EpilogueMoments {
     asm volatile("" ::: "memory");
   }
 
-  // The passes of a tile are unrolled, but they share the two functions that follow: a copy for each of them would
-  // exceed the instruction cache. All arguments are numbers, which are passed in registers.
-
-  // The moments of each column of a slab at (x, y) in D, of which `rows` rows follow.
-  __device__ __noinline__ static void reduce_columns(BlockMoments<float>* moments, int columns, uint32_t warp,
-                                                     uint32_t lane, uint32_t slab, int x, int y, int rows) {
-    using OfLane = SlabMoments<Numbers, C::kRowBytes, C::kDRows, SharedLoad>;
-    rows = min(C::kDRows, rows);
-    if (rows <= 0) return;
-    const float inverse = inverse_of(rows);
-    OfLane of_lane(slab, warp, lane, rows);
-    const int column = x + static_cast<int>(OfLane::column_of(warp, lane));
-    BlockMoments<float>* const to = moments + static_cast<int64_t>(y / C::kDRows) * columns + column;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < Numbers::kCount; ++i) {
-      gather<OfLane::kWords>(of_lane.columns[i], 32);
-      if (lane < OfLane::kWords && column + i < columns) to[i] = of_lane.columns[i].moments_by(inverse);
+  // The second slab has the address 0 if there is none.
+  CUTLASS_DEVICE static void reduce_slabs(EpilogueParams const& params, uint32_t warp, uint32_t lane, Slab one,
+                                          Slab two) {
+    const int rows = C::kTransposed ? params.columns : params.rows;
+    const int columns = C::kTransposed ? params.rows : params.columns;
+    if (params.column_moments) {
+      reduce_columns(params.column_moments, rows, columns, one.address, one.x, one.y, two.address, two.x, two.y);
+    }
+    if (params.row_moments) {
+      reduce_rows(params.row_moments, rows, columns, one.address, one.x, one.y, two.address, two.x, two.y);
     }
   }
 
-  // Those of each of D's `rows` rows, by two lanes; `columns` columns follow.
-  __device__ __noinline__ static void reduce_rows(BlockMoments<float>* moments, int rows, uint32_t warp, uint32_t lane,
-                                                  uint32_t slab, int x, int y, int columns) {
+  CUTLASS_DEVICE static uint32_t own_warp() { return threadIdx.x / 32 % 4; }
+  CUTLASS_DEVICE static uint32_t own_lane() { return threadIdx.x % 32; }
+
+  // The passes of a tile are unrolled, but they share the two functions that follow: a copy for each of them would
+  // exceed the instruction cache. All arguments are numbers, which are passed in registers.
+
+  // The moments of each column of two slabs at (x, y) in D, which has `rows` x `columns`.
+  __device__ __noinline__ static void reduce_columns(BlockMoments<float>* moments, int rows, int columns, uint32_t slab,
+                                                     int x, int y, uint32_t slab2, int x2, int y2) {
+    using OfLane = SlabMoments<Numbers, C::kRowBytes, C::kDRows, SharedLoad>;
+    const uint32_t warp = own_warp(), lane = own_lane();
+    const auto put = [&](OfLane& of_lane, int x, int y, float inverse) {
+      const int column = x + static_cast<int>(OfLane::column_of(warp, lane));
+      BlockMoments<float>* const to = moments + static_cast<int64_t>(y / C::kDRows) * columns + column;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Numbers::kCount; ++i) {
+        gather<OfLane::kWords>(of_lane.columns[i], 32);
+        if (lane < OfLane::kWords && column + i < columns) to[i] = of_lane.columns[i].moments_by(inverse);
+      }
+    };
+    constexpr float kInverse = 1.0f / C::kDRows;
+    const bool are_whole = max(y, y2) + C::kDRows <= rows;
+    if (are_whole && slab2) {
+      OfLane one(slab, warp, lane), two(slab2, warp, lane);
+      put(one, x, y, kInverse);
+      put(two, x2, y2, kInverse);
+      return;
+    }
+    if (are_whole) {
+      OfLane one(slab, warp, lane);
+      put(one, x, y, kInverse);
+      return;
+    }
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int i = 0; i < (slab2 ? 2 : 1); ++i, slab = slab2, x = x2, y = y2) {
+      const int own = min(C::kDRows, rows - y);
+      if (own <= 0) continue;
+      OfLane of_lane(slab, warp, lane, own);
+      put(of_lane, x, y, inverse_of(own));
+    }
+  }
+
+  // Those of each of the rows of two slabs, by two lanes.
+  __device__ __noinline__ static void reduce_rows(BlockMoments<float>* moments, int rows, int columns, uint32_t slab,
+                                                  int x, int y, uint32_t slab2, int x2, int y2) {
     using OfHalf = SlabRowMoments<Numbers, C::kRowBytes, SharedLoad>;
+    const uint32_t warp = own_warp(), lane = own_lane();
     static_assert(2 * OfHalf::kNumbers == C::kSlabColumns && C::kDRows % kReducingWarps == 0);
     constexpr uint32_t kRows = C::kDRows / kReducingWarps;  // of a warp
-    columns = min(C::kSlabColumns, columns);
-    if (columns <= 0) return;
-    const float inverse = inverse_of(columns);
+    const bool are_whole = max(x, x2) + C::kSlabColumns <= columns;
+    constexpr float kInverse = 1.0f / C::kSlabColumns;
     // 32 bits count the blocks of any matrix that a GPU holds.
-    const uint32_t to = static_cast<uint32_t>(x / C::kSlabColumns) * rows + y;
+    const auto put = [&](PivotSums<float> sums, int x, int y, uint32_t row, float inverse) {
+      gather<1>(sums, 2);
+      if (lane % 2 == 0 && row < (warp + 1) * kRows && static_cast<int>(y + row) < rows) {
+        moments[static_cast<uint32_t>(x / C::kSlabColumns) * rows + y + row] = sums.moments_by(inverse);
+      }
+    };
     CUTLASS_PRAGMA_NO_UNROLL
     for (uint32_t first = 0; first < kRows; first += 16) {
-      const uint32_t of_warp = first + lane / 2, row = warp * kRows + of_warp;
       // Rows beyond those of the warp are read, but they are another one's.
-      PivotSums<float> sums = OfHalf(slab, min(row, C::kDRows - 1u), lane % 2, columns).sums();
-      gather<1>(sums, 2);
-      if (lane % 2 == 0 && of_warp < kRows && static_cast<int>(y + row) < rows) {
-        moments[to + row] = sums.moments_by(inverse);
+      const uint32_t row = warp * kRows + first + lane / 2, read = min(row, C::kDRows - 1u), half = lane % 2;
+      if (are_whole && slab2) {
+        OfHalf one(slab, read, half), two(slab2, read, half);
+        put(one.sums(), x, y, row, kInverse);
+        put(two.sums(), x2, y2, row, kInverse);
+        continue;
       }
+      if (are_whole) {
+        put(OfHalf(slab, read, half).sums(), x, y, row, kInverse);
+        continue;
+      }
+      const int own = min(C::kSlabColumns, columns - x), own2 = slab2 ? min(C::kSlabColumns, columns - x2) : 0;
+      if (own > 0) put(OfHalf(slab, read, half, own).sums(), x, y, row, inverse_of(own));
+      if (own2 > 0) put(OfHalf(slab2, read, half, own2).sums(), x2, y2, row, inverse_of(own2));
     }
   }
 

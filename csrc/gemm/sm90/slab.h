@@ -30,22 +30,21 @@ struct SlabMoments {
 
   PivotSums<float> columns[Numbers::kCount];
 
-  // Of the first `rows` rows of the slab at an address, a multiple of 1024.
-  EPIGEMM_HOST_DEVICE SlabMoments(uint32_t slab, uint32_t warp, uint32_t lane, int rows) {
-    const uint32_t word = warp * kWords + lane % kWords, first = lane / kWords * kRowsOfEight;
-    const uint32_t begin = slab + first * kRowBytes + swizzled<kRowBytes>(first, word / 4) * 16 + word % 4 * 4;
-    const uint32_t pivots = Load::word(slab + word * 4);
-    for (int i = 0; i < Numbers::kCount; ++i) columns[i] = {pivot_of(Numbers::at(pivots, i))};
-    if (rows == SlabRows) {
-      // Unrolled, so that several words are on their way.
+  // Of the whole slab at an address, a multiple of 1024.
+  EPIGEMM_HOST_DEVICE SlabMoments(uint32_t slab, uint32_t warp, uint32_t lane) {
+    const uint32_t begin = prepare(slab, warp, lane);
+    // Unrolled, so that several words are on their way.
 #pragma unroll
-      for (int i = 0; i < kOfLane; ++i) add(Load::word(place_of(begin, i)));
-    } else {
-      const int of_last = rows % 8 - static_cast<int>(first);  // rows, of the last eight
-      const int own = rows / 8 * kRowsOfEight + (of_last < 0 ? 0 : of_last < kRowsOfEight ? of_last : kRowsOfEight);
+    for (int i = 0; i < kOfLane; ++i) add(Load::word(place_of(begin, i)));
+  }
+
+  // Of its first `rows` rows.
+  EPIGEMM_HOST_DEVICE SlabMoments(uint32_t slab, uint32_t warp, uint32_t lane, int rows) {
+    const uint32_t begin = prepare(slab, warp, lane);
+    const int of_last = rows % 8 - static_cast<int>(first_of(lane));  // rows, of the last eight
+    const int own = rows / 8 * kRowsOfEight + (of_last < 0 ? 0 : of_last < kRowsOfEight ? of_last : kRowsOfEight);
 #pragma unroll 1
-      for (int i = 0; i < own; ++i) add(Load::word(place_of(begin, i)));
-    }
+    for (int i = 0; i < own; ++i) add(Load::word(place_of(begin, i)));
   }
 
   // The first of the lane's columns, in the slab.
@@ -54,6 +53,17 @@ struct SlabMoments {
   }
 
  private:
+  // The first of the lane's rows.
+  EPIGEMM_HOST_DEVICE static uint32_t first_of(uint32_t lane) { return lane / kWords * kRowsOfEight; }
+
+  // Sets the pivots; returns the address of the lane's word in its first row.
+  EPIGEMM_HOST_DEVICE uint32_t prepare(uint32_t slab, uint32_t warp, uint32_t lane) {
+    const uint32_t word = warp * kWords + lane % kWords, first = first_of(lane);
+    const uint32_t pivots = Load::word(slab + word * 4);
+    for (int i = 0; i < Numbers::kCount; ++i) columns[i] = {pivot_of(Numbers::at(pivots, i))};
+    return slab + first * kRowBytes + swizzled<kRowBytes>(first, word / 4) * 16 + word % 4 * 4;
+  }
+
   EPIGEMM_HOST_DEVICE void add(uint32_t word) {
     for (int i = 0; i < Numbers::kCount; ++i) columns[i].add(Numbers::at(word, i));
   }
@@ -75,35 +85,47 @@ struct SlabRowMoments {
   // Of two numbers, each has sums of its own, with the same pivot: they do not wait for each other.
   PivotSums<float> parts[2];
 
-  // Of a half, 0 or 1, of a row of the slab at an address, a multiple of 1024; the row's first `count` numbers count.
+  // Of a half, 0 or 1, of a row of the slab at an address, a multiple of 1024.
+  EPIGEMM_HOST_DEVICE SlabRowMoments(uint32_t slab, uint32_t row, uint32_t half) {
+    const uint32_t first = prepare(slab, row, half);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      uint32_t words[4];
+      Load::chunk(first ^ static_cast<uint32_t>(chunk) * 16, words);
+#pragma unroll
+      for (int i = 0; i < kOfChunk; ++i) {
+        parts[i % 2].add(Numbers::at(words[i / Numbers::kCount], i % Numbers::kCount));
+      }
+    }
+  }
+
+  // The same where the row's first `count` numbers count.
   EPIGEMM_HOST_DEVICE SlabRowMoments(uint32_t slab, uint32_t row, uint32_t half, int count) {
-    // Swizzling exchanges bits of an address within the row, so that of chunk i is first ^ i * 16.
-    const uint32_t begin = slab + row * kRowBytes + swizzled<kRowBytes>(row, 0) * 16,
-                   first = begin ^ half * kChunks * 16;
-    const float pivot = pivot_of(Numbers::at(Load::word(begin), 0));
-    for (PivotSums<float>& part : parts) part = {pivot};
-    const int of_half = count - static_cast<int>(half) * kNumbers;
-    if (of_half >= kNumbers) {
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        uint32_t words[4];
-        Load::chunk(first ^ static_cast<uint32_t>(chunk) * 16, words);
-#pragma unroll
-        for (int i = 0; i < kOfChunk; ++i) {
-          parts[i % 2].add(Numbers::at(words[i / Numbers::kCount], i % Numbers::kCount));
-        }
-      }
-    } else {
+    const uint32_t first = prepare(slab, row, half);
+    const int left = count - static_cast<int>(half) * kNumbers, own = left < kNumbers ? left : kNumbers;
 #pragma unroll 1
-      for (int i = 0; i < of_half; ++i) {
-        const uint32_t place = static_cast<uint32_t>(i / Numbers::kCount) * 4;
-        parts[0].add(Numbers::at(Load::word(first ^ place), i % Numbers::kCount));
-      }
+    for (int i = 0; i < own; i += 2) {
+      parts[0].add(number(first, i));
+      if (i + 1 < own) parts[1].add(number(first, i + 1));
     }
   }
 
   EPIGEMM_HOST_DEVICE PivotSums<float> sums() const {
     return {parts[0].pivot, parts[0].sum + parts[1].sum, parts[0].squares + parts[1].squares};
+  }
+
+ private:
+  // Sets the pivots; returns the address of the half's first chunk. Swizzling exchanges bits of an address within the
+  // row, so that of chunk i is first ^ i * 16.
+  EPIGEMM_HOST_DEVICE uint32_t prepare(uint32_t slab, uint32_t row, uint32_t half) {
+    const uint32_t begin = slab + row * kRowBytes + swizzled<kRowBytes>(row, 0) * 16;
+    const float pivot = pivot_of(Numbers::at(Load::word(begin), 0));
+    for (PivotSums<float>& part : parts) part = {pivot};
+    return begin ^ half * kChunks * 16;
+  }
+
+  EPIGEMM_HOST_DEVICE static float number(uint32_t first, int i) {
+    return Numbers::at(Load::word(first ^ static_cast<uint32_t>(i / Numbers::kCount) * 4), i % Numbers::kCount);
   }
 };
 
