@@ -24,6 +24,7 @@ from tests.support.compiling import fresh_compiler, measure_no_guards, no_python
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
+from tests.support.thorough import a_third_of, choose
 from tests.support.threads import share_cores
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
@@ -46,20 +47,16 @@ atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=Tr
 
 SELECTION = pytest.StashKey[Selection]()
 
-settings.register_profile(
-    "epigemm",
-    deadline=None,
-    max_examples=60,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("epigemm")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """A record of the run, for benchmarks/results."""
+    """How much runs, and a record of the run, for benchmarks/results."""
     parser.addoption(
         "--summary-json", type=Path, help="write what ran, where and with which result to this file"
+    )
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="all seeds of random tests, and all combinations: three times as many as without",
     )
     parser.addoption("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
     parser.addoption(
@@ -71,11 +68,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a shard that there is not."""
+    """Refuse a shard that there is not, and say how much runs before the tests are collected."""
     try:
         Shard.parse(config.getoption("--shard"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+    choose(config.getoption("--thorough"))
+    settings.register_profile(
+        "epigemm",
+        deadline=None,
+        max_examples=a_third_of(60),
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("epigemm")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays: the garbage collector would look at all of it again and again, a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 # Behind `-m` and `-k`: what they leave is shared out.
