@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from benchmarks.harness import environment
 from benchmarks.harness.shards import Selection, Shard
 from tests.support.cases import cuda_unavailable
-from tests.support.compiling import fresh_compiler, measure_no_guards, no_python
+from tests.support.compiling import fresh_compiler, join_logs, measure_no_guards, no_python
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
@@ -35,6 +35,7 @@ __all__ = ["answered", "fresh_compiler", "known_device", "no_python", "road", "s
 
 share_cores()
 measure_no_guards()
+join_logs()
 
 # Code that Inductor has kept from an earlier version of an operator would be run again.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
@@ -189,7 +190,12 @@ _MOST_KEPT = 2 << 30
 @pytest.fixture(autouse=True)
 def global_state() -> Iterator[None]:
     """Each test starts from torch's default settings, and a failing one cannot colour the next."""
-    torch.manual_seed(0)
+    if cuda_unavailable():
+        torch.default_generator.manual_seed(
+            0
+        )  # for devices that there are not, torch would keep where it was called
+    else:
+        torch.manual_seed(0)
     yield
     if untyped.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
         gc.collect()
