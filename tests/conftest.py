@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough",
         action="store_true",
-        help="all seeds of random tests, and all combinations: three times as many as without",
+        help="all seeds of random tests, three times as many as without, and all combinations",
     )
     parser.addoption("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
     parser.addoption(

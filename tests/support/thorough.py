@@ -1,4 +1,4 @@
-"""How much of the random tests, and of long lists of combinations, runs: a third, or all of it with `--thorough`."""
+"""How much runs of random tests and of long lists of combinations: a part, or all of it with `--thorough`."""
 
 from __future__ import annotations
 
