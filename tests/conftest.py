@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, settings
 from benchmarks.harness import environment
 from benchmarks.harness.shards import Selection, Shard
 from tests.support.cases import cuda_unavailable
-from tests.support.compiling import fresh_compiler, measure_no_guards, no_python
+from tests.support.compiling import fresh_compiler, join_logs, measure_no_guards, no_python
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
+from tests.support.thorough import a_third_of, choose
 from tests.support.threads import share_cores
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
@@ -34,6 +35,7 @@ __all__ = ["answered", "fresh_compiler", "known_device", "no_python", "road", "s
 
 share_cores()
 measure_no_guards()
+join_logs()
 
 # Code that Inductor has kept from an earlier version of an operator would be run again.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
@@ -46,20 +48,16 @@ atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=Tr
 
 SELECTION = pytest.StashKey[Selection]()
 
-settings.register_profile(
-    "epigemm",
-    deadline=None,
-    max_examples=60,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("epigemm")
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """A record of the run, for benchmarks/results."""
+    """How much runs, and a record of the run, for benchmarks/results."""
     parser.addoption(
         "--summary-json", type=Path, help="write what ran, where and with which result to this file"
+    )
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="all seeds of random tests, three times as many as without, and all combinations",
     )
     parser.addoption("--trees", help="csrc=HASH,python=HASH: git trees of the source, where git is missing")
     parser.addoption(
@@ -71,11 +69,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a shard that there is not."""
+    """Refuse a shard that there is not, and say how much runs before the tests are collected."""
     try:
         Shard.parse(config.getoption("--shard"))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+    choose(config.getoption("--thorough"))
+    settings.register_profile(
+        "epigemm",
+        deadline=None,
+        max_examples=a_third_of(60),
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("epigemm")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays: the garbage collector would look at all of it again and again, a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 # Behind `-m` and `-k`: what they leave is shared out.
@@ -173,7 +190,12 @@ _MOST_KEPT = 2 << 30
 @pytest.fixture(autouse=True)
 def global_state() -> Iterator[None]:
     """Each test starts from torch's default settings, and a failing one cannot colour the next."""
-    torch.manual_seed(0)
+    if cuda_unavailable():
+        torch.default_generator.manual_seed(
+            0
+        )  # for devices that there are not, torch would keep where it was called
+    else:
+        torch.manual_seed(0)
     yield
     if untyped.cuda.is_initialized() and torch.cuda.memory_reserved() > _MOST_KEPT:
         gc.collect()

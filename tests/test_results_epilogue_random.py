@@ -1,4 +1,4 @@
-"""300 random functions with several results, against the functions themselves in float64."""
+"""Random functions with several results, 300 of them with `--thorough`, against the functions themselves in float64."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
 from epigemm.epilogues import declaring
 from epigemm.epilogues.kinds import ANNOTATIONS
 from tests.support.results import assert_results, draw, wanted
+from tests.support.thorough import a_third
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +111,7 @@ def epilogue_of(made: Made) -> ResultsEpilogue:
 
 @pytest.mark.parametrize("part", range(12))
 def test_random_functions(part: int, device: torch.device, rng: torch.Generator) -> None:
-    for seed in range(25 * part, 25 * part + 25):
+    for seed in a_third(range(25 * part, 25 * part + 25), device):
         function: Any = epilogue_of(Made(seed))
         for dtype, lead in itertools.product(
             (torch.float64, torch.float32, torch.bfloat16, torch.float16), [(9,), (2, 5)]
@@ -130,7 +131,7 @@ def test_random_functions(part: int, device: torch.device, rng: torch.Generator)
 @pytest.mark.parametrize("part", range(4))
 def test_gradients_of_random_functions(part: int, device: torch.device, rng: torch.Generator) -> None:
     """In fp64, of every tensor: those of the function itself."""
-    for seed in range(300 + 25 * part, 300 + 25 * part + 25):
+    for seed in a_third(range(300 + 25 * part, 300 + 25 * part + 25), device):
         function: Any = epilogue_of(Made(seed))
         given = draw(function, rng, torch.float64, device, (7,), 6, 5)
         leaves = given.leaves()

@@ -43,10 +43,15 @@ def leads_of(lead: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def draw(
-    lead: Sequence[int], of_gate: Sequence[int], dtype: torch.dtype, rng: torch.Generator
+    lead: Sequence[int],
+    of_gate: Sequence[int],
+    dtype: torch.dtype,
+    rng: torch.Generator,
+    n: int = 16,
+    k: int = 8,
 ) -> list[Tensor]:
     """x, weight, bias, gate, residual, row."""
-    shapes = ((*lead, 8), (16, 8), (16,), (*of_gate, 16), (*lead, 16), lead)
+    shapes = ((*lead, k), (n, k), (n,), (*of_gate, n), (*lead, n), lead)
     return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
 
 
@@ -96,7 +101,7 @@ def test_two_matrices_of_different_rows(lead: tuple[int, ...], rng: torch.Genera
 @pytest.mark.parametrize("lead", [(3, 4), (2, 3, 2), (4, 1)], ids=str)
 def test_gradients(lead: tuple[int, ...], rng: torch.Generator) -> None:
     for of_gate in leads_of(lead):
-        given = [each.requires_grad_() for each in draw(lead, of_gate, torch.float64, rng)]
+        given = [each.requires_grad_() for each in draw(lead, of_gate, torch.float64, rng, n=5, k=3)]
         assert torch.autograd.gradcheck(gated, given)
         assert torch.autograd.gradgradcheck(gated, given, atol=1e-4)
         assert torch.autograd.gradcheck(gated.elementwise, [given[4], *given[2:]])

@@ -12,21 +12,24 @@ from epigemm.fusion.chains import Chain
 from epigemm.fusion.site import Site
 from tests.fusion import fuzz
 from tests.fusion.forwards import program
+from tests.support.thorough import a_third
 
 AT_ONCE = 10
-# 150 models in all; more of them by the command.
-STARTS = [
-    *[("fuse", start) for start in range(0, 100, AT_ONCE)],
-    *[("aot_eager", start) for start in range(100, 150, AT_ONCE)],
+# 50 models in all, or 150; more of them by the command.
+SEEDS = {"fuse": a_third(range(100)), "aot_eager": a_third(range(100, 150))}
+PARTS = [
+    pytest.param(backend, seeds[at : at + AT_ONCE], id=f"{backend}-{seeds[at]}")
+    for backend, seeds in SEEDS.items()
+    for at in range(0, len(seeds), AT_ONCE)
 ]
 
 
-@pytest.mark.parametrize(("backend", "start"), STARTS)
-def test_forwards(backend: str, start: int) -> None:
+@pytest.mark.parametrize(("backend", "seeds"), PARTS)
+def test_forwards(backend: str, seeds: range) -> None:
     said: list[str] = []
-    seen = fuzz.run(range(start, start + AT_ONCE), backend, said.append)
+    seen = fuzz.run(seeds, backend, said.append)
     assert not seen[fuzz.DIFFERS], "\n".join(said)
-    assert seen["with a fused chain"] >= AT_ONCE // 2, seen
+    assert seen["with a fused chain"] >= len(seeds) // 2, seen
 
 
 def test_a_seed_is_always_the_same_program() -> None:
@@ -36,7 +39,7 @@ def test_a_seed_is_always_the_same_program() -> None:
 
 
 @pytest.fixture
-def seeds() -> Iterator[int]:
+def few() -> Iterator[int]:
     """Until one is found that differs."""
     return iter(range(12))
 
@@ -45,17 +48,17 @@ def differs(seeds: Iterator[int], backend: str) -> bool:
     return any(fuzz.run([seed], backend, lambda text: None)[fuzz.DIFFERS] for seed in seeds)
 
 
-def test_finds_wrong_values(seeds: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_wrong_values(few: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Site.__call__
     monkeypatch.setattr(Site, "__call__", lambda *given: compute(*given) * 1.001)
-    assert differs(seeds, "fuse")
+    assert differs(few, "fuse")
 
 
-def test_finds_operands_in_the_wrong_order(seeds: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finds_operands_in_the_wrong_order(few: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
     sources: Any = Chain.sources
     turned = property(lambda chain: (*sources.fget(chain)[:2], *reversed(sources.fget(chain)[2:])))
     monkeypatch.setattr(Chain, "sources", turned)
-    assert differs(seeds, "aot_eager")
+    assert differs(few, "aot_eager")
 
 
 def test_finds_calls_of_erased_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,34 @@ from epigemm import fusion
 from epigemm.fusion import FusionReport
 from tests.fusion.test_spellings import report_of
 from tests.fusion.zoo import EVERYTHING, KERNELBENCH, PROBLEMS, Example
+from tests.support.thorough import in_turn
 from tests.support.untyped import backward
 
 everything = pytest.mark.parametrize("example", EVERYTHING, ids=str)
-modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+# Training or not, and a type.
+EVAL, TRAIN = (False, torch.float32), (True, torch.float32)
+EVAL_BF16, TRAIN_BF16 = (False, torch.bfloat16), (True, torch.bfloat16)
+CPU = torch.device("cpu")
 Forward = Callable[..., Tensor]
+Mode = tuple[bool, torch.dtype]
 Results = dict[str, list[Tensor]]
+
+
+def of_all_modes(*some: list[Mode]) -> pytest.MarkDecorator:
+    """Every model on the CPU in some of the modes, in turn; on a GPU in all of them."""
+    cpu = [(example, *mode, CPU) for example, modes in in_turn(EVERYTHING, some) for mode in modes]
+    every = dict.fromkeys(mode for modes in some for mode in modes)
+    gpu = [
+        pytest.param(example, *mode, torch.device("cuda"), marks=pytest.mark.gpu)
+        for example in EVERYTHING
+        for mode in every
+    ]
+    names = {False: "eval", True: "train"}
+    return pytest.mark.parametrize(
+        ("example", "training", "dtype", "device"),
+        [*dict.fromkeys(cpu), *gpu],
+        ids=lambda value: names.get(value, str(value)),
+    )
 
 
 class Error(NamedTuple):
@@ -127,9 +148,7 @@ def check_buffers(model: nn.Module, plain: nn.Module) -> None:
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance, msg=name)
 
 
-@everything
-@modes
-@dtypes
+@of_all_modes([EVAL, TRAIN_BF16], [EVAL_BF16, TRAIN])
 def test_fuse(example: Example, training: bool, dtype: torch.dtype, device: torch.device) -> None:
     compared = Compared(example, device, dtype, training)
     model = copy.deepcopy(compared.model)
@@ -157,12 +176,7 @@ def test_fuse_in_float64(example: Example) -> None:
         torch.testing.assert_close(fused(*compared.inputs), compared.expected["output"][0])
 
 
-@everything
-@pytest.mark.parametrize(
-    ("training", "dtype"),
-    [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)],
-    ids=["eval", "train", "eval-bf16"],
-)
+@of_all_modes([EVAL, TRAIN], [EVAL_BF16, TRAIN])
 def test_compile_backend(example: Example, training: bool, dtype: torch.dtype, device: torch.device) -> None:
     torch._dynamo.reset()
     compared = Compared(example, device, dtype, training)
@@ -183,11 +197,12 @@ def test_compile_backend(example: Example, training: bool, dtype: torch.dtype, d
     check_buffers(model, plain)
 
 
-@everything
-@modes
-def test_compiling_a_fused_model(example: Example, training: bool, device: torch.device) -> None:
+@of_all_modes([EVAL], [TRAIN])
+def test_compiling_a_fused_model(
+    example: Example, training: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     torch._dynamo.reset()
-    compared = Compared(example, device, torch.float32, training)
+    compared = Compared(example, device, dtype, training)
     fused = epigemm.fuse(copy.deepcopy(compared.model))
     compiled: Any = torch.compile(fused, backend="aot_eager", fullgraph=True)
     if training:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import epigemm
 from tests.fusion.axes import B, Base, C, S, compare
+from tests.support.thorough import in_turn
 
 
 def alone(self: Base, x: Tensor, y: Tensor) -> Any:
@@ -154,18 +155,19 @@ NOT_TAKEN = [
 ]
 
 
-@pytest.mark.parametrize("forward", TAKEN)
+# Without gradients and with them, one of each in turn.
+SETTINGS = [
+    [("fuse", False, torch.float32), ("backend", True, torch.float32)],
+    [("fuse", False, torch.bfloat16), ("fuse", True, torch.float32)],
+]
+
+
 @pytest.mark.parametrize(
-    ("road", "learns", "dtype"),
-    [
-        ("fuse", False, torch.float32),
-        ("fuse", True, torch.float32),
-        ("backend", True, torch.float32),
-        ("fuse", False, torch.bfloat16),
-    ],
-    ids=str,
+    ("forward", "setting"),
+    [(forward, setting) for forward, settings in in_turn(TAKEN, SETTINGS) for setting in settings],
 )
-def test_taken(forward: Any, road: str, learns: bool, dtype: torch.dtype) -> None:
+def test_taken(forward: Any, setting: tuple[str, bool, torch.dtype]) -> None:
+    road, learns, dtype = setting
     report = compare(forward, road, learns, dtype)
     assert report.chains == (1, 1), report
 

@@ -19,6 +19,7 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.linking import loading
 from epigemm.planning import plans
 from tests.fusion.gated_forwards import LEFT, TAKEN, K, Layers, N, by_transpose, chunk, stacked
+from tests.support.thorough import in_turn
 
 ROWS = 6
 NOTE = " its halves are two products, of which one multiplies by the other"
@@ -49,11 +50,14 @@ def check(call: Any, model: Any, x: Tensor) -> None:
         assert mine.stride() == other.stride()
 
 
-@pytest.mark.parametrize("backend", ["fuse", "aot_eager"])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "bare"])
-@pytest.mark.parametrize("forward", TAKEN, ids=lambda each: each.__name__)
-def test_two_products_of_one(forward: Callable[..., Any], bias: bool, backend: str) -> None:
-    model = model_of(forward, bias)
+@pytest.mark.parametrize(
+    ("forward", "setting"),
+    in_turn(TAKEN, ["bias-fuse", "bare-aot_eager", "bare-fuse", "bias-aot_eager"]),
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_two_products_of_one(forward: Callable[..., Any], setting: str) -> None:
+    bias, backend = setting.split("-")
+    model = model_of(forward, bias == "bias")
     # A transpose that is made without gradients, of what has one, is the right operand as it stands (torch 2.10).
     model.requires_grad_(forward is not by_transpose)
     call, report = compiled(model, backend)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from epigemm.fusion import FusionReport
 from tests.fusion.graphs import GRAPHS, Graph
+from tests.support.thorough import in_turn
 
 TOLERANCE = {torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
@@ -96,8 +97,13 @@ def test_by_dynamo(graph: Graph, backend: str) -> None:
         assert has_chain(reports[0]), reports[0]
 
 
-@on("dynamo")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("graph", "dtype"),
+    in_turn(
+        [graph for graph in GRAPHS if "dynamo" in graph.roads], [torch.float64, torch.bfloat16, torch.float16]
+    ),
+    ids=str,
+)
 def test_other_types(graph: Graph, dtype: torch.dtype) -> None:
     if graph.dtypes:
         pytest.skip("has types of its own")

@@ -12,9 +12,15 @@ import epigemm
 from epigemm import fusion
 from tests.fusion.layers import IN, OUT, ROWS, SPELLINGS, Layer, Spelling
 from tests.support.arithmetic import BF16, FP32, Arithmetic
+from tests.support.thorough import in_turn
 from tests.support.untyped import backward
 
-spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda s: f"{s.function}-{s.name}")
+
+def identity(value: object) -> str:
+    return f"{value.function}-{value.name}" if isinstance(value, Spelling) else str(value)
+
+
+spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=identity)
 arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16], ids=lambda a: a.name)
 
 NOT_DIFFERENTIABLE = ("div_", "all_in_place")  # they overwrite what the derivative of the step before needs
@@ -84,8 +90,9 @@ def test_other_ranks(spelling: Spelling) -> None:
         torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
 
 
-@spellings
-@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("spelling", "parameters"), in_turn(SPELLINGS, [torch.float32, torch.bfloat16]), ids=identity
+)
 def test_autocast_gives_the_same_type(spelling: Spelling, parameters: torch.dtype) -> None:
     layer = spelling.make().to(parameters)
     fused = epigemm.fuse(layer)

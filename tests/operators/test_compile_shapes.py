@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor import config as inductor
 
 import epigemm
 from tests.support.public import PUBLIC, Public
@@ -112,9 +113,9 @@ def test_exported_programs_are_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def packaged(model: nn.Module, path: Path) -> Any:
-    return untyped._inductor.aoti_load_package(
-        untyped._inductor.aoti_compile_and_package(exported(model), package_path=str(path))
-    )
+    with inductor.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
+        made = untyped._inductor.aoti_compile_and_package(exported(model), package_path=str(path))
+    return untyped._inductor.aoti_load_package(made)
 
 
 @pytest.mark.slow
@@ -129,13 +130,9 @@ def test_packages_of_aotinductor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model",
-    [epigemm.nn.LinearReLU(24, 16), epigemm.nn.LinearSigmoidScaleResidual(24, 16, 0.5)],
-    ids=["relu", "sigmoid"],
-)
-def test_packages_of_epilogues_without_tensor_operands(model: nn.Module, tmp_path: Path) -> None:
+def test_packages_of_epilogues_without_tensor_operands(tmp_path: Path) -> None:
     """AOTInductor hands an empty list over as None."""
-    model, x = model.eval(), torch.randn(9, 24)
+    layers = epigemm.nn.LinearReLU(24, 16), epigemm.nn.LinearSigmoidScaleResidual(16, 12, 0.5)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(9, 24)
     with torch.no_grad():
         torch.testing.assert_close(packaged(model, tmp_path / "model.pt2")(x), model(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,13 @@ def measure_no_guards() -> None:
     """Keep Dynamo from measuring each compilation's guards for a log: that takes 24 ms, a sixth of a small one."""
     if hasattr(guards, "profile_guard_manager"):
         setattr(guards, "profile_guard_manager", lambda *_: 0.0)  # noqa: B010  # mypy: torch exports no such name
+
+
+def join_logs() -> None:
+    """Let torch's loggers hand on what they log: to each that does not, pytest adds its handlers in every test anew."""
+    for logger in logging.getLogger().manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +213,7 @@ def _numbers_of(predicate: Callable[..., Tensor]) -> Callable[..., Tensor]:
 FUNCTIONS = functions()
 
 
+@functools.cache
 def traced_of(name: str) -> Traced:
     function, arity, _ = FUNCTIONS[name]
 

@@ -19,6 +19,7 @@ from epigemm.epilogues.declaring import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
 from tests.support.enclosures import enclosure, slopes_and_spread
 from tests.support.functors import COMPILER, Functors
+from tests.support.thorough import a_third_of
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
@@ -120,7 +121,7 @@ def expressions(draw: st.DrawFn) -> Expression:
     return parts[0]
 
 
-COUNT = 150
+COUNT = a_third_of(150)
 SEED = 15
 ROWS, COLUMNS = 8, 16
 INF, NAN = float("inf"), float("nan")
