@@ -15,7 +15,6 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry, moments
 from epigemm.epilogues.parts import Wanted
 from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
-from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200
@@ -288,34 +287,6 @@ def test_an_epilogue_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (torch.empty(0), True, 0))
     assert moments.linear(*call_of_scaled(), BOTH) is not None
     assert len(answers.linked) == 1 and answers.linked[0].startswith("epigemm_open_sm90_tma_bfloat16_")
-
-
-@pytest.mark.usefixtures("described")
-def test_a_pack_is_made_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fp32, for the arithmetic of the call with its moments."""
-    made: list[tuple[str, bool]] = []
-
-    def make_pack(call: LinearCall, arithmetic: str) -> bool:
-        made.append((arithmetic, call.x.dtype is torch.float32))
-        return is_there
-
-    monkeypatch.setattr(deeds, "make_pack", make_pack)
-    monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
-    for is_there in (True, False):
-        answers = Answers(monkeypatch, "ask_with_moments", int(Reason.LACKS_PACK), (torch.empty(0), True, 0))
-        found = moments.linear(*call_of_scaled(torch.float32), BOTH)
-        assert (found is not None) == is_there and len(answers.asked) == 1 + is_there
-    assert made == [("split", True)] * 2
-
-
-def test_what_an_fp32_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its arithmetics, the weight's packs and their costs, as a plain call is."""
-    answers = Answers(monkeypatch, "ask_with_moments", *[(torch.empty(0), True, 0)] * 3)
-    made, given = call_of_scaled(torch.float32)
-    for precision in ("highest", "high", "tf32"):
-        assert moments.linear(made._replace(precision=precision), given, BOTH) is not None
-    assert [asked[6] for asked in answers.asked] == [1, 3, 4]
-    assert [asked[7:9] for asked in answers.asked] == [(None, 0)] * 3
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
