@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import beside, deeds, entry
-from epigemm.epilogues.parts import Wanted
+from epigemm.calls import beside, deeds, entry, weight_slices
 from epigemm.epilogues.registry import BIAS
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, plans
@@ -42,8 +42,23 @@ def call(dtype: torch.dtype = torch.float32, **more: str) -> LinearCall:
     return LinearCall(BIAS, x, weight, **more)  # type: ignore[arg-type]
 
 
-def told(made: LinearCall) -> tuple[object, ...]:
-    return beside.options(made, dry_runs.order_on(made, "cpu"), dry_runs.ROUTED)
+def asked(made: LinearCall, *answers: Any, circumstances: int = dry_runs.ROUTED) -> list[tuple[Any, ...]]:
+    """What the entry is asked, each time, for such answers; the last one is what the caller gets."""
+    seen: list[tuple[Any, ...]] = []
+    to_come = iter(answers)
+
+    def ask(*arguments: Any) -> Any:
+        seen.append(arguments)
+        return next(to_come)
+
+    found = beside.Asking(made, dry_runs.order_on(made, "cpu")).run(ask, (), circumstances, "further")
+    assert found == answers[-1] and all(each[-1] == "further" for each in seen)
+    return seen
+
+
+def told(made: LinearCall) -> tuple[Any, ...]:
+    ((*options, _),) = asked(made, "result")
+    return tuple(options)
 
 
 def test_other_types_have_one_arithmetic() -> None:
@@ -65,31 +80,63 @@ def test_packs_are_looked_up_by_the_deeds_where_the_entry_cannot(monkeypatch: py
     """As where one is stale."""
     found = (torch.empty(1), None), 7
     monkeypatch.setattr(entry, "slices_at_hand", lambda *_: None)
-    monkeypatch.setattr(deeds, "find_packs", lambda made: found)
+    monkeypatch.setattr(deeds.Packs, "find", lambda self: found)
     assert told(call())[1:3] == found
+
+
+def test_packs_are_made_again_for_plain_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that autograd records, for one, does not end here."""
+    monkeypatch.setattr(entry, "slices_at_hand", lambda *_: None)
+    monkeypatch.setattr(entry, "sees", lambda *_: Reason.RECORDED)
+    made = call()
+    found = beside.Asking(made, dry_runs.order_on(made, "cpu")).run(lambda *_: "result", (), 0)
+    assert found == Reason.RECORDED
+
+
+def test_a_weight_that_needs_a_gradient_reads_no_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "slices_at_hand", lambda *_: pytest.fail("a pack was looked up"))
+    made = call(pack_use=weight_packs.KEEP)
+    made.weight.requires_grad_()
+    assert told(made)[:3] == (1, None, 0)
+
+
+COSTLESS = sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
 
 
 def test_a_weight_that_keeps_its_pack() -> None:
     """It is made for many calls, so it costs this one nothing."""
-    costs = told(call(pack_use=weight_packs.KEEP))[2]
-    assert costs == sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
+    assert told(call(pack_use=weight_packs.KEEP))[2] == COSTLESS
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_pack_is_made(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the arithmetic of the call with all of its results; False where there was no memory."""
-    made: list[tuple[LinearCall, str]] = []
+def test_a_pack_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(weight_packs, "keep", lambda weight, slices: made.append(slices))
+    first, second = asked(call(pack_use=weight_packs.KEEP), int(Reason.LACKS_PACK), "result")
+    assert made == [2] and first[2] == COSTLESS
+    assert second[1] == (None, None)  # nothing has kept it here
 
-    def make_pack(call: LinearCall, arithmetic: str) -> bool:
-        made.append((call, arithmetic))
-        return is_there
 
-    monkeypatch.setattr(deeds, "make_pack", make_pack)
-    asked = call(pack_use=weight_packs.KEEP)
-    moments = Wanted(columns=True, rows=False, needs_columns=True)
-    order = dry_runs.order_on(asked, "cpu")
-    assert beside.is_mended(Reason.LACKS_PACK, asked, order, int(moments.columns)) == is_there
-    assert made == [(asked, "split")]
+@pytest.mark.parametrize("size", [(64, 4096, 4096), (4096, 2048, 1024)])
+def test_under_a_capture_no_pack_is_made(size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight is split into the call's own memory, as by plain calls."""
+    monkeypatch.setattr(weight_packs, "capturing", lambda device: True)
+    monkeypatch.setattr(weight_packs, "keep", lambda *_: pytest.fail("a pack was made"))
+    m, n, k = size
+    made = LinearCall(BIAS, torch.empty(m, k), torch.empty(n, k), pack_use=weight_packs.KEEP)
+    *_, second = asked(made, int(Reason.LACKS_PACK), "result")
+    assert second[1:3] == ((None, None), 0)
+
+
+def test_a_shortage_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none for a pack: the call is asked for with slices of its own."""
+
+    def keep(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(weight_packs, "keep", keep)
+    monkeypatch.setattr(weight_slices, "_shortages", {})
+    first, second = asked(call(pack_use=weight_packs.KEEP), int(Reason.LACKS_PACK), "result")
+    assert first[2] == COSTLESS and second[2] != COSTLESS
 
 
 @epigemm.epilogue
@@ -104,12 +151,17 @@ def test_a_kernel_is_linked(dtype: torch.dtype, kernel: str, monkeypatch: pytest
     answers = Answers(monkeypatch, "ask_with_moments")
     plain = call(dtype)
     made, _ = doubled.plain_call(plain.x, plain.weight, [torch.empty(2048, dtype=dtype)], strict=False)
-    assert beside.is_mended(Reason.NOT_LINKED, made, dry_runs.order_on(made, "cpu"))
+    assert len(asked(made, int(Reason.NOT_LINKED), "result")) == 2
     assert kernel in answers.linked[-1]
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
-def test_nothing_is_done_about_other_reasons(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "ask_with_moments")
-    made = call()
-    assert not beside.is_mended(reason, made, dry_runs.order_on(made, "cpu")) and not answers.linked
+def test_nothing_is_done_about_other_reasons(reason: Reason) -> None:
+    assert len(asked(call(), int(reason))) == 1
+
+
+def test_a_call_that_would_be_copied_for_is_not_made() -> None:
+    for columns, is_made in ((2048, True), (2046, False)):
+        made = LinearCall(BIAS, torch.empty(4096, 1024), torch.empty(columns, 1024))
+        dry = dry_runs.dry_run(made, moments=dry_runs.COLUMNS)
+        assert dry.fused and beside.is_made(dry) == is_made

@@ -64,18 +64,20 @@ struct EpilogueConsumer {
 
  private:
   // Whether slots are reduced two by two: they must stay as they are until both are. Nothing but this warpgroup may
-  // write them, not TMA with the next passes' matrix.
+  // write them, not TMA with the next passes' matrix. The last one of an odd number of passes is reduced alone; the
+  // warps must meet before its slot is written, which they do behind the next tile's first two passes.
   CUTLASS_DEVICE bool reduces_pairs() const {
     const bool has_matrix =
         epigemm_operand(open::kMatrix0 + C::matrix_by_tma()) != open::kUnread && params.is_matrix_by_tma;
-    return layout.slots > 1 && !has_matrix && !C::has_store();
+    const int least = C::kPasses % 2 == 0 ? 2 : 3;
+    return layout.slots >= least && !has_matrix && !C::has_store();
   }
 
   CUTLASS_DEVICE void reduce_pair(int pass, Filled previous, Filled filled) const {
     if (pass % 2 == 1) {
-      EpilogueMoments<C>::reduce(params, group, warp, lane, previous, filled, layout.slots);
+      EpilogueMoments<C>::reduce(params, group, previous, filled, layout.slots);
     } else if (pass == C::kPasses - 1) {
-      EpilogueMoments<C>::reduce(params, group, warp, lane, filled, layout.slots);
+      EpilogueMoments<C>::reduce(params, group, filled, layout.slots);
     }
   }
 
@@ -88,7 +90,7 @@ struct EpilogueConsumer {
     if constexpr (C::kReduces && std::is_same_v<Value, open::Result>) {
       if (params.has_moments() && !reduces_pairs()) {
         const Filled filled{cute::cast_smem_ptr_to_uint(slot), place};
-        EpilogueMoments<C>::reduce(params, group, warp, lane, filled, layout.slots);
+        EpilogueMoments<C>::reduce(params, group, filled, layout.slots);
       }
     }
     asm volatile("" ::: "memory");  // writes are not moved behind the fence

@@ -43,26 +43,25 @@ struct EpilogueMoments {
   };
 
   // Of one pass, by all threads of a warpgroup.
-  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, uint32_t warp, uint32_t lane,
-                                    Filled filled, int slots) {
+  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, Filled filled, int slots) {
     meet(group);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < C::kSlabs; ++i) {
       const Slab slab = C::slab(filled.slot, filled.place, i);
-      reduce_slabs(params, warp, lane, slab, Slab{0, slab.x, slab.y});
+      reduce_slabs(params, slab, Slab{0, slab.x, slab.y});
     }
-    // The slot's mbarriers order these reads before the next pass's writes. Racecheck does not see that, because one
-    // lane arrives for its warp; where there are several slots, the warps meet again before this one is written.
+    // If the slot's mbarrier is told of the pass afterwards, it orders these reads before the next writes. Racecheck
+    // does not see that, because one lane arrives for its warp; where there are several slots, the warps meet again
+    // before this one is written.
     if (slots == 1) meet(group);
   }
 
   // Of two passes, whose slots may be read by TMA meanwhile, but not written.
-  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, uint32_t warp, uint32_t lane, Filled first,
-                                    Filled second, int slots) {
+  CUTLASS_DEVICE static void reduce(EpilogueParams const& params, int group, Filled first, Filled second, int slots) {
     meet(group);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < C::kSlabs; ++i) {
-      reduce_slabs(params, warp, lane, C::slab(first.slot, first.place, i), C::slab(second.slot, second.place, i));
+      reduce_slabs(params, C::slab(first.slot, first.place, i), C::slab(second.slot, second.place, i));
     }
     // With four slots the warps meet again before one of these is written.
     if (slots < 4) meet(group);
@@ -78,8 +77,7 @@ struct EpilogueMoments {
   }
 
   // The second slab has the address 0 if there is none.
-  CUTLASS_DEVICE static void reduce_slabs(EpilogueParams const& params, uint32_t warp, uint32_t lane, Slab one,
-                                          Slab two) {
+  CUTLASS_DEVICE static void reduce_slabs(EpilogueParams const& params, Slab one, Slab two) {
     const int rows = C::kTransposed ? params.columns : params.rows;
     const int columns = C::kTransposed ? params.rows : params.columns;
     if (params.column_moments) {

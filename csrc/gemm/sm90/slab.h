@@ -19,7 +19,7 @@ EPIGEMM_HOST_DEVICE uint32_t swizzled(uint32_t row, uint32_t chunk) {
 // from an address to the word there, or to the 4 words.
 constexpr int kReducingWarps = 4;
 
-// One lane's part of the column statistics of a slab of SlabRows rows, a multiple of 16. A warp has a quarter of each
+// One lane's part of the column statistics of a slab of SlabRows rows, a multiple of 8. A warp has a quarter of each
 // row's words, and a lane one of them, in some of the rows; lanes kWords apart have the same columns. At once the lanes
 // read rows that are swizzled differently, so they read each bank once.
 template <class Numbers, int kRowBytes, int SlabRows, class Load>
@@ -27,6 +27,7 @@ struct SlabMoments {
   static constexpr uint32_t kWords = kRowBytes / 4 / kReducingWarps;  // of a row
   static constexpr int kRowsOfEight = kWords / 4;              // of every eight rows, that a lane has: neighbours
   static constexpr int kOfLane = SlabRows / 8 * kRowsOfEight;  // rows
+  static_assert(SlabRows % 8 == 0);
 
   PivotSums<float> columns[Numbers::kCount];
 

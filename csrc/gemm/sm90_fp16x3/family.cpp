@@ -18,6 +18,24 @@ constexpr int kMultiplyAddTileM = 128, kMultiplyAddTileN = 64;
 
 constexpr int kResultBytes = 4;
 
+// The fixup reduces a tile's blocks again (fixup_moments.cuh).
+constexpr bool divides_fixup_tile(Tile const& tile) {
+  return kMultiplyAddTileM % tile.moment_rows(kResultBytes) == 0 &&
+         kMultiplyAddTileN % tile.moment_columns(kResultBytes) == 0;
+}
+
+constexpr bool all_divide_fixup_tile() {
+  for (const Tile& tile : kSplitTiles) {
+    if (!divides_fixup_tile(tile)) return false;
+  }
+  for (const Tile& tile : kScaledTiles) {
+    if (!divides_fixup_tile(tile)) return false;
+  }
+  return true;
+}
+
+static_assert(all_divide_fixup_tile(), "a block of statistics crosses tiles of the fixup");
+
 // The least time: one multiply-add a lane and cycle. It is not compared with anything.
 double multiply_add_microseconds(const Problem& p) {
   constexpr double kLanes = 128;

@@ -341,16 +341,24 @@ _DEEDS: dict[Reason, Callable[[_Linear], Tensor | None]] = {
 }
 
 
-def find_packs(call: LinearCall) -> tuple[tuple[Tensor | None, ...], int]:
-    """The packs of a call's weight, as the entry takes them, and what its slices cost. Stale packs are made again."""
-    return _Linear(call, None, None).find_packs()
+class Packs:
+    """The packs of a call's weight: looked up, and made where the call lacks one."""
 
+    def __init__(self, call: LinearCall) -> None:
+        self._attempt = _Linear(call, None, None)
 
-def make_pack(call: LinearCall, arithmetic: str) -> bool:
-    """Make the pack of a call's weight, and keep it; False if there was no memory."""
-    attempt = _Linear(call, None, None)
-    attempt.make_pack(arithmetic)
-    return arithmetic in attempt.made
+    def find(self) -> tuple[tuple[Tensor | None, ...], int]:
+        """The packs as the entry takes them, and what the weight's slices cost. Stale packs are made again."""
+        return self._attempt.find_packs()
+
+    def make(self, order: _precision.Order, moments: int) -> None:
+        """Make the pack that the call reads, if it may make one. `moments`: as of `dry_runs.dry_run`."""
+        attempt = self._attempt
+        attempt.find_packs()
+        slices = weight_slices.number_of(attempt.packs) | attempt.short
+        found = dry_runs.dry_run(attempt.call, slices, order=order, moments=moments)
+        if found.on_slices and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
+            attempt.make_pack(found.arithmetic)
 
 
 def run_linear(call: LinearCall) -> Tensor:

@@ -1,6 +1,6 @@
 """Linear calls that also return statistics of their result: mean, biased variance and sum over its rows or columns.
 
-On CUDA the large tiles' kernels reduce blocks of rows and of columns while they store them. Behind other kernels
+On CUDA most kernels on Hopper reduce blocks of rows and of columns while they store them. Behind other kernels
 another one reads the result, for the statistics of columns alone. A further kernel merges the blocks (csrc/reduce). Few
 blocks are left to BatchNorm's kernel, which merges them before it normalises. Elsewhere `torch.var_mean` follows the
 call.
@@ -210,10 +210,8 @@ def _run(
         call = call._replace(
             operands=call.x.new_empty((2, call.weight.shape[0]), dtype=torch.float32).unbind(0)
         )
-    return entry.ask_again(
-        lambda: entry.ask_with_moments(*tensors, *beside.options(call, order, circumstances), *memory),
-        lambda reason: beside.is_mended(reason, call, order, memory.number),
-    )
+    asking = beside.Asking(call, order, memory.number)
+    return asking.run(entry.ask_with_moments, tensors, circumstances, *memory)
 
 
 def _without_moments(call: LinearCall, fold: tuple[Any, ...] | None, precision: str | None) -> Tensor:

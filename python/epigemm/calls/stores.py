@@ -87,8 +87,5 @@ def _run(call: LinearCall, given: entry.Vectors, order: Order, circumstances: in
     """Both results, or the reason why there are none, after what can be done about it."""
     tensors = (call.epilogue.number, call.x, call.weight, given, None, None)
     stored = call.new_out()
-    found = entry.ask_again(
-        lambda: entry.ask_with_store(*tensors, *beside.options(call, order, circumstances), stored),
-        lambda reason: beside.is_mended(reason, call, order),
-    )
+    found = beside.Asking(call, order).run(entry.ask_with_store, tensors, circumstances, stored)
     return found if isinstance(found, int) else Both(found, stored)

@@ -15,7 +15,7 @@ from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, entry, invariant, stores, weight_slices
+from epigemm.calls import beside, elementwise_kernels, entry, invariant, stores, weight_slices
 from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
@@ -165,7 +165,11 @@ def _explain_kept(call: LinearCall, wants_gradients: bool) -> Explanation | None
     if kept is None or stores.order_on(call, call.x.device.type) is None:
         return None
     found = explain_linear(kept[0], wants_gradients)
-    return replace(found, reasons=[_KEPT, *found.reasons]) if found.path == FUSED else None
+    if found.path != FUSED or not beside.is_made(
+        dry_runs.dry_run(kept[0], weight_slices.number_for(kept[0]))
+    ):
+        return None
+    return replace(found, reasons=[_KEPT, *found.reasons])
 
 
 def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:

@@ -11,7 +11,7 @@ import torch
 from epigemm import batch_statistics
 from epigemm.arguments.calls import LinearCall
 from epigemm.batch_statistics import Asked, noted
-from epigemm.calls import weight_slices
+from epigemm.calls import beside, weight_slices
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.registry import BIAS
 from epigemm.explain.derivatives import PRODUCTS
@@ -49,10 +49,9 @@ def explained(
     if why := batch_statistics.why_not(asked, call.x, call.weight, bias):
         return _with_torchs(found, asked, call, f"PyTorch's BatchNorm follows: {why}")
     product = call._replace(epilogue=BIAS, bias=bias, operands=[])
-    in_gemm = product.x.dtype is not torch.float64
-    of_product = explain_linear(product, wants_gradients, moments=dry_runs.COLUMNS if in_gemm else 0)
-    launches = _launched(product, wants_gradients) if in_gemm else []
-    in_gemm = in_gemm and "blocks" not in launches
+    launches = _launched(product, wants_gradients)
+    of_product = explain_linear(product, wants_gradients, moments=dry_runs.COLUMNS if launches else 0)
+    in_gemm = bool(launches) and "blocks" not in launches
     rows = product.x.numel() // product.x.shape[-1]
     merges = "merge" in launches if in_gemm else rows > MOST_LEFT * BLOCK_ROWS
     return replace(
@@ -67,11 +66,13 @@ def explained(
 
 
 def _launched(product: LinearCall, wants_gradients: bool) -> list[str]:
-    """What the product's call launches, the statistics included."""
+    """What a call launches that gives the product and its statistics; nothing if these are two calls."""
+    if product.x.dtype is torch.float64:
+        return []
     if wants_gradients and product.weight.requires_grad:
         product = product._replace(pack_use=weight_packs.NONE)
-    slices = weight_slices.number_for(product)
-    return dry_runs.dry_run(product, slices, moments=dry_runs.COLUMNS).launches
+    dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=dry_runs.COLUMNS)
+    return dry.launches if beside.is_made(dry) else []
 
 
 def _launches(asked: Asked, in_gemm: bool, merges: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from epigemm import functional
 from epigemm.arguments import invariance
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import moments, reductions, stores, weight_slices
+from epigemm.calls import beside, moments, reductions, stores, weight_slices
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
@@ -113,7 +113,7 @@ def _of_both(call: _Call) -> Explanation | None:
     if stores.order_on(made, call.like.device.type) is None:
         return None
     found = explanation.explain_linear(made, wants_gradients=False)
-    if found.path != FUSED:
+    if found.path != FUSED or not beside.is_made(dry_runs.dry_run(made, weight_slices.number_for(made))):
         return None
     parts = pair.matrices
     readers = _readers(call.form, call.like.dtype, parts.result, parts.stored)
@@ -163,7 +163,7 @@ def _of_product_with_moments(call: _Call) -> tuple[Explanation | None, set[_Sour
     dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=number)
     found = explanation.explain_linear(product, wants_gradients=False, moments=number)
     is_fused = found.path == FUSED
-    if dry.answer or dry.fused != is_fused or (call.options["strict"] and not is_fused):
+    if not beside.is_made(dry) or dry.fused != is_fused or (call.options["strict"] and not is_fused):
         return none  # the entry would not make it, or nothing links the kernel
     given: set[_Source] = {(0, axis) for axis in (0, 1) if wanted[axis] and dry.reduces}
     if wanted.needs_columns:
