@@ -24,7 +24,7 @@ import locate
 
 MODULE = "epigemm/_C.so"
 OPEN_KERNELS = "epigemm/ir/"
-LARGEST_WHEEL_MB = 20
+LARGEST_WHEEL_MB = 22
 PRELINKED = "epigemm/cubins/"
 GEMM_KERNEL = re.compile("epigemm_open_sm90_")
 ALLOWED_LIBRARIES = re.compile(
