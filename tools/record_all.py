@@ -7,8 +7,8 @@
 
 A job is started if what it usually takes on an H100 with 16 cores fits into what is left of the budget, and is stopped
 where the budget ends. `DIR/record_all.json` says after every job how each one ended. A job that ended well is not run
-again for the same trees. Each job's output is in `DIR/NAME.log`. Shards of the suite and of compute-sanitizer are
-merged by `tools/merge_records.py` once all of them are there.
+again for the same trees, nor is a shard of one that was stopped. Each job's output is in `DIR/NAME.log`. Shards of
+the suite and of compute-sanitizer are merged by `tools/merge_records.py` once all of them are there.
 
 exit status: 0 all chosen jobs ended well, 1 one failed or is left
 """
@@ -51,11 +51,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: "done", "failed", "timeout"."""
+    """How a job ended: "done", "failed", "timeout"; and which of its commands ended well, each by its index."""
 
     status: str
     seconds: float
     trees: str
+    done: Sequence[int] = ()
 
 
 def _python(*arguments: str) -> tuple[str, ...]:
@@ -146,26 +147,29 @@ def run_command(command: Sequence[str], log: Path, limit_s: float) -> int:
             return 124
 
 
-def end(job: Job, output: Path, trees: str, left_s: float, run: Run) -> Ended:
-    """Run a job to its end, and merge its records."""
+def end(job: Job, output: Path, trees: str, left_s: float, run: Run, done: Sequence[int] = ()) -> Ended:
+    """Run a job to its end but for the commands that are done, and merge its records."""
     started = time.monotonic()
     several = len(job.commands) > 1
     names = [f"{job.name}-{index}" for index in range(1, 1 + len(job.commands))] if several else [job.name]
     logs = [output / f"{name}.log" for name in names]
 
-    def one(command: Sequence[str], log: Path) -> int:
+    def one(index: int) -> int:
+        command, log = job.commands[index], logs[index]
         left = left_s - (time.monotonic() - started)
         given = str(max(1, int(left - ENDING_S)))
         return run([given if word == LEFT else word for word in command], log, left) if left > 0 else 124
 
     with ThreadPoolExecutor(PROCESSES) as pool:
-        statuses = list(pool.map(one, job.commands, logs))
-    failed = next((status for status in statuses if status), 0)
+        left = [index for index in range(len(job.commands)) if index not in done]
+        statuses = dict(zip(left, pool.map(one, left), strict=True))
+    well = sorted({*done, *(index for index, status in statuses.items() if not status)})
+    failed = next((status for status in statuses.values() if status), 0)
     if not failed and job.merged:
         merge = _python("tools.merge_records", str(output / job.merged), *map(str, logs))
         failed = run(merge, output / f"{job.name}.log", 60)
     status = {0: "done", 124: "timeout"}.get(failed, "failed")
-    return Ended(status, round(time.monotonic() - started, 1), trees)
+    return Ended(status, round(time.monotonic() - started, 1), trees, well)
 
 
 def _merge_suite(output: Path, run: Run) -> int:
@@ -187,10 +191,12 @@ def record(
         if job.name in ended and ended[job.name].status == "done":
             continue
         left = deadline - time.monotonic()
-        if job.usual_s > left:
-            print(f"{job.name}: left, for it takes {job.usual_s} s", flush=True)
+        done = ended[job.name].done if job.name in ended else ()
+        usual_s = round(job.usual_s * (1 - len(done) / len(job.commands)))
+        if usual_s > left:
+            print(f"{job.name}: left, for it takes {usual_s} s", flush=True)
             continue
-        ended[job.name] = end(job, output, trees, left, run)
+        ended[job.name] = end(job, output, trees, left, run, done)
         print(f"{job.name}: {ended[job.name].status} in {ended[job.name].seconds:.0f} s", flush=True)
         text = json.dumps({name: asdict(each) for name, each in ended.items()}, indent=1)
         file.write_text(text + "\n", encoding="utf-8")

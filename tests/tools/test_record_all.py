@@ -86,6 +86,19 @@ def test_shards_are_merged_where_all_ended_well(tmp_path: Path) -> None:
     assert not any("tools.merge_records" in command for command in bad.seen)
 
 
+def test_a_job_that_was_stopped_goes_on_with_the_shards_that_are_left(tmp_path: Path) -> None:
+    def job(second: str) -> Job:
+        return Job("tool", 40, (("0", "first"), (second, "second"), ("0", "third")), "tool.txt")
+
+    stopped, again = Commands(), Commands()
+    ended = record([job("124")], tmp_path, TREES, 60, stopped)
+    assert (ended["tool"].status, ended["tool"].done) == ("timeout", [0, 2])
+    ended = record([job("0")], tmp_path, TREES, 20, again)  # a third of 40 s is left to do
+    assert ended["tool"].status == "done"
+    assert again.seen[0] == ("0", "second") and "tools.merge_records" in again.seen[1]
+    assert str(tmp_path / "tool-1.log") in again.seen[1]
+
+
 def test_a_command_is_ended_with_its_processes(tmp_path: Path) -> None:
     mark = tmp_path / "alive"
     inner = f"import time, pathlib; time.sleep(3); pathlib.Path({str(mark)!r}).touch()"
