@@ -135,8 +135,13 @@ def test_a_shortage_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(weight_packs, "keep", keep)
     monkeypatch.setattr(weight_slices, "_shortages", {})
-    first, second = asked(call(pack_use=weight_packs.KEEP), int(Reason.LACKS_PACK), "result")
+    made = call(pack_use=weight_packs.KEEP)
+    first, second = asked(made, int(Reason.LACKS_PACK), "result")
     assert first[2] == COSTLESS and second[2] != COSTLESS
+    assert weight_slices.has_been_short()
+    monkeypatch.setattr(weight_packs, "keep", lambda *_: None)
+    asked(made, int(Reason.LACKS_PACK), "result")
+    assert not weight_slices.has_been_short()  # the pack was made
 
 
 @epigemm.epilogue

@@ -112,6 +112,7 @@ class _Linear:
         """Make the pack of the weight, and keep it."""
         try:
             weight_packs.keep(self.call.weight, weight_packs.SLICES[arithmetic])
+            weight_slices.ran(self.call, arithmetic, weight_slices.MAKE)
             self.made.add(arithmetic)
         except torch.OutOfMemoryError as error:
             weight_slices.ran_out_of_memory(self.call, arithmetic, weight_slices.MAKE)

@@ -106,8 +106,9 @@ def ran_out_of_memory(call: LinearCall, arithmetic: str, source: str) -> None:
 
 
 def ran(call: LinearCall, arithmetic: str, source: str) -> None:
-    """A call ran on fp16 slices."""
-    _shortages.pop(_sizes(call, arithmetic, source), None)
+    """A call ran on fp16 slices, or made its pack (`MAKE`)."""
+    for each in {source, MAKE} if source == KEPT else {source}:  # a kept pack was made
+        _shortages.pop(_sizes(call, arithmetic, each), None)
 
 
 def has_been_short() -> bool:
