@@ -42,11 +42,14 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-inductor-")
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
-# What a user has measured on this machine is not what these tests expect of dispatch.
-os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-cache-")
-atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=True)
+# What a user has measured on this machine is not what these tests expect of dispatch. Processes of pytest-xdist share
+# the folder of the one that starts them: a kernel that many tests need is linked once.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-cache-")
+    atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=True)
 
 SELECTION = pytest.StashKey[Selection]()
+_LONGEST = 60  # files whose time the record of a run has: of all processes together
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -126,6 +129,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Of a run that is interrupted, how many tests it had is known, but not of how many they were chosen."""
+    shard = node.config.getoption("--shard")
+    node.config.stash.setdefault(SELECTION, Selection(shard, len(ids), of=0, digest=""))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Of pytest-xdist's: its processes collect, all of them the same, and tell this one."""
     if found := getattr(node, "workeroutput", {}).get("selection"):
@@ -159,6 +169,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for name in ("passed", "failed", "error", "skipped")
         }
         failed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
+        seconds: Counter[str] = Counter()
+        for report in (each for reports in terminalreporter.stats.values() for each in reports):
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.split("::")[0]] += report.duration
         selection = terminalreporter.config.stash[SELECTION].to_json()
         record = {
             "environment": about,
@@ -166,6 +180,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             "outcomes": outcomes,
             "failed": failed,
             "skipped": dict(skipped),
+            "seconds": {name: round(spent, 1) for name, spent in seconds.most_common(_LONGEST)},
         }
         path.write_text(json.dumps(record, indent=2) + "\n")
 

@@ -43,10 +43,11 @@ def merge_tests(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     records = sorted(records, key=lambda record: int(record["selection"]["shard"].split("/")[0]))
     _one_source([_source(record["environment"]) for record in records])
     first = records[0]
-    outcomes, skipped = Counter[str](), Counter[str]()
+    outcomes, skipped, seconds = Counter[str](), Counter[str](), Counter[str]()
     for record in records:
         outcomes.update(record["outcomes"])
         skipped.update(record["skipped"])
+        seconds.update(record["seconds"])
     return {
         "environment": first["environment"],
         "selection": {**first["selection"], "shard": "1/1", "chosen": first["selection"]["of"]},
@@ -56,6 +57,7 @@ def merge_tests(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "outcomes": dict(outcomes),
         "failed": [name for record in records for name in record["failed"]],
         "skipped": dict(skipped.most_common()),
+        "seconds": {name: round(spent, 1) for name, spent in seconds.most_common()},
     }
 
 

@@ -19,11 +19,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +37,7 @@ PROCESSES = len(os.sched_getaffinity(0))
 SHARDS = 45  # of compute-sanitizer, a process each
 LEFT = "{left}"  # in a command: the seconds that its job may take, less those that it needs to end
 ENDING_S = 30
+_WRITING_S = 8  # what an interrupted command has to write its record
 Run = Callable[[Sequence[str], Path, float], int]
 """A command, the file for its output, and how many seconds it may take; its exit status, 124 where it took longer."""
 
@@ -65,7 +68,7 @@ def _python(*arguments: str) -> tuple[str, ...]:
 
 def _suite(index: int, output: Path, trees: str) -> Job:
     shard = ("--shard", f"{index}/2", "--summary-json", str(output / f"tests-{index}.json"))
-    options = ("-m", "gpu", "-n", str(PROCESSES), "-q", "-rf", "-p", "no:cacheprovider")
+    options = ("-m", "gpu", "-n", str(PROCESSES), "-v", "-rf", "-p", "no:cacheprovider")
     shown = ("--tb=short", "--durations=30")
     command = _python("pytest", "tests", *options, *shown, *shard, "--trees", trees)
     return Job(f"suite-{index}", 260, (command,))
@@ -132,7 +135,8 @@ def jobs(output: Path, trees: str) -> list[Job]:
 def run_command(command: Sequence[str], log: Path, limit_s: float) -> int:
     """Run one, with one thread a process: there are as many processes as cores.
 
-    Its other processes, such as pytest's workers, are ended with it where it takes too long.
+    Where it takes too long, it is interrupted, as by the keyboard, so that it can write what it has. Its other
+    processes, such as pytest's workers, are ended with it.
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("w", encoding="utf-8") as file:
@@ -140,9 +144,13 @@ def run_command(command: Sequence[str], log: Path, limit_s: float) -> int:
             command, stdout=file, stderr=subprocess.STDOUT, env=variables, start_new_session=True
         )
         try:
-            return process.wait(limit_s)
+            return process.wait(max(1.0, limit_s - _WRITING_S))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_WRITING_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return 124
 

@@ -1,7 +1,7 @@
 """Every primitive on the device, linked into the open elementwise kernels: values and derivatives against float64.
 
 The steps are those of a user's epilogue: it is traced, its functor compiled by NVRTC and linked by nvJitLink, and the
-operators launch it. Each primitive is linked once for each dtype and kind of kernel, in threads.
+operators launch it. Each primitive is linked once for each dtype and kind of kernel.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOP
 from tests.csrc.test_short_forms import ERRORS, FAR_ERRORS, FAR_LEFT, FORMS, RELATIVE
 from tests.csrc.test_short_forms import TERMS as TERMS_OF_SHORT
 from tests.support.primitives import FUNCTIONS, points, traced_of
+from tests.support.threads import processes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -101,9 +102,14 @@ def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> cubins.Job
 
 @functools.cache
 def link_all(dtype: torch.dtype, is_derivative: bool) -> None:
-    """All primitives' kernels, in threads. What cannot be made is told by the test of its primitive."""
+    """All primitives' kernels, in threads. What cannot be made is told by the test of its primitive.
+
+    Of several processes each would link all of them. They link the kernels of their own tests instead.
+    """
     if reason := libraries.unavailable():
         pytest.skip(f"gpu: {reason}")
+    if processes() > 1:
+        return
     jobs = [job_of(function, dtype, is_derivative) for function in FUNCTIONS]
     try:
         cubins.build_cubins(jobs)

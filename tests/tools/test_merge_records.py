@@ -36,6 +36,7 @@ def record_of(index: int, count: int = 2) -> dict[str, Any]:
         "outcomes": {"passed": len(chosen) - 2, "failed": 1, "error": 0, "skipped": 1},
         "failed": [chosen[0]],
         "skipped": {"no reason": 1} if index == 1 else {"no reason": 1, "another": 2},
+        "seconds": {"tests/test_a.py": 1.5 * index},
     }
 
 
@@ -47,6 +48,7 @@ def test_records_of_tests() -> None:
     assert merged["outcomes"] == {"passed": 6, "failed": 2, "error": 0, "skipped": 2}
     assert merged["failed"] == [*given[1]["failed"], *given[0]["failed"]]
     assert merged["skipped"] == {"no reason": 2, "another": 2}
+    assert merged["seconds"] == {"tests/test_a.py": 4.5}
     assert merged["environment"] == given[1]["environment"]
     assert merged["selection"] == {**given[0]["selection"], "shard": "1/1", "chosen": 10}
     assert [(each["shard"], each["command"][-1]) for each in merged["shards"]] == [

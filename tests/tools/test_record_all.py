@@ -106,5 +106,6 @@ def test_a_command_is_ended_with_its_processes(tmp_path: Path) -> None:
     assert record_all.run_command([sys.executable, "-c", outer], tmp_path / "log", 1) == 124
     time.sleep(3)
     assert not mark.exists()
+    assert "KeyboardInterrupt" in (tmp_path / "log").read_text()
     assert record_all.run_command([sys.executable, "-c", "print(5)"], tmp_path / "log", 60) == 0
     assert (tmp_path / "log").read_text() == "5\n"
