@@ -95,7 +95,7 @@ def of(record: str) -> list[Row]:
 
 
 LAYER_ROWS = [
-    *rows(README, FOLDERS["An H100"]),
+    *rows(README, FOLDERS["An H200"]),
     *(row for record in ("bench", "fp32") for row in of(record) if row.what in LAYERS),
 ]
 
@@ -120,8 +120,8 @@ def test_host_times(row: Row) -> None:
         assert abs(figure - us[other] / us[ours]) <= 0.00501, (dtype, us)
 
 
-def test_pairs_of_products() -> None:
-    (row,) = of("glu")
+@pytest.mark.parametrize("row", of("glu"), ids=str)
+def test_pairs_of_products(row: Row) -> None:
     for column, dtype in DTYPES.items():
         found = [
             case["vs_compile"] for name, case in cases(row.folder, "glu").items() if name.endswith(dtype)
@@ -145,10 +145,10 @@ def test_random_shapes(row: Row) -> None:
             assert cell == f"{case['geomean']:.2f} ({case['worst']:.2f})"
 
 
-@pytest.mark.parametrize("row", of("short-64"), ids=str)
+@pytest.mark.parametrize("row", [*of("short-64"), *of("short-65")], ids=str)
 def test_short_sums(row: Row) -> None:
     name = SHORT[row.what.partition(", geomean")[0]]
-    waves = cases(row.folder, "short-64")[f"{name}/bf16"]["waves"]
+    waves = cases(row.folder, row.cells["record"].strip("`"))[f"{name}/bf16"]["waves"]
     assert str(waves["points"]) in row.cells["M x N x K"]
     assert row.cells["bf16"] == f"{waves['geomean']:.2f} ({waves['worst']:.2f})"
 
@@ -190,7 +190,7 @@ def test_elementwise_operators() -> None:
 
 def test_the_readmes_range() -> None:
     """Of the column of its table."""
-    found = [row.figures()["fp32 highest"] for row in rows(README, FOLDERS["An H100"])]
+    found = [row.figures()["fp32 highest"] for row in rows(README, FOLDERS["An H200"])]
     text = " ".join(README.read_text(encoding="utf-8").split())
     assert f"they are {min(found):.2f} to {max(found):.2f} times as fast" in text
 
@@ -270,6 +270,30 @@ def test_whole_models() -> None:
                 found[place].append(measured[f"{row['model']}/{precision}/inference/{size}"]["fuse_vs_eager"])
                 assert f"{found[place][-1]:.2f}" == figure, (row, precision, size)
         assert means[column] == ", ".join(f"{mean_of(each):.2f}" for each in found)
+
+
+def test_whole_models_on_an_h200() -> None:
+    """Each case that was reached, and the geometric means, of inference and of training."""
+    measured = cases(FOLDERS["An H200"], "models-fuse")
+    *models, means = table(FUSE, "| H200 | small, large batch |")
+    compared = 0
+    for column, precision in (
+        *PRECISIONS.items(),
+        ("training, fp32", "fp32_highest"),
+        ("training, bf16", "bf16"),
+    ):
+        mode = "training" if "training" in column else "inference"
+        found: dict[str, list[float]] = {"small": [], "large": []}
+        for row in models:
+            sizes = dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
+            places = ["large"] if mode == "training" else ["small", "large"]
+            for place, figure in zip(places, row[column].split(", "), strict=True):
+                case = measured.get(f"{row['H200']}/{precision}/{mode}/{sizes[place]}")
+                assert figure == (f"{case['fuse_vs_eager']:.2f}" if case else "-"), (row, column, place)
+                found[place] += [case["fuse_vs_eager"]] if case else []
+        compared += sum(map(len, found.values()))
+        assert means[column] == ", ".join(f"{mean_of(each):.2f}" for each in found.values() if each)
+    assert compared == len(measured)
 
 
 def test_whole_models_in_cuda_graphs_and_compiled() -> None:

@@ -77,8 +77,10 @@ def test_a_planted_font_is_found() -> None:
     assert from_elsewhere(Resources(text).found) == ["https://a/b.css", "//a/c.js"]
 
 
-PUBLIC = {f"epigemm.{name}" for name in epigemm.__all__ if name not in NOT_CALLED} | {
-    f"epigemm.nn.{name}" for name in epigemm.nn.__all__
+PUBLIC = {
+    *(f"epigemm.{name}" for name in epigemm.__all__ if name not in NOT_CALLED),
+    *(f"epigemm.nn.{name}" for name in epigemm.nn.__all__),
+    "epigemm.fusion.watch",
 }
 
 
