@@ -21,6 +21,8 @@ from benchmarks import baselines
 from benchmarks.cases import problems
 from benchmarks.cli import main
 from benchmarks.harness import environment
+from benchmarks.harness.records import CaseResult, Group, Measurement, Timing
+from benchmarks.kinds import bench
 
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 TOP = Path(__file__).parents[3]
@@ -100,6 +102,24 @@ def test_ratios_are_of_the_times_of_the_record(folder: Path, record: dict[str, A
                 "eager_vs_bare": times["mm"] / times["eager"],
             }
         assert {key: figures[key] for key in wanted} == pytest.approx(wanted, abs=1e-4)
+
+
+def of_times(problem: str, dtype: str, **ms: float) -> CaseResult:
+    group = Group(
+        "turn 1",
+        [Measurement(name, name, in_turn=Timing.of([each])) for name, each in ms.items()],
+    )
+    return CaseResult("case", problem, (), "", (1000, 4300, 64), dtype, "", 1, 1, groups=[group])
+
+
+def test_the_bound_of_a_batch_norm_in_training() -> None:
+    """The product, and 4 bytes of each element (8,600 x 2,000 at 4.3 TB/s: 4 us)."""
+    training = of_times("linear/scale_batch_norm:train", "bf16", epigemm=0.01, mm=0.004)
+    assert bench.bound_ms(training) == pytest.approx(0.008)
+    assert bench.figures([training])["cases"]["case"]["vs_bound"] == pytest.approx(0.8)
+    for problem, dtype in (("linear/scale_batch_norm", "bf16"), ("linear/scale_batch_norm:train", "fp32")):
+        assert bench.bound_ms(of_times(problem, dtype, epigemm=0.01, mm=0.004)) is None
+    assert bench.bound_ms(of_times("linear/scale_batch_norm:train", "bf16", epigemm=0.01)) is None
 
 
 def test_files(folder: Path, record: dict[str, Any]) -> None:
