@@ -21,7 +21,8 @@ METHOD = (
     "torch.compile, its max-autotune and QuACK, as far as they ran; they get the bias inside F.linear. The bare "
     "product is torch.mm alone, the built-in our own function of the same epilogue. The first call, of GELU with a "
     "bias at 16384x4096x4096 if no size is given, is timed in a fresh process each: torch imported, CUDA initialised, "
-    "the function decorated, the weight packed; once with an empty cache, once with what that has left on disk."
+    "the function decorated, the weight packed; once with an empty cache, once with what that has left on disk. The "
+    "same of torch.compile, if it takes part."
 )
 # The figures of a case: dtype, against what, and the least that is wanted.
 FIGURES: dict[str, tuple[str, tuple[str, ...], float]] = {
@@ -84,6 +85,9 @@ def main(run: Run) -> int:
     dtypes = list(dict.fromkeys(case.setting.dtype_name for case in cases))
     first, cached = first_call.measure(dtypes, sizes[0] if sizes else None, device)
     record.figures = {"first_call_s": first, "cached_call_ms": cached}
+    if COMPILE in {baseline.name for baseline in available}:
+        first, cached = first_call.measure(dtypes, sizes[0] if sizes else None, device, COMPILE)
+        record.figures |= {"compile_first_call_s": first, "compile_cached_call_ms": cached}
     wrong = run.measure(record, bench, cases, available, of_results, may_stop=True)
     summary = record.summary()
     missed_ = [f"missed: {line}" for line in missed(summary)] if summary["gpu"] else []
@@ -98,9 +102,12 @@ def tables(summary: Mapping[str, Any]) -> list[Table]:
         best = ", ".join(f"{dtype}: {best}" for dtype, best in summary["best"].get(name, {}).items())
         rows.append([name, *(number(values.get(key)) for key in FIGURES), best])
     title = "Times of others over ours (above 1: ours is faster)"
-    first, cached = summary["first_call_s"], summary["cached_call_ms"]
-    calls = [[dtype, f"{first[dtype]:.3f}", f"{cached[dtype]:.1f}"] for dtype in first]
-    columns = ("dtype", "nothing cached, s", "from the disk cache, ms")
+    calls = [
+        [title, dtype, f"{seconds:.3f}", f"{summary[f'{of}cached_call_ms'][dtype]:.1f}"]
+        for title, of in (("epigemm", ""), ("torch.compile", "compile_"))
+        for dtype, seconds in summary.get(f"{of}first_call_s", {}).items()
+    ]
+    columns = ("alternative", "dtype", "nothing cached, s", "from the disk cache, ms")
     found = [
         Table(title, ("case", *FIGURES, "best"), rows),
         Table("The first call of a process", columns, calls),

@@ -1,8 +1,8 @@
-"""What the first call of a decorated function takes, in a process of its own: ``-m benchmarks.kinds.first_call``.
+"""What the first call of an alternative takes, in a process of its own: ``-m benchmarks.kinds.first_call``.
 
-torch is imported, CUDA initialised by a small product, the function decorated, the tensors made and an fp32 weight's
-slices, too; then the first call is timed until the device is done: compiling, linking and running. In a second process
-it finds in the cache on disk what the first one has made.
+torch is imported, CUDA initialised by a small product, the function decorated or given to torch.compile, the tensors
+made and an fp32 weight's slices, too; then the first call is timed until the device is done: compiling, linking and
+running. In a second process it finds in the caches on disk what the first one has made.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.baselines import ours_custom
-from benchmarks.cases import Shape, make_data
+from benchmarks.baselines import of_kind
+from benchmarks.cases import CUSTOM, Shape, make_data
 from benchmarks.cases.custom import select
+from benchmarks.harness.records import OURS
 from benchmarks.harness.runner import matmul_precision
 from epigemm.tuning.timing import make_timer
 
@@ -29,8 +30,9 @@ _SIZE, _CPU_SIZE = Shape(16384, 4096, 4096), Shape(16, 64, 48)
 _TIMEOUT_S = 120
 
 
-def seconds(dtype: str, shape: Shape, device: torch.device) -> float:
+def seconds(dtype: str, shape: Shape, device: torch.device, alternative: str) -> float:
     """The first call's, in this process."""
+    (prepare,) = (baseline.prepare for baseline in of_kind(CUSTOM) if baseline.name == alternative)
     case = select(["bias_gelu"], [shape], [dtype], device)[0]
     timer = make_timer(device)
     with torch.no_grad(), matmul_precision(case.setting):
@@ -38,7 +40,7 @@ def seconds(dtype: str, shape: Shape, device: torch.device) -> float:
         assert data.weight is not None
         torch.mm(data.x[:16], data.weight[:16].t())
         out = torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=device)
-        call = ours_custom(case, data, out).run
+        call = prepare(case, data, out).run
         timer.synchronize()
         start = time.perf_counter()
         call()
@@ -46,11 +48,20 @@ def seconds(dtype: str, shape: Shape, device: torch.device) -> float:
         return time.perf_counter() - start
 
 
-def in_process(dtype: str, shape: Shape, device: torch.device, cache: str) -> float:
-    """The first call's seconds in a new process with its cache in a folder; a failure of it is one of the run."""
-    command = [sys.executable, "-m", "benchmarks.kinds.first_call", dtype, str(shape), str(device)]
+def in_process(dtype: str, shape: Shape, device: torch.device, cache: str, alternative: str = OURS) -> float:
+    """The first call's seconds in a new process with its caches in a folder; a failure of it is one of the run."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.kinds.first_call",
+        dtype,
+        str(shape),
+        str(device),
+        alternative,
+    ]
     # NVRTC and nvJitLink keep results of their own in the driver's cache: those of other processes must not count.
     environment = {**os.environ, "EPIGEMM_CACHE_DIR": cache, "CUDA_CACHE_PATH": f"{cache}/driver"}
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
     path = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     done = subprocess.run(
@@ -60,17 +71,17 @@ def in_process(dtype: str, shape: Shape, device: torch.device, cache: str) -> fl
 
 
 def measure(
-    dtypes: Sequence[str], shape: Shape | None, device: torch.device
+    dtypes: Sequence[str], shape: Shape | None, device: torch.device, alternative: str = OURS
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of the first call with an empty cache, milliseconds with a full one; by dtype."""
     shape = shape or (_SIZE if device.type == "cuda" else _CPU_SIZE)
     first, cached = {}, {}
     for dtype in dtypes:
         with tempfile.TemporaryDirectory(prefix="epigemm-first-call-") as cache:
-            first[dtype] = round(in_process(dtype, shape, device, cache), 4)
-            cached[dtype] = round(1e3 * in_process(dtype, shape, device, cache), 2)
+            first[dtype] = round(in_process(dtype, shape, device, cache, alternative), 4)
+            cached[dtype] = round(1e3 * in_process(dtype, shape, device, cache, alternative), 2)
     return first, cached
 
 
 if __name__ == "__main__":
-    print(seconds(sys.argv[1], Shape.parse(sys.argv[2]), torch.device(sys.argv[3])))
+    print(seconds(sys.argv[1], Shape.parse(sys.argv[2]), torch.device(sys.argv[3]), sys.argv[4]))

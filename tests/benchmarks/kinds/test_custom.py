@@ -32,6 +32,7 @@ from benchmarks.cli import main
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.records import (
     BUILTIN,
+    COMPILE,
     EAGER,
     OURS,
     QUACK,
@@ -40,7 +41,8 @@ from benchmarks.harness.records import (
     Measurement,
     Timing,
 )
-from benchmarks.kinds import custom, first_call
+from benchmarks.harness.report import Record
+from benchmarks.kinds import Run, custom, first_call
 
 CPU, SHAPE = torch.device("cpu"), Shape(6, 32, 24)
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
@@ -223,7 +225,7 @@ def test_wrong_usage_exits_with_two(
 def test_each_dtype_has_a_cache_of_its_own_empty_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, str, bool]] = []
 
-    def in_process(dtype: str, shape: object, device: object, cache: str) -> float:
+    def in_process(dtype: str, shape: object, device: object, cache: str, alternative: str) -> float:
         kept = Path(cache) / "kept"
         seen.append((dtype, cache, kept.exists()))
         kept.touch()
@@ -238,6 +240,30 @@ def test_each_dtype_has_a_cache_of_its_own_empty_at_first(monkeypatch: pytest.Mo
         ("fp32", True),
     ]
     assert len({cache for _, cache, _ in seen}) == 2 and not any(Path(cache).exists() for _, cache, _ in seen)
+
+
+def test_the_first_call_of_torch_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is timed where it takes part, with caches of its own. No case is measured here."""
+    seen: list[tuple[str, str]] = []
+
+    def in_process(dtype: str, shape: object, device: object, cache: str, alternative: str) -> float:
+        seen.append((alternative, cache))
+        return {OURS: 0.5, COMPILE: 3.0}[alternative]
+
+    def measure(run: Run, record: Record, *_: object, **__: object) -> bool:
+        record.figures |= {**custom.figures([]), "wrong": {}}
+        return False
+
+    monkeypatch.setattr(first_call, "in_process", in_process)
+    monkeypatch.setattr(Run, "baselines", lambda *_: ([BASELINES[OURS], BASELINES[COMPILE]], {}))
+    monkeypatch.setattr(Run, "measure", measure)
+    assert run_in(tmp_path, "--cases", "bias_relu", "--dtypes", "bf16") == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["first_call_s"], summary["compile_first_call_s"]) == ({"bf16": 0.5}, {"bf16": 3.0})
+    assert summary["compile_cached_call_ms"] == {"bf16": 3000.0}
+    assert "| torch.compile | bf16 | 3.000 | 3000.0 |" in (tmp_path / "tables.md").read_text()
+    assert [name for name, _ in seen] == [OURS, OURS, COMPILE, COMPILE]
+    assert len({cache for _, cache in seen}) == 2
 
 
 # --- the figures, against numbers worked out by hand -----------------------------------------------------------
