@@ -106,6 +106,8 @@ def jobs(output: Path, trees: str) -> list[Job]:
         *("--custom", "--layers", "--time-budget", LEFT, "--dtypes", "bf16", "--peers", "mm", "eager"),
         *("--cases", *short.EPILOGUES),
     )
+    # A layer with BatchNorm in training where the host is the limit.
+    few_rows = ("--cases", "linear/scale_batch_norm:train", "--sizes", "64x8192x8192", "64x4096x4096")
     launches = command(
         "tools.random_launches", output / "launches.json", "--count", "5000", "--time-budget", LEFT
     )
@@ -121,6 +123,7 @@ def jobs(output: Path, trees: str) -> list[Job]:
         benchmark("mma", 240, "--mma", "--time-budget", LEFT),
         benchmark("short", 120, "--random", "65", "--short", "--time-budget", LEFT),
         benchmark("bench", 240, "--no-max-autotune"),
+        benchmark("few-rows", 40, "--no-max-autotune", *few_rows),
         benchmark("random", 300, "--random", "66", "--between", "--time-budget", LEFT),
         models("graphs", "inference"),
         models("backend", "inference"),
