@@ -68,7 +68,9 @@ def _python(*arguments: str) -> tuple[str, ...]:
 
 def _suite(index: int, output: Path, trees: str) -> Job:
     shard = ("--shard", f"{index}/2", "--summary-json", str(output / f"tests-{index}.json"))
-    options = ("-m", "gpu", "-n", str(PROCESSES), "-v", "-rf", "-p", "no:cacheprovider")
+    # worksteal: neighbours run in one process, which makes what a file's tests share once.
+    processes = ("-n", str(PROCESSES), "--dist", "worksteal")
+    options = ("-m", "gpu", *processes, "-v", "-rf", "-p", "no:cacheprovider")
     shown = ("--tb=short", "--durations=30")
     command = _python("pytest", "tests", *options, *shown, *shard, "--trees", trees)
     return Job(f"suite-{index}", 260, (command,))
