@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from benchmarks.models import measures
 from benchmarks.models.measures import Effort
+from tests.support.threads import processes
 
 CPU = torch.device("cpu")
 
@@ -82,6 +84,16 @@ def test_device_times_are_of_one_method(
     assert measures.device_ms(calls, ones, counts, torch.device("cuda")) == found
 
 
+def in_quiet(check: Callable[[], None]) -> None:
+    """Check times on a GPU that other processes of pytest-xdist share: now and then theirs are in between."""
+    for _ in range(9 if processes() > 1 else 0):
+        try:
+            return check()
+        except AssertionError:
+            time.sleep(1)
+    return check()
+
+
 @pytest.mark.gpu
 def test_host_and_device_are_told_apart() -> None:
     gpu = torch.device("cuda")
@@ -102,11 +114,15 @@ def test_host_and_device_are_told_apart() -> None:
 
     calls = {"two": two, "device": busy_device, "host": busy_host}
     measures.warm_up(busy_device, gpu, Effort())
-    hosts = {name: measures.host_ms(call, 5, gpu) for name, call in calls.items()}
-    found = measures.device_ms(calls, hosts, dict.fromkeys(calls, 5), gpu)
-    assert hosts["device"] < 2 and hosts["host"] > 10
-    assert found["device"] == pytest.approx(10 * found["two"], rel=0.3)
-    assert found["host"] == pytest.approx(found["two"], rel=0.3)
+
+    def check() -> None:
+        hosts = {name: measures.host_ms(call, 5, gpu) for name, call in calls.items()}
+        found = measures.device_ms(calls, hosts, dict.fromkeys(calls, 5), gpu)
+        assert hosts["device"] < 2 and hosts["host"] > 10
+        assert found["device"] == pytest.approx(10 * found["two"], rel=0.3)
+        assert found["host"] == pytest.approx(found["two"], rel=0.3)
+
+    in_quiet(check)
 
 
 @pytest.mark.gpu
@@ -126,5 +142,9 @@ def test_the_kernels_of_a_call_that_waits_are_added_up() -> None:
 
     measures.warm_up(two, gpu, Effort())
     assert measures.queued_ms(waits, 6.0, 5) is None
-    queued = measures.queued_ms(two, 0.1, 5)
-    assert queued is not None and measures.kernels_ms(waits) == pytest.approx(queued, rel=0.3)
+
+    def check() -> None:
+        queued = measures.queued_ms(two, 0.1, 5)
+        assert queued is not None and measures.kernels_ms(waits) == pytest.approx(queued, rel=0.3)
+
+    in_quiet(check)
