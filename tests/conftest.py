@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for name in ("passed", "failed", "error", "skipped")
         }
         failed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
-        seconds: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
         for report in (each for reports in terminalreporter.stats.values() for each in reports):
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.split("::")[0]] += report.duration
+        longest = sorted(seconds, key=lambda name: -seconds[name])
         selection = terminalreporter.config.stash[SELECTION].to_json()
         record = {
             "environment": about,
@@ -180,7 +181,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             "outcomes": outcomes,
             "failed": failed,
             "skipped": dict(skipped),
-            "seconds": {name: round(spent, 1) for name, spent in seconds.most_common(_LONGEST)},
+            "seconds": {name: round(seconds[name], 1) for name in longest[:_LONGEST]},
         }
         path.write_text(json.dumps(record, indent=2) + "\n")
 
