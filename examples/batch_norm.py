@@ -35,7 +35,7 @@ def mlp(sizes: Sizes) -> nn.Sequential:
 
 
 def with_fused_layers(model: nn.Sequential) -> nn.Sequential:
-    """The same model by fused layers, which share the parameters and buffers."""
+    """The same model made of fused layers, which share the parameters and buffers."""
     fused: list[nn.Module] = []
     for each in model:
         if isinstance(each, nn.BatchNorm1d):

@@ -1,4 +1,4 @@
-"""Epilogues of your own: one Python function each, one kernel with the product where there is one for it.
+"""Epilogues of your own: each is one Python function. It runs in one kernel with the product where there is such a kernel.
 
 `python examples/custom_epilogue.py`
 """

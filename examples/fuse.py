@@ -1,4 +1,4 @@
-"""A whole model by one line, and by one argument of torch.compile.
+"""Fuse a whole model: by one line, or by one argument of torch.compile.
 
 `python examples/fuse.py`
 """
