@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks.harness import environment
 from benchmarks.harness.shards import Selection, Shard
-from tests.support.cases import cuda_unavailable
+from tests.support.cases import cuda_unavailable, fused_unavailable
 from tests.support.compiling import fresh_compiler, join_logs, measure_no_guards, no_python
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
@@ -197,6 +197,13 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
     """A CPU generator whose seed depends on the test's own name alone, so that a failure repeats."""
     seed = sum(ord(letter) * 31 ** (index % 7) for index, letter in enumerate(request.node.nodeid))
     return torch.Generator().manual_seed(seed % 2**31)
+
+
+@pytest.fixture
+def fused_kernels() -> None:
+    """Skip a test of the fused GEMM kernels where none of them runs."""
+    if reason := fused_unavailable():
+        pytest.skip(f"gpu: {reason}")
 
 
 _MOST_KEPT = 2 << 30

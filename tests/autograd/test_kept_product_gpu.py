@@ -12,9 +12,8 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.calls import stores
-from tests.support.cases import fused_unavailable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 SHAPES = [(4096, 1024, 512), (1000, 520, 264), (16, 4096, 4096), (300, 2048, 1032)]
 
@@ -30,12 +29,6 @@ FUNCTIONS: dict[str, tuple[Any, int, Any]] = {
     "silu": (epigemm.linear_silu, 1, lambda z, *_: F.silu(z)),
     "gated": (gated, 3, lambda z, row, gate: F.silu(z) * gate * row[:, None]),
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)

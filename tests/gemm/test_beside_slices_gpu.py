@@ -17,10 +17,10 @@ from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue
 from epigemm.epilogues.kinds import KINDS
 from tests.support import plans
-from tests.support.cases import fused_unavailable, poisoned
+from tests.support.cases import poisoned
 from tests.support.moments import assert_close, poison_free_memory
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 TILES = [
@@ -58,12 +58,6 @@ FUNCTIONS: dict[ResultsEpilogue, Callable[..., tuple[Tensor, Tensor]]] = {
     gelu_beside: lambda acc, bias: (F.gelu(acc + bias), acc + bias),
     every_kind: lambda acc, bias, factor, row, other, more: ((acc + bias) * row + more, acc - factor * other),
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def draw(sizes: tuple[int, int, int], rejected: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:

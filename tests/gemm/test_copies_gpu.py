@@ -22,12 +22,12 @@ from epigemm.planning import dry_runs
 from epigemm.planning import plans as planning
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, Arithmetic
-from tests.support.cases import fused_unavailable, poisoned
+from tests.support.cases import poisoned
 from tests.support.layouts import LAYOUTS
 from tests.support.pretended import another_empty
 from tests.support.problems import Problem, make
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 DEPTHS = [1, 7, 63, 65, 127, 250]
@@ -39,12 +39,6 @@ PLANS = {
 }
 arithmetics = pytest.mark.parametrize("arithmetic", [BF16, FP16], ids=lambda a: a.name)
 by_plan = pytest.mark.parametrize("plan", list(PLANS))
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,8 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
 from epigemm.planning import dry_runs
 from tests.support import plans
-from tests.support.cases import fused_unavailable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 
 class Kernel(NamedTuple):
@@ -49,12 +48,6 @@ KERNELS = [
 ] or [Kernel(torch.bfloat16, "ieee", plans.TMA, 0, 1e-2)]
 GAPS = [0, 8, 2, 3]
 """Behind a matrix's rows: none, and such that TMA, loads of pairs or only single loads may bring it."""
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 @epigemm.epilogue

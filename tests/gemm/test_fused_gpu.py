@@ -13,11 +13,11 @@ from epigemm._native import build_info
 from epigemm.planning import dry_runs
 from tests.support import plans, reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, FUSED_ARITHMETICS, TF32, Arithmetic
-from tests.support.cases import LINEAR, draw_operands, fused_unavailable, has_bias, poisoned, signed
+from tests.support.cases import LINEAR, draw_operands, has_bias, poisoned, signed
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import EMPTY_SHAPES, Problem, make, ternary
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 arithmetics = pytest.mark.parametrize("arithmetic", FUSED_ARITHMETICS, ids=lambda a: a.name)
 epilogues = pytest.mark.parametrize("name", LINEAR)
@@ -39,12 +39,6 @@ kernels = pytest.mark.parametrize(
 RASTERS = {"along_m": 0, "along_n": 1}
 SWIZZLES = [1, 2, 4, 8]
 DEVICE = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def explained(problem: Problem) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from benchmarks.gradings import products
 from epigemm import Matrix, PerColumn
 from epigemm.planning import dry_runs
 from tests.support import plans
-from tests.support.cases import fused_unavailable, poisoned
+from tests.support.cases import poisoned
 from tests.support.moments import assert_close, poison_free_memory
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 HALVES = (torch.float16, torch.bfloat16)
@@ -36,12 +36,6 @@ SHAPES = [
 def biased_residual(acc: Tensor, bias: PerColumn, residual: Matrix) -> Tensor:
     """acc + bias + residual."""
     return acc + bias + residual
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def run(

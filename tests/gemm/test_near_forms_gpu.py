@@ -19,9 +19,8 @@ from epigemm.calls import elementwise_deeds, elementwise_kernels
 from epigemm.linking import loading
 from epigemm.planning import plans as planned
 from tests.support import plans
-from tests.support.cases import fused_unavailable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 STEP = 0.0390625  # 1e5 is 2.56e6 of these, beyond 2^20
@@ -82,12 +81,6 @@ def every_kind(acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, more: M
 def pair_of_waves(acc: Tensor, gate: Matrix, by: Scalar) -> Tensor:
     result: Tensor = torch.sin(acc * by) * torch.cos(gate * by)
     return result
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def arguments(m: int, n: int, dtype: torch.dtype) -> Tensor:

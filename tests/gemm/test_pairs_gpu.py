@@ -10,9 +10,9 @@ import epigemm
 from benchmarks.gradings import products
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from tests.support import plans
-from tests.support.cases import fused_unavailable, poisoned
+from tests.support.cases import poisoned
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 TILES = range(plans.tile_count(plans.TMA, "pairs")) or [0]
@@ -39,12 +39,6 @@ def full_pair(
     """relu(acc + a) * (gate * r + b) + residual * s."""
     result: Tensor = torch.relu(acc + a) * (gate * r + b) + residual * s
     return result
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 class Pair:

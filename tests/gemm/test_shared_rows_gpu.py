@@ -17,9 +17,8 @@ from epigemm.calls import deeds, linked_derivative
 from epigemm.planning import dry_runs
 from tests.gemm.test_epilogue_operands_gpu import KERNELS, Kernel, kernels
 from tests.support import plans
-from tests.support.cases import fused_unavailable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 EVERY = [
     *KERNELS,
@@ -37,12 +36,6 @@ SIZES = [
 every_kernel = pytest.mark.parametrize(
     "kernel", EVERY, ids=lambda each: f"{each.dtype}-{each.arithmetic}-{each.family}-{each.tile}"
 )
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 @epigemm.epilogue

@@ -13,10 +13,9 @@ import epigemm
 from benchmarks.gradings import bounds, data, exact, products, special, sweep
 from benchmarks.gradings.measures import Exact, errors, ratios
 from benchmarks.gradings.products import SCALED, SGEMM, SPLIT, TF32, Product
-from tests.support.cases import fused_unavailable
 from tests.support.split import every_tile, plan
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 SIZE = (sweep.ROWS, sweep.COLUMNS)
@@ -33,12 +32,6 @@ classes = pytest.mark.parametrize("name", [d.name for d in data.CLASSES])
 all_k = pytest.mark.parametrize("k", sweep.KS)
 full_precision = pytest.mark.parametrize("ours", FULL)
 any_precision = pytest.mark.parametrize("ours", OURS)
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def may_be_chosen(arithmetic: str, k: int) -> bool:

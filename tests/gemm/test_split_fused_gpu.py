@@ -14,7 +14,7 @@ from epigemm._native import ops
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from tests.support import plans
 from tests.support.arithmetic import SCALED, SPLIT_ARITHMETICS, Arithmetic
-from tests.support.cases import LINEAR, fused_unavailable, has_bias, signed
+from tests.support.cases import LINEAR, has_bias, signed
 from tests.support.layouts import LAYOUTS
 from tests.support.problems import EMPTY_SHAPES, make
 from tests.support.public import PUBLIC_LINEAR, Public, map_tensors
@@ -32,7 +32,7 @@ from tests.support.split import (
 )
 from tests.support.watching import POISON
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 DEVICE = torch.device("cuda")
 SWIZZLES = [1, 2, 4, 8]
@@ -43,12 +43,6 @@ arithmetics = pytest.mark.parametrize("arithmetic", SPLIT_ARITHMETICS, ids=lambd
 tiles = pytest.mark.parametrize(
     ("arithmetic", "tile"), every_tile(), ids=lambda value: getattr(value, "name", str(value))
 )
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

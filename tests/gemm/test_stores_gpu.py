@@ -15,9 +15,9 @@ from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, UserEpilogue
 from epigemm.epilogues.kinds import KINDS
 from tests.support import plans
-from tests.support.cases import fused_unavailable, poisoned
+from tests.support.cases import poisoned
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 Kernel = tuple[str, int, int, torch.dtype]
 """A family, its tile, the splits of K, and the type."""
@@ -121,12 +121,6 @@ class Given(NamedTuple):
     @property
     def arithmetic(self) -> str:
         return "tf32" if self.x.dtype is torch.float32 else "ieee"
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
 
 
 def draw(function: ResultsEpilogue, sizes: tuple[int, int, int], kernel: Kernel, scale: float) -> Given:
