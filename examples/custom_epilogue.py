@@ -1,4 +1,4 @@
-"""Epilogues of your own: each is one Python function. It runs in one kernel with the product where there is such a kernel.
+"""Epilogues of your own: each is one Python function, and runs in one kernel with the product where there is one.
 
 `python examples/custom_epilogue.py`
 """
