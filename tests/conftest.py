@@ -44,12 +44,15 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 
 # What a user has measured on this machine is not what these tests expect of dispatch. Processes of pytest-xdist share
 # the folder of the one that starts them: a kernel that many tests need is linked once.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["EPIGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-cache-")
-    atexit.register(shutil.rmtree, os.environ["EPIGEMM_CACHE_DIR"], ignore_errors=True)
+if "EPIGEMM_TEST_CACHE_DIR" not in os.environ:
+    os.environ["EPIGEMM_TEST_CACHE_DIR"] = tempfile.mkdtemp(prefix="epigemm-cache-")
+    atexit.register(shutil.rmtree, os.environ["EPIGEMM_TEST_CACHE_DIR"], ignore_errors=True)
+os.environ["EPIGEMM_CACHE_DIR"] = os.environ["EPIGEMM_TEST_CACHE_DIR"]
 
 SELECTION = pytest.StashKey[Selection]()
-_LONGEST = 60  # files whose time the record of a run has: of all processes together
+_LONGEST = (
+    60  # of so many files, those that take the longest, the record has the time, summed over all processes
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,7 +32,6 @@ SHORT = {
     "bias, ReLU": "bias_relu",
     "sigmoid, scale": "sigmoid_scale",
     "bias, GELU": "bias_gelu",
-    "sigmoid": "sigmoid_scale",
     "GELU": "bias_gelu",
     "residual": "residual",
 }

@@ -37,7 +37,7 @@ PROCESSES = len(os.sched_getaffinity(0))
 SHARDS = 45  # of compute-sanitizer, a process each
 LEFT = "{left}"  # in a command: the seconds that its job may take, less those that it needs to end
 ENDING_S = 30
-_WRITING_S = 8  # what an interrupted command has to write its record
+_WRITING_S = 8.0  # how long an interrupted command may take to write its record, within its limit
 Run = Callable[[Sequence[str], Path, float], int]
 """A command, the file for its output, and how many seconds it may take; its exit status, 124 where it took longer."""
 
@@ -148,12 +148,13 @@ def run_command(command: Sequence[str], log: Path, limit_s: float) -> int:
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, env=variables, start_new_session=True
         )
+        writing_s = min(_WRITING_S, limit_s / 2)
         try:
-            return process.wait(max(1.0, limit_s - _WRITING_S))
+            return process.wait(limit_s - writing_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_WRITING_S)
+                process.wait(writing_s)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -174,8 +175,8 @@ def end(job: Job, output: Path, trees: str, left_s: float, run: Run, done: Seque
         return run([given if word == LEFT else word for word in command], log, left) if left > 0 else 124
 
     with ThreadPoolExecutor(PROCESSES) as pool:
-        left = [index for index in range(len(job.commands)) if index not in done]
-        statuses = dict(zip(left, pool.map(one, left), strict=True))
+        open_ = [index for index in range(len(job.commands)) if index not in done]
+        statuses = dict(zip(open_, pool.map(one, open_), strict=True))
     well = sorted({*done, *(index for index, status in statuses.items() if not status)})
     failed = next((status for status in statuses.values() if status), 0)
     if not failed and job.merged:

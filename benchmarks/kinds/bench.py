@@ -55,28 +55,23 @@ def figures(results: Sequence[CaseResult]) -> dict[str, Any]:
         found[result.case] = {"models": result.models, "ms": rounded(result.times())}
         found[result.case] |= {key: ratio for key, ratio in ratios.items() if ratio is not None}
         found[result.case]["best"] = result.best()
-        if bound := bound_ms(result):
-            found[result.case] |= {"bound_ms": round(bound, 5), "vs_bound": _over_ours(bound, result)}
+        found[result.case] |= bound(result)
     return {"cases": found}
 
 
-def bound_ms(result: CaseResult) -> float | None:
-    """The least that BatchNorm's statistics allow where torch.mm has the product's arithmetic.
+def bound(result: CaseResult) -> dict[str, float]:
+    """The least time that BatchNorm's statistics allow where torch.mm has the product's arithmetic, and it over ours.
 
     The statistics are known when the whole product is, so a second pass normalises it. fp32 has no such bound: there
     epigemm's product takes less time than torch.mm.
     """
     times = result.times()
-    if not result.problem.endswith(":train") or result.dtype == "fp32" or MM not in times:
-        return None
+    if not result.problem.endswith(":train") or result.dtype == "fp32" or not {MM, OURS} <= set(times):
+        return {}
     m, n, *_ = result.shape
     second_pass = 2 * m * n * DTYPES[result.dtype].itemsize
-    return times[MM] + second_pass / BYTES_PER_US / 1e3
-
-
-def _over_ours(bound: float, result: CaseResult) -> float | None:
-    ours = result.times().get(OURS)
-    return round(bound / ours, 4) if ours else None
+    least = times[MM] + second_pass / BYTES_PER_US / 1e3
+    return {"bound_ms": round(least, 5), "vs_bound": round(least / times[OURS], 4)}
 
 
 def rounded(times: dict[str, float]) -> dict[str, float]:

@@ -103,9 +103,9 @@ def tables(summary: Mapping[str, Any]) -> list[Table]:
         rows.append([name, *(number(values.get(key)) for key in FIGURES), best])
     title = "Times of others over ours (above 1: ours is faster)"
     calls = [
-        [title, dtype, f"{seconds:.3f}", f"{summary[f'{of}cached_call_ms'][dtype]:.1f}"]
-        for title, of in (("epigemm", ""), ("torch.compile", "compile_"))
-        for dtype, seconds in summary.get(f"{of}first_call_s", {}).items()
+        [alternative, dtype, f"{seconds:.3f}", f"{summary[f'{prefix}cached_call_ms'][dtype]:.1f}"]
+        for alternative, prefix in (("epigemm", ""), ("torch.compile", "compile_"))
+        for dtype, seconds in summary.get(f"{prefix}first_call_s", {}).items()
     ]
     columns = ("alternative", "dtype", "nothing cached, s", "from the disk cache, ms")
     found = [

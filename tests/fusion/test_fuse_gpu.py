@@ -12,10 +12,9 @@ import epigemm
 from epigemm.fusion import FusionReport, host, kinds
 from epigemm.packs import weight_packs
 from tests.fusion.zoo import deep_mlp
-from tests.support.cases import fused_unavailable
 
 pytestmark = pytest.mark.gpu
-hopper = pytest.mark.skipif(bool(fused_unavailable()), reason="no fused kernel runs here")
+hopper = pytest.mark.usefixtures("fused_kernels")
 
 
 def wide() -> Any:

@@ -20,7 +20,7 @@ from tests.support.cases import fused_unavailable
 from tests.support.untyped import backward
 
 pytestmark = pytest.mark.gpu
-hopper = pytest.mark.skipif(bool(fused_unavailable()), reason="no fused kernel runs here")
+hopper = pytest.mark.usefixtures("fused_kernels")
 DTYPES = [torch.float32, torch.bfloat16]
 
 
