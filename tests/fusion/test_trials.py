@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,38 @@ def test_the_faster_one_stays(clock: Clock, fused_ms: float, plain_ms: float) ->
     assert trial.is_plain_faster() is None and not trial.is_plains_turn  # the device is behind
     clock.behind = False
     assert trial.is_plain_faster() == (plain_ms < fused_ms)
+
+
+@pytest.mark.parametrize(
+    ("fused_ms", "plain_ms", "is_plain_faster"),
+    [
+        ((3.0, 8.0), (3.5, 6.0), True),  # the device was busy: its own times say nothing of the calls to come
+        ((3.0, 4.0), (3.5, 6.0), False),
+        ((9.0, 8.0), (9.5, 6.0), False),  # the device takes longer, and is the limit
+        ((9.0, 8.0), (9.05, 6.0), True),  # alike: the host's times decide
+    ],
+)
+def test_the_longer_of_device_and_host_counts(
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    fused_ms: tuple[float, float],
+    plain_ms: tuple[float, float],
+    is_plain_faster: bool,
+) -> None:
+    """Milliseconds of the device and of the host."""
+    host_s = 0.0
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: host_s))
+    trial = Trial(0)
+
+    def call(device_ms: float, host_ms: float) -> None:
+        nonlocal host_s
+        clock.now += device_ms
+        host_s += 1e-3 * host_ms
+
+    for _ in range(TURNS):
+        is_plain = trial.is_plains_turn
+        trial.run(call, plain_ms if is_plain else fused_ms, {}, is_plain=is_plain)
+    assert trial.is_plain_faster() == is_plain_faster
 
 
 def test_threads_that_take_one_turn_note_what_each_ran(clock: Clock) -> None:

@@ -1,13 +1,14 @@
 """Whether the GPU waits for the host in a graph. If it does, fused calls gain only the host's time that they save.
 
 A call takes as long as the slower of the two. All times are estimates. The device's time comes from the planner, and
-for other operators from their FLOPs and bytes. The host's time comes from the number of kernels.
+for other operators from their FLOPs and bytes. The host's time comes from the number of kernels. Where autograd records
+a graph, the times are those of a training step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -53,16 +54,24 @@ _CALL_US = {
     Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
     Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
 }
-# The additional time of a recorded call of two kernels: its node is in Python, and those of the operators that it
-# replaces in C++.
-_RECORDED_US = 60.0
+# The same where autograd records the graph: of a whole training step. Eager's are what 18 models took (`models-fuse` of
+# two H100s and an H200) on an idle host: 100 to 200 us for each kernel of the forward pass, and 130 to 330 us more for
+# a fused call, whose node is in Python; two kernels took 310 us more with SIREN in bf16. A call on the tensors was
+# measured alone (`host`). Inductor's are three times those above.
+_STEP_KERNEL_US = {Launches.EAGER: 100.0, Launches.INDUCTOR: 60.0}
+_STEP_CALL_US = {
+    Launches.EAGER: {Way.TENSORS: 160.0, Way.SLICES: 230.0, Way.FALLBACK: 170.0, Way.TWO_KERNELS: 310.0},
+    Launches.INDUCTOR: {Way.TENSORS: 42.0, Way.SLICES: 120.0, Way.FALLBACK: 42.0, Way.TWO_KERNELS: 42.0},
+}
+_STEP_PASSES = 3  # of the device: the backward pass of a product is two products
 # The host's additional time for a call of a fused model: guards, minus the calls of modules. Measured on a CPU (Python
 # 3.11, torch 2.13) with nothing fused: 39, 36, 26 us for 1, 4, 12 linear layers with a GELU. It was 9 us for a model
 # without operators. Inductor's graphs have the same guards without fused calls.
 _GRAPH_US = {Launches.EAGER: 30.0, Launches.INDUCTOR: 0.0}
 _WORTH = 0.97  # of the time without fusion: a smaller gain is within the error of these estimates
 # The factor by which hosts differ; the share of the time below which a graph is sure to gain; and the share above which
-# it is not tried. The second is far from 1, because estimates are worse at sizes to which nothing was fitted.
+# it is not tried. The second is far from 1, because estimates are worse at sizes to which nothing was fitted. What
+# autograd records is not measured. So it has to gain on a slow host, too.
 _HOSTS_ERROR, _SURE, _LOST = 2.0, 0.7, 1.15
 # The decision is made again for so many times more rows, or fewer.
 _FAR = 4
@@ -98,34 +107,86 @@ def verdict(
     on_gpu = any(judged.fallback_us for judged in chains.values())
     if not taken or not on_gpu or launches in (Launches.CUDA_GRAPH, Launches.INDUCTOR_GRAPH):
         return Verdict()
+    plain, fused = _times(graph, chains, taken, launches, before)
+    is_recorded = any(map(_is_recorded, taken))  # the backward pass is not timed
+    is_close = _HOSTS_ERROR * fused.host_us > fused.device_us or fused.longer_us() > _SURE * plain.longer_us()
+    is_unsure = measures and not is_recorded and is_close
+    if is_unsure and fused.longer_us() < _LOST * plain.longer_us():
+        return Verdict("", is_unsure)
+    hosts = (1.0, _HOSTS_ERROR) if is_recorded and launches is Launches.EAGER else (1.0,)
+    pays = all(_pays(plain, fused, slowness) for slowness in hosts)
+    return Verdict("" if pays else WAITS)
+
+
+class _Times(NamedTuple):
+    """Microseconds of a call; of a training step where autograd records it."""
+
+    device_us: float
+    host_us: float
+
+    def longer_us(self, slowness: float = 1.0) -> float:
+        """What the call takes; `slowness`: the factor of the host's time."""
+        return max(self.device_us, slowness * self.host_us)
+
+
+def _pays(plain: _Times, fused: _Times, slowness: float) -> bool:
+    """Whether the fused graph is faster, or the device, for which every fused chain gains, is what it waits for."""
+    waits_for_device = slowness * fused.host_us < fused.device_us
+    return waits_for_device or fused.longer_us(slowness) < _WORTH * plain.longer_us(slowness)
+
+
+def _times(
+    graph: fx.Graph,
+    chains: Mapping[Chain, Judged],
+    taken: Mapping[Chain, Judged],
+    launches: Launches,
+    before: Before,
+) -> tuple[_Times, _Times]:
+    """The estimates of the original graph, and of that in which the chains that are taken are fused."""
     kernels = _kernels(graph)
     in_chains = {node for chain in chains for node in chain.nodes}
     others = [node for node in kernels if node not in in_chains]
     behind = {chain: [node for node in chain.nodes[1:] if node in kernels] for chain in chains}
 
     plain_us = {chain: profit.plain_us(judged, behind[chain]) for chain, judged in chains.items()}
-    device_us = sum(plain_us.values()) + sum(map(costs.device_us, others))
-    gained_us = sum(plain_us[chain] - judged.fused_us for chain, judged in taken.items())
-    operators = len(others) + sum(map(len, behind.values()))
-    host_us = _KERNEL_US[launches] * (len(chains) + operators / _OPERATORS_A_KERNEL[launches])
-    more_us = _GRAPH_US[launches] + sum(_CALL_US[launches][judged.way] for judged in taken.values())
-    more_us += _RECORDED_US * sum(
-        chain.product.value.requires_grad for chain, judged in taken.items() if judged.way is Way.TWO_KERNELS
+    device_us = sum(_passes(_is_recorded(chain)) * us for chain, us in plain_us.items())
+    device_us += sum(_passes(_learns(node)) * costs.device_us(node) for node in others)
+    gained_us = sum(
+        _passes(_is_recorded(chain)) * (plain_us[chain] - judged.fused_us) for chain, judged in taken.items()
+    )
+
+    def kernels_us(nodes: Iterable[fx.Node]) -> float:
+        return sum(_kernel_us(_learns(node), launches) for node in nodes)
+
+    operators_us = kernels_us(others) + sum(map(kernels_us, behind.values()))
+    host_us = sum(_kernel_us(_is_recorded(chain), launches) for chain in chains)
+    host_us += operators_us / _OPERATORS_A_KERNEL[launches]
+    more_us = _GRAPH_US[launches] + sum(
+        (_STEP_CALL_US if _is_recorded(chain) else _CALL_US)[launches][judged.way]
+        for chain, judged in taken.items()
     )
     if launches is Launches.EAGER:  # Inductor has merged these kernels with others
-        more_us -= _KERNEL_US[launches] * sum(len(behind[chain]) for chain in taken)
-    plain_host_us = host_us + _KERNEL_US[launches] * before.kernels
-    fused, plain = (
-        max(device_us - gained_us, host_us + more_us),
-        max(device_us + before.device_us, plain_host_us),
-    )
-    pays = host_us + more_us < device_us - gained_us or fused < _WORTH * plain
-    is_recorded = any(chain.product.value.requires_grad for chain in taken)  # the backward pass is not timed
-    is_close = _HOSTS_ERROR * (host_us + more_us) > device_us - gained_us or fused > _SURE * plain
-    is_unsure = measures and not is_recorded and is_close
-    if is_unsure and fused < _LOST * plain:
-        return Verdict("", is_unsure)
-    return Verdict("" if pays else WAITS)
+        more_us -= sum(kernels_us(behind[chain]) for chain in taken)
+    plain = _Times(device_us + before.device_us, host_us + _KERNEL_US[launches] * before.kernels)
+    return plain, _Times(device_us - gained_us, host_us + more_us)
+
+
+def _is_recorded(chain: Chain) -> bool:
+    """Whether autograd records the chain's product."""
+    return bool(chain.product.value.requires_grad)
+
+
+def _learns(node: fx.Node) -> bool:
+    value = tensor_of(node)
+    return value is not None and value.requires_grad
+
+
+def _passes(is_recorded: bool) -> int:
+    return _STEP_PASSES if is_recorded else 1
+
+
+def _kernel_us(is_recorded: bool, launches: Launches) -> float:
+    return (_STEP_KERNEL_US if is_recorded else _KERNEL_US)[launches]
 
 
 def guard_sizes(graph: fx.Graph) -> None:
