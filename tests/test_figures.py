@@ -15,7 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PERFORMANCE, FUSE, NUMERICS = (ROOT / "docs" / f"{name}.md" for name in ("performance", "fuse", "numerics"))
+PERFORMANCE, FUSE, NUMERICS, MIGRATING = (
+    ROOT / "docs" / f"{name}.md" for name in ("performance", "fuse", "numerics", "migrating")
+)
 RESULTS = ROOT / "benchmarks" / "results"
 FOLDERS = {"An H100": "nvidia-h100-80gb-hbm3", "An H200": "nvidia-h200"}
 LAYERS = {
@@ -89,13 +91,25 @@ def mean_of(figures: list[float]) -> float:
     return math.exp(sum(map(math.log, figures)) / len(figures))
 
 
+def table(page: Path, first: str) -> list[dict[str, str]]:
+    """The table whose first line begins so, by columns."""
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
+    head = next(line for line in lines if line.startswith(first))
+    columns, found = [cell.strip() for cell in head.strip("|").split("|")], []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append(dict(zip(columns, [cell.strip() for cell in line.strip("|").split("|")], strict=True)))
+    return found[1:]
+
+
 def of(record: str) -> list[Row]:
     return [row for row in rows(PERFORMANCE) if row.cells["record"] == f"`{record}`"]
 
 
 LAYER_ROWS = [
     *rows(README, FOLDERS["An H200"]),
-    *(row for record in ("bench", "fp32") for row in of(record) if row.what in LAYERS),
+    *(row for record in ("bench", "few-rows", "fp32") for row in of(record) if row.what in LAYERS),
 ]
 
 
@@ -142,24 +156,90 @@ def test_pairs_of_products(row: Row) -> None:
         assert row.cells[column] == f"{mean_of(found):.2f} ({min(found):.2f})"
 
 
-@pytest.mark.parametrize("row", [*of("random-51"), *of("random-52")], ids=str)
+@pytest.mark.parametrize("row", [*of("random-51"), *of("random-52"), *of("random-66")], ids=str)
 def test_random_shapes(row: Row) -> None:
     """Geometric mean and worst ratio."""
-    folder = FOLDERS["An H100"] if "H100" in row.cells["what"] else row.folder
-    measured = cases(folder, row.cells["record"].strip("`"))
+    measured = cases(row.folder, row.cells["record"].strip("`"))
     name = LAYERS[row.what.partition(", geomean")[0]].removeprefix("linear/")
     for column, dtype in RANDOM.items():
         if cell := row.cells[column]:
             case = measured[f"{name}/{dtype}"]
             assert cell == f"{case['geomean']:.2f} ({case['worst']:.2f})"
+            assert str(case["points"]) in row.cells["M x N x K"]
 
 
-@pytest.mark.parametrize("row", [*of("short-64"), *of("short-65")], ids=str)
+def worst_points() -> dict[str, list[str]]:
+    """Of the H100's random shapes: the cells of the record's own table, by dtype and size."""
+    tables = (RESULTS / FOLDERS["An H100"] / "random-66" / "tables.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
+    named = [cells for cells in lines if cells[0].startswith("bias_relu/") and "x" in cells[1]]
+    return {f"{cells[0].removeprefix('bias_relu/')} {cells[1]}": cells for cells in named}
+
+
+@pytest.mark.parametrize("row", table(PERFORMANCE, "| shape | type |"), ids=lambda row: row["shape"])
+def test_the_worst_random_shapes(row: dict[str, str]) -> None:
+    """Ratio, and microseconds of epigemm, of the faster one and of the bare product."""
+    dtype, shape = RANDOM.get(row["type"], row["type"]), row["shape"].replace(" ", "")
+    _, _, ratio, _, ours, best, other, bare, *_ = worst_points()[f"{dtype} {shape}"]
+    assert row["ratio"] == f"{float(ratio):.2f}"
+    faster = f"{best.replace('addmm_activation', '`torch._addmm_activation`')}, {float(other):.1f}"
+    assert row["the faster one, us"] == faster
+    assert row["epigemm, us"] == f"{float(ours):.1f}"
+    assert row["bare, us"] == f"{float(bare):.1f}"
+
+
+def test_no_worse_random_shape_is_left_out() -> None:
+    shown = table(PERFORMANCE, "| shape | type |")
+    least = max(float(row["ratio"]) for row in shown)
+    assert len(shown) == sum(round(float(cells[2]), 2) <= least for cells in worst_points().values())
+
+
+@pytest.mark.parametrize("row", of("short-65"), ids=str)
 def test_short_sums(row: Row) -> None:
     name = SHORT[row.what.partition(", geomean")[0]]
     waves = cases(row.folder, row.cells["record"].strip("`"))[f"{name}/bf16"]["waves"]
     assert str(waves["points"]) in row.cells["M x N x K"]
     assert row.cells["bf16"] == f"{waves['geomean']:.2f} ({waves['worst']:.2f})"
+
+
+def test_short_sums_in_words() -> None:
+    """How many points there are, and times over those of the bare product, on both GPUs."""
+    text = " ".join(PERFORMANCE.read_text(encoding="utf-8").split())
+    h100, h200 = (cases(FOLDERS[gpu], "short-65") for gpu in ("An H100", "An H200"))
+    points = [sum(case["points"] for case in measured.values()) for measured in (h100, h200)]
+    assert f"the H100 came to {points[0]:,} of 2,400 points, the H200 to {points[1]:,}" in text
+    relu, sigmoid, gelu, gelu_fp16 = (
+        [f"{1 / measured[name]['waves']['geomean']:.2f}" for measured in (h100, h200)]
+        for name in ("bias_relu/bf16", "sigmoid_scale/bf16", "bias_gelu/bf16", "bias_gelu/fp16")
+    )
+    assert f"takes {relu[0]} (H100) and {relu[1]} (H200) times as long" in text
+    assert f"with ReLU, {' and '.join(sigmoid)} with a sigmoid, and {' and '.join(gelu)} with GELU" in text
+    assert f"GELU in fp16 takes {gelu_fp16[0]} (37 shapes) and {gelu_fp16[1]} times as long" in text
+
+
+def test_host_times_in_words() -> None:
+    """Those that are longer than eager's, on both GPUs."""
+    text = " ".join(PERFORMANCE.read_text(encoding="utf-8").split())
+    h100, h200 = (cases(FOLDERS[gpu], "host") for gpu in ("An H100", "An H200"))
+
+    def over(measured: dict[str, Any], name: str, ours: str = "function") -> float:
+        ratio: float = measured[name][ours] / measured[name]["eager"]
+        return ratio
+
+    spans = [
+        spread([over(measured, f"linear_relu{size}/fp32") for size in ("", "_small")])
+        for measured in (h100, h200)
+    ]
+    assert f"takes {spans[0]} times eager's host time" in text
+    assert f"{spans[1]} on the H200" in text
+    gelu = [f"{over(measured, 'custom_gelu/fp32'):.2f}" for measured in (h100, h200)]
+    assert f"GELU takes {gelu[0]} times ({gelu[1]})" in text
+    fp32, bf16 = (
+        [f"{over(measured, f'train_step/{dtype}', 'module'):.2f}" for measured in (h100, h200)]
+        for dtype in ("fp32", "bf16")
+    )
+    assert f"takes {fp32[0]} times eager's host time in fp32 and {bf16[0]} times in bf16" in text
+    assert f"{fp32[1]} and {bf16[1]} on the H200" in text
 
 
 @pytest.mark.parametrize("row", of("layers"), ids=str)
@@ -184,12 +264,14 @@ def test_epilogues_in_python(row: Row) -> None:
     """The least and the largest ratio of a size."""
     sizes = row.cells["M x N x K"].replace(" ", "")
     measured = [case for name, case in cases(row.folder, "custom").items() if name.endswith(f"/{sizes}")]
+    if count := re.match(r"\d+", row.what):
+        assert len(measured) == int(count[0])
     for column, key in (("fp32 `highest`", "fp32_vs_best"), ("bf16", "bf16_vs_best")):
         assert row.cells[column] == spread([case[key] for case in measured if key in case])
 
 
-def test_elementwise_operators() -> None:
-    (row,) = [row for row in of("bench") if row.what == "five elementwise ops"]
+@pytest.mark.parametrize("row", [row for row in of("bench") if "elementwise" in row.what], ids=str)
+def test_elementwise_operators(row: Row) -> None:
     for column, dtype in (("fp32 `highest`", "fp32 highest"), ("bf16", "bf16")):
         ending = f"{row.cells['M x N x K'].replace(' ', '')} {dtype}"
         found = [case for name, case in cases(row.folder, "bench").items() if name.endswith(ending)]
@@ -228,14 +310,16 @@ def test_which_version_a_record_is_of() -> None:
 
 
 def test_how_many_tests_a_gpu_has_run() -> None:
-    chosen = json.loads((RESULTS / FOLDERS["An H100"] / "tests.json").read_text())["selection"]["chosen"]
-    assert f" {chosen:,} tests " in PERFORMANCE.read_text(encoding="utf-8")
+    record = json.loads((RESULTS / FOLDERS["An H100"] / "tests.json").read_text())
+    chosen, skipped = record["selection"]["chosen"], record["outcomes"]["skipped"]
+    assert f" {chosen:,} tests ({skipped} skipped)" in PERFORMANCE.read_text(encoding="utf-8")
+    assert record["outcomes"]["passed"] == chosen - skipped
 
 
 def test_quack() -> None:
     """Least and largest ratio, and the geometric mean, of each epilogue."""
     measured = cases(FOLDERS["An H100"], "quack")
-    text = " ".join((ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").split())
+    text = " ".join(MIGRATING.read_text(encoding="utf-8").split())
     means = []
     for name, words in (("bias_relu", "with bias and ReLU"), ("bias_gelu_tanh", "with bias and GELU(tanh)")):
         found = [case["bf16_vs_quack"] for key, case in measured.items() if key.startswith(f"{name}/")]
@@ -246,6 +330,18 @@ def test_quack() -> None:
     assert f"{means[0]} and {means[1]} in geometric mean" in text
 
 
+def test_first_calls() -> None:
+    """Of epigemm and of `torch.compile`: with nothing cached, and from the disk."""
+    record = json.loads((RESULTS / FOLDERS["An H100"] / "custom" / "summary.json").read_text())
+    text = MIGRATING.read_text(encoding="utf-8")
+    for who in ("", "compile_"):
+        first, cached = record[f"{who}first_call_s"], record[f"{who}cached_call_ms"]
+        unit, of_one = (" s", 1e3) if who else (" ms", 1)
+        bf16, fp32 = (f"{cached[dtype] / of_one:.1f}" for dtype in ("bf16", "fp32"))
+        words = f"{first['bf16']:.1f} s in bf16 and {first['fp32']:.1f} s in fp32"
+        assert f"{words}, {bf16} and {fp32}{unit} from" in text
+
+
 PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf16": "bf16"}
 VARIANTS = {
     "eager / `fuse(model, cuda_graphs=True)`": "graphs_vs_eager",
@@ -254,37 +350,11 @@ VARIANTS = {
 }
 
 
-def table(page: Path, first: str) -> list[dict[str, str]]:
-    """The table whose first line begins so, by columns."""
-    lines = iter(page.read_text(encoding="utf-8").splitlines())
-    head = next(line for line in lines if line.startswith(first))
-    columns, found = [cell.strip() for cell in head.strip("|").split("|")], []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        found.append(dict(zip(columns, [cell.strip() for cell in line.strip("|").split("|")], strict=True)))
-    return found[1:]
-
-
-def test_whole_models() -> None:
-    """Of the H100: each case, and the geometric means."""
-    measured = cases(FOLDERS["An H100"], "models")
-    *models, means = table(FUSE, "| model | small, large batch |")
-    assert len(models) == len({name.split("/")[0] for name in measured})
-    for column, precision in PRECISIONS.items():
-        found: list[list[float]] = [[], []]
-        for row in models:
-            sizes, figures = (row[name].split(", ") for name in ("small, large batch", column))
-            for place, (size, figure) in enumerate(zip(sizes, figures, strict=True)):
-                found[place].append(measured[f"{row['model']}/{precision}/inference/{size}"]["fuse_vs_eager"])
-                assert f"{found[place][-1]:.2f}" == figure, (row, precision, size)
-        assert means[column] == ", ".join(f"{mean_of(each):.2f}" for each in found)
-
-
-def test_whole_models_on_an_h200() -> None:
+@pytest.mark.parametrize("gpu", ["H100", "H200"])
+def test_whole_models(gpu: str) -> None:
     """Each case that was reached, and the geometric means, of inference and of training."""
-    measured = cases(FOLDERS["An H200"], "models-fuse")
-    *models, means = table(FUSE, "| H200 | small, large batch |")
+    measured = cases(FOLDERS[f"An {gpu}"], "models-fuse")
+    *models, means = table(FUSE, f"| {gpu} | small, large batch |")
     compared = 0
     for column, precision in (
         *PRECISIONS.items(),
@@ -297,7 +367,7 @@ def test_whole_models_on_an_h200() -> None:
             sizes = dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
             places = ["large"] if mode == "training" else ["small", "large"]
             for place, figure in zip(places, row[column].split(", "), strict=True):
-                case = measured.get(f"{row['H200']}/{precision}/{mode}/{sizes[place]}")
+                case = measured.get(f"{row[gpu]}/{precision}/{mode}/{sizes[place]}")
                 assert figure == (f"{case['fuse_vs_eager']:.2f}" if case else "-"), (row, column, place)
                 found[place] += [case["fuse_vs_eager"]] if case else []
         compared += sum(map(len, found.values()))
@@ -312,9 +382,9 @@ def test_whole_models_in_cuda_graphs_and_compiled() -> None:
     means = record["geomeans"]
     rows_of_means = table(FUSE, "| what | batch |")
     assert len(rows_of_means) == 6
-    models = table(FUSE, "| model | small, large batch |")[:-1]
+    models = table(FUSE, "| H100 | small, large batch |")[:-1]
     sizes = {
-        row["model"]: dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
+        row["H100"]: dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
         for row in models
     }
     for row in rows_of_means:
@@ -332,7 +402,11 @@ def test_whole_models_in_cuda_graphs_and_compiled() -> None:
 
 def test_errors_of_fp32() -> None:
     """What the page about numerics says first, and on which classes of data it does not hold."""
-    graded = json.loads((RESULTS / FOLDERS["An H200"] / "gradings" / "gradings.json").read_text())
+    graded, other = (
+        json.loads((RESULTS / FOLDERS[gpu] / "gradings" / "gradings.json").read_text())
+        for gpu in ("An H200", "An H100")
+    )
+    assert all(graded[key] == other[key] for key in ("sweep", "few_rows"))
     text = " ".join(NUMERICS.read_text(encoding="utf-8").split())
     ratios = largest_errors(graded["sweep"], 128)
     larger = [ratio for ratio in ratios.values() if ratio > 1]
