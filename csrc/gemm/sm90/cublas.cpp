@@ -186,8 +186,7 @@ bool is_plain_fp32(const Problem& p) {
   return p.x.element == ElementType::Float32 && !p.is_tf32_allowed && p.arithmetic != Arithmetic::TF32;
 }
 
-// --- the bias
-// ----------------------------------------------------------------------------------------------------------
+// --- the bias -----------------------------------------------------------------------------------------------------
 
 // The cases for which cuBLAS has different kernels: fp32 arithmetic, and the layout of x and of the weight.
 enum class Kind { PlainFP32, TF32, TF32Misaligned, Bits16, Bits16OffLines, Bits16Misaligned };
