@@ -74,7 +74,7 @@ def _suite(index: int, output: Path, trees: str) -> Job:
     options = ("-m", "gpu", *processes, "-v", "-rf", "-p", "no:cacheprovider")
     shown = ("--tb=short", "--durations=30")
     command = _python("pytest", "tests", *options, *shown, *shard, "--trees", trees)
-    return Job(f"suite-{index}", 130, (command,))
+    return Job(f"suite-{index}", 280, (command,))
 
 
 def _sanitizer(tool: str, linked: bool, trees: str) -> Job:

@@ -134,6 +134,7 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             texts = [str({name: record[name] for name in sorted(differ)}) for record in (records[0], each)]
             raise ValueError(f"records of different sources: {texts[0]} and {texts[1]}")
     figures = empty()
+    reached = set[str]()
     for each in records:
         for name in FIGURES[:3]:
             figures[name] |= each[name]
@@ -141,6 +142,8 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for job in (Job(Case.parse(name), variant) for variant in VARIANTS):
                 if job.variant.ratio in case.get("errors", {}):
                     add(figures, job, "result", _result_of(case, job))
+                    reached.add(str(job))
+    figures["not_reached"] = {job: why for job, why in figures["not_reached"].items() if job not in reached}
     first = {name: value for name, value in records[0].items() if name not in _OF_A_RUN}
     runs = [run for each in records for run in each.get("runs") or [_run_of(each)]]
     whole = {"complete": all(each["complete"] for each in records), "runs": runs}

@@ -51,6 +51,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(trials, "recorded_event", made.event)
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: 1e-3 * made.now))
     return made
 
 
@@ -112,12 +113,16 @@ def test_the_longer_of_device_and_host_counts(
 
 
 def test_calls_that_others_disturb_do_not_count(clock: Clock) -> None:
-    """Four of the five timed calls of the faster form take longer than any of the other one."""
+    """Three of the five timed calls of the faster form take longer than any of the other one.
+
+    One call of the slower form is fast by chance.
+    """
     trial = Trial(0)
-    plain_ms = [1.0, 1.0, 9.0, 7.0, 1.0, 8.0, 6.0]
+    plain_ms, fused_ms = [1.0, 1.0, 9.0, 7.0, 1.0, 1.0, 6.0], [2.0, 2.0, 2.0, 0.5, 2.0, 2.0, 2.0]
     for turn in range(TURNS):
         is_plain = trial.is_plains_turn
-        trial.run(taking(clock, plain_ms[turn // 2] if is_plain else 2.0), (), {}, is_plain=is_plain)
+        times = plain_ms if is_plain else fused_ms
+        trial.run(taking(clock, times[turn // 2]), (), {}, is_plain=is_plain)
     assert trial.is_plain_faster()
 
 

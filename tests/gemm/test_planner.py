@@ -86,7 +86,7 @@ def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
 def test_where_cublas_adds_a_relu_more_slowly() -> None:
     """In 16 bits: from 30 us on by a fifth with a short K, and by two fifths with a K below 64.
 
-    With many rows and three rounds of tiles by a fifth, too, if K is at most 256.
+    With many rows and three rounds of tiles by a tenth below 30 us, if K is at most 256.
     """
 
     def slower(**changed: Any) -> tuple[float, bool]:
@@ -101,7 +101,7 @@ def test_where_cublas_adds_a_relu_more_slowly() -> None:
         assert ratio == pytest.approx(times, rel=1e-4) and one_kernel
     tall = {"m": 16227, "n": 416, "k": 64}  # 508 tiles of 128 x 128
     for sizes in (tall, tall | {"m": 16000}, tall | {"k": 256}, {"m": 100_000, "n": 72, "k": 128}):
-        assert slower(**sizes)[0] == pytest.approx(1.2, rel=1e-4), sizes
+        assert slower(**sizes)[0] == pytest.approx(1.1, rel=1e-4), sizes
     for other in ({"m": 15999}, {"k": 264}, {"n": 384}, {"m": 60_000, "n": 64}):
         assert slower(**tall | other) == (1, True), other
     for tf32_allowed in (False, True):
@@ -115,7 +115,7 @@ def test_where_cublas_adds_a_relu_more_slowly() -> None:
     ids=str,
 )
 def test_many_rows_with_a_short_k_are_fused(sizes: tuple[int, int, int]) -> None:
-    """cuBLAS took 1.2 to 1.5 times as long there as these kernels with a sigmoid (`short-65`, H100)."""
+    """cuBLAS took 1.12 to 1.42 times as long there as these kernels with a sigmoid (`short-65`, H100)."""
     m, n, k = sizes
     assert Query(epilogue="bias_relu", m=m, n=n, k=k, gpu=KNOWN["H100"].numbers).plan()["fused"]
 

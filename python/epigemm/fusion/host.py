@@ -54,16 +54,21 @@ _CALL_US = {
     Launches.EAGER: {Way.TENSORS: 0.0, Way.SLICES: 30.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
     Launches.INDUCTOR: {Way.TENSORS: 14.0, Way.SLICES: 40.0, Way.FALLBACK: 14.0, Way.TWO_KERNELS: 14.0},
 }
-# The same where autograd records the graph: of a whole training step. Eager's are what 18 models took (`models-fuse` of
-# two H100s and an H200) on an idle host: 100 to 200 us for each kernel of the forward pass, and 130 to 330 us more for
-# a fused call, whose node is in Python; two kernels took 310 us more with SIREN in bf16. A call on the tensors was
-# measured alone (`host`). Inductor's are three times those above.
-_STEP_KERNEL_US = {Launches.EAGER: 100.0, Launches.INDUCTOR: 60.0}
+# The same where autograd records the graph: of a whole training step, for each product and each other kernel of its
+# forward pass, and for each fused call, whose node is in Python. Eager's are what models took on an idle host (record
+# `models-costs`): mlp-16 and SIREN 155 us a product and 54 an operator; a call on slices in twelve models 110 to 290 us
+# more than a product, 195 in the middle; two kernels 220 with SIREN in bf16. A call on the tensors took 118 us more
+# with one layer (`host`). For the fallback nothing was measured: it has one launch more than a call on the tensors.
+# Inductor's are three times those above. Nothing was measured for it either.
+_STEP_PRODUCT_US = {Launches.EAGER: 150.0, Launches.INDUCTOR: 60.0}
+_STEP_KERNEL_US = {Launches.EAGER: 55.0, Launches.INDUCTOR: 60.0}
 _STEP_CALL_US = {
-    Launches.EAGER: {Way.TENSORS: 160.0, Way.SLICES: 230.0, Way.FALLBACK: 170.0, Way.TWO_KERNELS: 310.0},
+    Launches.EAGER: {Way.TENSORS: 120.0, Way.SLICES: 195.0, Way.FALLBACK: 135.0, Way.TWO_KERNELS: 220.0},
     Launches.INDUCTOR: {Way.TENSORS: 42.0, Way.SLICES: 120.0, Way.FALLBACK: 42.0, Way.TWO_KERNELS: 42.0},
 }
-_STEP_PASSES = 3  # of the device: the backward pass of a product is two products
+# Of the device: the backward pass of a product is two products. There is one less where x or the weight needs no
+# gradient, which is not counted.
+_STEP_PASSES = 3
 # The host's additional time for a call of a fused model: guards, minus the calls of modules. Measured on a CPU (Python
 # 3.11, torch 2.13) with nothing fused: 39, 36, 26 us for 1, 4, 12 linear layers with a GELU. It was 9 us for a model
 # without operators. Inductor's graphs have the same guards without fused calls.
@@ -156,10 +161,10 @@ def _times(
     )
 
     def kernels_us(nodes: Iterable[fx.Node]) -> float:
-        return sum(_kernel_us(_learns(node), launches) for node in nodes)
+        return sum((_STEP_KERNEL_US if _learns(node) else _KERNEL_US)[launches] for node in nodes)
 
     operators_us = kernels_us(others) + sum(map(kernels_us, behind.values()))
-    host_us = sum(_kernel_us(_is_recorded(chain), launches) for chain in chains)
+    host_us = sum((_STEP_PRODUCT_US if _is_recorded(chain) else _KERNEL_US)[launches] for chain in chains)
     host_us += operators_us / _OPERATORS_A_KERNEL[launches]
     more_us = _GRAPH_US[launches] + sum(
         (_STEP_CALL_US if _is_recorded(chain) else _CALL_US)[launches][judged.way]
@@ -183,10 +188,6 @@ def _learns(node: fx.Node) -> bool:
 
 def _passes(is_recorded: bool) -> int:
     return _STEP_PASSES if is_recorded else 1
-
-
-def _kernel_us(is_recorded: bool, launches: Launches) -> float:
-    return (_STEP_KERNEL_US if is_recorded else _KERNEL_US)[launches]
 
 
 def guard_sizes(graph: fx.Graph) -> None:
