@@ -34,7 +34,7 @@ from benchmarks.harness import environment
 
 PROCESSES = len(os.sched_getaffinity(0))
 """As many as cores. On a machine of several GPUs `taskset` and CUDA_VISIBLE_DEVICES give each GPU a run of its own."""
-SUITE_SHARDS = 4  # one after the other, or side by side on several GPUs
+SUITE = range(1, 5)  # shards of the suite, one after the other, or side by side on several GPUs
 SHARDS = 45  # of compute-sanitizer, a process each
 LEFT = "{left}"  # in a command: the seconds that its job may take, less those that it needs to end
 ENDING_S = 30
@@ -68,7 +68,7 @@ def _python(*arguments: str) -> tuple[str, ...]:
 
 
 def _suite(index: int, output: Path, trees: str) -> Job:
-    shard = ("--shard", f"{index}/{SUITE_SHARDS}", "--summary-json", str(output / f"tests-{index}.json"))
+    shard = ("--shard", f"{index}/{len(SUITE)}", "--summary-json", str(output / f"tests-{index}.json"))
     # worksteal: neighbours run in one process, which makes what a file's tests share once.
     processes = ("-n", str(PROCESSES), "--dist", "worksteal")
     options = ("-m", "gpu", *processes, "-v", "-rf", "-p", "no:cacheprovider")
@@ -115,7 +115,7 @@ def jobs(output: Path, trees: str) -> list[Job]:
         "tools.random_launches", output / "launches.json", "--count", "5000", "--time-budget", LEFT
     )
     return [
-        *(_suite(index, output, trees) for index in range(1, 1 + SUITE_SHARDS)),
+        *(_suite(index, output, trees) for index in SUITE),
         *(_sanitizer(tool, False, trees) for tool in ("memcheck", "racecheck")),
         *(_sanitizer(tool, True, trees) for tool in ("memcheck", "racecheck")),
         models("fuse", "inference"),
@@ -188,7 +188,7 @@ def end(job: Job, output: Path, trees: str, left_s: float, run: Run, done: Seque
 
 
 def _merge_suite(output: Path, run: Run) -> int:
-    parts = [str(output / f"tests-{index}.json") for index in range(1, 1 + SUITE_SHARDS)]
+    parts = [str(output / f"tests-{index}.json") for index in SUITE]
     merge = _python("tools.merge_records", str(output / "tests.json"), *parts)
     return run(merge, output / "suite.log", 60)
 
@@ -215,7 +215,7 @@ def record(
         print(f"{job.name}: {ended[job.name].status} in {ended[job.name].seconds:.0f} s", flush=True)
         text = json.dumps({name: asdict(each) for name, each in ended.items()}, indent=1)
         file.write_text(text + "\n", encoding="utf-8")
-    suite = [ended.get(f"suite-{index}") for index in range(1, 1 + SUITE_SHARDS)]
+    suite = [ended.get(f"suite-{index}") for index in SUITE]
     if all(each and each.status == "done" for each in suite):
         _merge_suite(output, run)
     return ended

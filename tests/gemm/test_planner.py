@@ -107,6 +107,8 @@ def test_where_cublas_adds_a_relu_more_slowly() -> None:
     for tf32_allowed in (False, True):
         assert slower(m=16384, dtype="float32", tf32_allowed=tf32_allowed) == (1, True)
         assert slower(**tall, dtype="float32", tf32_allowed=tf32_allowed)[0] == 1
+    for sizes in (tall, {"m": 4096, "k": 768}, {"m": 2048, "n": 160, "k": 48}):  # measured on Hopper alone
+        assert slower(**sizes, gpu=KNOWN["A100 80 GB"].numbers) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,13 @@ class Architecture {
   // ones.
   virtual bool is_fitted() const = 0;
 
-  // The product alone (torch.mm), or with a bias and perhaps a ReLU (torch.addmm, torch._addmm_activation). fp32
-  // problems run in TF32 if that is allowed, else in plain fp32.
+  // The product alone (torch.mm), or with a bias (torch.addmm). fp32 problems run in TF32 if that is allowed, else in
+  // plain fp32.
   virtual double product_microseconds(const Problem&) const = 0;
   virtual double product_with_bias_microseconds(const Problem&) const = 0;
+
+  // The time with a bias and a ReLU (torch._addmm_activation), over that with a bias.
+  virtual double relu_factor(const Problem&, double /*with_bias_us*/) const { return 1; }
 
   // Whether cuBLAS's product with a bias is slower than its plain product and an elementwise kernel.
   virtual bool adds_bias_apart(const Problem&) const = 0;

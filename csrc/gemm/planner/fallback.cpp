@@ -39,31 +39,11 @@ double two_kernels_microseconds(const Problem& p) {
   return product + elementwise_microseconds(p) - kSharedStartUs;
 }
 
-// Behind a short K cuBLAS's GEMM with a bias and a ReLU takes longer than the one with a bias: in bf16 on an H100 1.0
-// to 1.4 times as long, at 23 random shapes of 60 us and more with K up to 1000, and up to twice behind a K below 64.
-// At 1024x8192x8192 it takes 1.01 times as long. With many rows and three rounds of tiles it takes 1.1 to 1.7 times as
-// long as predicted from 19 us on, at five of six shapes of 200 (short-65 of an H100; at two of them on an H200), where
-// a fused kernel is expected to take nearly the same time. There 1.1 is enough to choose that. With up to 64 columns
-// and with fewer rows cuBLAS takes what is predicted.
-double with_relu_microseconds(const Problem& p) {
-  constexpr double kLeastUs = 30, kRounds = 3;
-  constexpr int64_t kVeryShortK = 64, kShortK = 1000, kTile = 128;
-  constexpr int64_t kManyRows = 16000, kManyRowsK = 256, kFewColumns = 64;
-  const double with_bias = architecture_of(p.device).product_with_bias_microseconds(p);
-  if (element_bytes(p.x.element) != 2) return with_bias;
-  if (p.k < kVeryShortK) return 1.4 * with_bias;
-  if (with_bias >= kLeastUs && p.k <= kShortK) return 1.2 * with_bias;
-  const double tiles = cost::as_double(ceil_div(p.m, kTile) * ceil_div(p.n, kTile));
-  const bool has_many_rows =
-      p.m >= kManyRows && p.n > kFewColumns && p.k <= kManyRowsK && tiles >= kRounds * p.device.multiprocessors;
-  return has_many_rows ? 1.1 * with_bias : with_bias;
-}
-
 double one_kernel_microseconds(const Problem& p) {
   const Architecture& architecture = architecture_of(p.device);
   if (!p.has_bias) return architecture.product_microseconds(p);
-  if (p.epilogue == EpilogueId::bias_relu) return with_relu_microseconds(p);
-  return architecture.product_with_bias_microseconds(p);
+  const double with_bias = architecture.product_with_bias_microseconds(p);
+  return p.epilogue == EpilogueId::bias_relu ? architecture.relu_factor(p, with_bias) * with_bias : with_bias;
 }
 
 }  // namespace

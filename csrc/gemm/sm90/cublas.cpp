@@ -225,17 +225,40 @@ constexpr Region kApart[] = {
     {Kind::Bits16OffLines, 129, 512, 1, kAny, 8193, 0, kAnyTiles},
 };
 
-bool is_slower_with_bias(const Problem& p) {
+double tiles_of_multiprocessor(const Problem& p) {
   constexpr int64_t kTile = 128;
+  return cost::as_double(ceil_div(p.m, kTile) * ceil_div(p.n, kTile)) / std::max(1, p.device.multiprocessors);
+}
+
+bool is_slower_with_bias(const Problem& p) {
   if (p.x.element == ElementType::Float64) return false;
   const Kind kind = kind_of(p);
-  const double tiles =
-      cost::as_double(ceil_div(p.m, kTile) * ceil_div(p.n, kTile)) / std::max(1, p.device.multiprocessors);
+  const double tiles = tiles_of_multiprocessor(p);
   return std::any_of(std::begin(kApart), std::end(kApart), [&](const Region& r) {
     return r.kind == kind && p.m >= r.least_m && p.m <= r.most_m && p.n >= r.least_n && p.n <= r.most_n &&
            p.k >= r.least_k && tiles >= r.least_tiles && tiles < r.most_tiles;
   });
 }
+
+// Where cuBLAS's GEMM with a bias and a ReLU takes longer in 16 bits than is predicted of the one with a bias. The
+// first row that fits counts. At 1024x8192x8192 it takes 1.01 times as long.
+struct SlowReLU {
+  int64_t least_m, least_n, least_k, most_k;
+  double least_us;     // with the bias alone
+  double least_tiles;  // of 128 x 128, for each multiprocessor
+  double factor;
+};
+
+constexpr SlowReLU kSlowReLU[] = {
+    // Up to twice as long, in bf16 on an H100.
+    {1, 1, 1, 63, 0, 0, 1.4},
+    // 1.0 to 1.4 times as long, in bf16 on an H100, at 23 random shapes of 60 us and more.
+    {1, 1, 64, 1000, 30, 0, 1.2},
+    // 1.1 to 1.7 times as long, in bf16, at five shapes of 19 us and more (short-65 of an H100; two of them on an
+    // H200). A fused kernel is expected to take nearly the same time there, so a tenth is enough. With up to 64 columns
+    // or fewer rows cuBLAS takes what is predicted.
+    {16000, 65, 64, 256, 0, 3, 1.1},
+};
 
 class Hopper final : public Architecture {
  public:
@@ -255,6 +278,16 @@ class Hopper final : public Architecture {
   double product_with_bias_microseconds(const Problem& p) const override {
     if (is_plain_fp32(p)) return sgemm_microseconds(p, kBiasSgemm, /*is_bare=*/false);
     return tensor_microseconds(p, element_bytes(p.x.element) == 2 ? kBias16 : kBiasTF32);
+  }
+
+  double relu_factor(const Problem& p, double with_bias_us) const override {
+    if (element_bytes(p.x.element) != 2) return 1;
+    const double tiles = tiles_of_multiprocessor(p);
+    const auto* const found = std::find_if(std::begin(kSlowReLU), std::end(kSlowReLU), [&](const SlowReLU& row) {
+      return p.m >= row.least_m && p.n >= row.least_n && p.k >= row.least_k && p.k <= row.most_k &&
+             with_bias_us >= row.least_us && tiles >= row.least_tiles;
+    });
+    return found == std::end(kSlowReLU) ? 1 : found->factor;
   }
 
   bool adds_bias_apart(const Problem& p) const override { return is_slower_with_bias(p); }
