@@ -34,6 +34,8 @@ SHORT = {
     "bias, ReLU": "bias_relu",
     "sigmoid, scale": "sigmoid_scale",
     "bias, GELU": "bias_gelu",
+    "bias, GELU(tanh)": "bias_gelu_tanh",
+    "bias, SiLU": "bias_silu",
     "GELU": "bias_gelu",
     "residual": "residual",
 }
@@ -156,7 +158,7 @@ def test_pairs_of_products(row: Row) -> None:
         assert row.cells[column] == f"{mean_of(found):.2f} ({min(found):.2f})"
 
 
-@pytest.mark.parametrize("row", [*of("random-51"), *of("random-52"), *of("random-66")], ids=str)
+@pytest.mark.parametrize("row", [row for seed in (51, 52, 66, 92) for row in of(f"random-{seed}")], ids=str)
 def test_random_shapes(row: Row) -> None:
     """Geometric mean and worst ratio."""
     measured = cases(row.folder, row.cells["record"].strip("`"))
@@ -169,9 +171,10 @@ def test_random_shapes(row: Row) -> None:
 
 
 def worst_points() -> dict[str, list[str]]:
-    """Of the H100's random shapes: the cells of the record's own table, by dtype and size."""
-    tables = (RESULTS / FOLDERS["An H100"] / "random-66" / "tables.md").read_text(encoding="utf-8")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines()]
+    """Of the H100's random shapes: the cells of the records' own tables, by dtype and size."""
+    files = [RESULTS / FOLDERS["An H100"] / f"random-{seed}" / "tables.md" for seed in (66, 92)]
+    every = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in every]
     named = [cells for cells in lines if cells[0].startswith("bias_relu/") and "x" in cells[1]]
     return {f"{cells[0].removeprefix('bias_relu/')} {cells[1]}": cells for cells in named}
 
@@ -194,7 +197,7 @@ def test_no_worse_random_shape_is_left_out() -> None:
     assert len(shown) == sum(round(float(cells[2]), 2) <= least for cells in worst_points().values())
 
 
-@pytest.mark.parametrize("row", of("short-65"), ids=str)
+@pytest.mark.parametrize("row", [*of("short-65"), *of("short-91")], ids=str)
 def test_short_sums(row: Row) -> None:
     name = SHORT[row.what.partition(", geomean")[0]]
     waves = cases(row.folder, row.cells["record"].strip("`"))[f"{name}/bf16"]["waves"]
@@ -205,7 +208,7 @@ def test_short_sums(row: Row) -> None:
 def test_short_sums_in_words() -> None:
     """How many points there are, and times over those of the bare product, on both GPUs."""
     text = " ".join(PERFORMANCE.read_text(encoding="utf-8").split())
-    h100, h200 = (cases(FOLDERS[gpu], "short-65") for gpu in ("An H100", "An H200"))
+    h100, h200 = (cases(FOLDERS[f"An {gpu}"], f"short-{seed}") for gpu, seed in (("H100", 91), ("H200", 65)))
     points = [sum(case["points"] for case in measured.values()) for measured in (h100, h200)]
     assert f"the H100 came to {points[0]:,} of 2,400 points, the H200 to {points[1]:,}" in text
     relu, sigmoid, gelu, gelu_fp16 = (
@@ -214,7 +217,10 @@ def test_short_sums_in_words() -> None:
     )
     assert f"takes {relu[0]} (H100) and {relu[1]} (H200) times as long" in text
     assert f"with ReLU, {' and '.join(sigmoid)} with a sigmoid, and {' and '.join(gelu)} with GELU" in text
-    assert f"GELU in fp16 takes {gelu_fp16[0]} (37 shapes) and {gelu_fp16[1]} times as long" in text
+    assert f"GELU in fp16 takes {gelu_fp16[0]} and {gelu_fp16[1]} times as long" in text
+    residual = h100["residual/bf16"]["waves"]
+    assert f"it takes {1 / residual['geomean']:.2f} times as long as the bare product, or" in text
+    assert f"({residual['points']} shapes of `short-91`), and {1 / residual['worst']:.2f} times" in text
 
 
 def test_host_times_in_words() -> None:
@@ -377,9 +383,7 @@ def test_whole_models(gpu: str) -> None:
 
 def test_whole_models_in_cuda_graphs_and_compiled() -> None:
     """Of the H100: geometric means, and the least upper quartile of a case."""
-    summary = RESULTS / FOLDERS["An H100"] / "models" / "summary.json"
-    record, variant = json.loads(summary.read_text()), ""
-    means = record["geomeans"]
+    variant = ""
     rows_of_means = table(FUSE, "| what | batch |")
     assert len(rows_of_means) == 6
     models = table(FUSE, "| H100 | small, large batch |")[:-1]
@@ -389,6 +393,8 @@ def test_whole_models_in_cuda_graphs_and_compiled() -> None:
     }
     for row in rows_of_means:
         variant = VARIANTS.get(row["what"], variant)
+        name = "models-older" if variant == "overhead_vs_compile" else "models"
+        record = json.loads((RESULTS / FOLDERS["An H100"] / name / "summary.json").read_text())
         least = min(
             case["quartiles"][variant][2]
             for name, case in record["cases"].items()
@@ -396,7 +402,7 @@ def test_whole_models_in_cuda_graphs_and_compiled() -> None:
         )
         assert row["least"] == f"{least:.2f}"
         for column, precision in PRECISIONS.items():
-            mean = means[f"{precision}/inference/{row['batch']}"][variant]
+            mean = record["geomeans"][f"{precision}/inference/{row['batch']}"][variant]
             assert row[column] == f"{mean:.2f}"
 
 
