@@ -35,7 +35,8 @@ def report() -> str:
     lines += [
         f"torch {torch.__version__} (CUDA {torch.version.cuda or 'not built in'}), Python {platform.python_version()}"
     ]
-    lines += [f"  fp32 matmul setting: {torch.backends.cuda.matmul.fp32_precision}"]
+    setting = torch.backends.cuda.matmul.fp32_precision
+    lines += [f"  fp32 matmul setting: {setting}{' (as highest)' if setting == 'none' else ''}"]
     lines += [f"  driver: {calibrations.driver()}", ""]
     lines += [*_devices(), "", *_libraries(), "", f"cache: {cache.contents()}", ""]
     lines += ["what would run here:"]
@@ -134,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--clear-cache",
         action="store_true",
-        help="remove the linked kernels and the measured choices that epigemm has kept on disk, nothing else, and exit",
+        help="remove the linked kernels, the measured choices and the calibrations that epigemm has kept on disk, no "
+        "other file, and exit",
     )
     if parser.parse_args(arguments).clear_cache:
         removed = cache.clear()

@@ -106,7 +106,7 @@ def linear_residual(
 ) -> Tensor:
     """D = x @ weight.T + bias + residual.
 
-    Matches `torch.nn.functional.linear(x, weight, bias) + residual`, rounded once.
+    Matches `torch.nn.functional.linear(x, weight, bias) + residual`. A fused kernel rounds once.
 
     Example:
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
@@ -129,7 +129,7 @@ def linear_gated(
 ) -> Tensor:
     """D = activation(x @ weight.T + bias) * gate: the gated layers of transformers (SwiGLU, GeGLU, ...).
 
-    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) * gate`, rounded once.
+    Matches `torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias)) * gate`. A fused kernel rounds once.
 
     Example:
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
@@ -152,7 +152,7 @@ def linear_layer_scale_residual(
 ) -> Tensor:
     """D = residual + layer_scale * (x @ weight.T + bias).
 
-    Matches `residual + layer_scale * torch.nn.functional.linear(x, weight, bias)`, rounded once.
+    Matches `residual + layer_scale * torch.nn.functional.linear(x, weight, bias)`. A fused kernel rounds once.
 
     Example:
         >>> x, weight, residual = torch.randn(8, 64), torch.randn(32, 64), torch.randn(8, 32)

@@ -2,10 +2,11 @@
 
 Conventions of all functions: `x` is `[..., in_features]` (linear) or of any shape (elementwise), and `weight` is
 `[out_features, in_features]`, as in `torch.nn.functional.linear`. Tensors are fp16, bf16, fp32 or fp64. `x`, `weight`
-and `bias` share one dtype, which is also the result's. Sums and epilogues are computed in fp32 (in fp64 for fp64), and
-the result is rounded once. There is one exception: where gradients are recorded, an epilogue whose derivative needs the
-product (for example the sigmoid) gets the product rounded to the tensors' dtype, as in PyTorch, unless one kernel
-stores the product beside the result. `bias=None` means no bias.
+and `bias` share one dtype, which is also the result's. Sums and epilogues are computed in fp32 (in fp64 for fp64). A
+fused kernel rounds the result once. In 16 bits the product, with its bias, is rounded to the tensors' dtype before the
+epilogue in two cases, as in PyTorch: where PyTorch's GEMM computes it (where no fused kernel runs, and on CPUs), and
+where gradients are recorded and the derivative needs the product (for example of the sigmoid), unless one kernel stores
+the product beside the result. `bias=None` means no bias.
 
 Keyword arguments:
     out: write the result to this tensor instead of allocating one. It must have the exact shape, dtype and device, and

@@ -194,7 +194,7 @@ def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
         raise ValueError(f"arch: got {arch!r}; accepted are sm_80 and later, such as 'sm_86'")
     if sizes or device is not None:
         raise ValueError(
-            f"arch: got {arch!r} beside {'shapes' if sizes else 'device'}; it takes the place of both"
+            f"arch: got {arch!r} beside {'shapes' if sizes else 'device'}; accepted is arch alone, or shapes and device"
         )
     return capability
 

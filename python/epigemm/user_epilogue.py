@@ -302,9 +302,7 @@ class UserEpilogue(Decorated):
                     checks.scalar_tensor(spec.name, value, x, first)
                     tensors.append(value.to(wide))
                 elif has_tensors:
-                    number = checks.scalar_number(spec.name, value)
-                    # A product, because compilers keep a product with a number for all values of the number.
-                    tensors.append((x.new_ones((), dtype=torch.float64) * number).to(wide))
+                    tensors.append(compiled.on_device(checks.scalar_number(spec.name, value), x).to(wide))
                 else:
                     numbers.append(checks.scalar_number(spec.name, value))
                 continue

@@ -97,7 +97,7 @@ def test_explain_says_so(device: torch.device, rng: torch.Generator) -> None:
     x, weight, bias = drawn(rng, device, torch.float32)
     found = epigemm.explain("linear_relu", x, weight, bias)
     assert found.kernels == ["torch GEMM (addmm, with the bias)", "torch relu"]
-    assert "PyTorch's own operators record the call" in found.reasons[0]
+    assert any("PyTorch's own operators record the call" in reason for reason in found.reasons)
     with torch.no_grad():
         assert "record" not in str(epigemm.explain("linear_relu", x, weight, bias).reasons)
 

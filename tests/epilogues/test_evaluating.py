@@ -54,6 +54,10 @@ def _nowhere(acc: Tensor, bias: nowhere.PerColumns) -> Tensor:  # type: ignore[n
     return acc
 
 
+def _of_many(acc: Tensor, bias: list[PerColumn]) -> Tensor:
+    return acc
+
+
 def _accumulator(acc: nowhere.Array, bias: PerColumn) -> Any:  # type: ignore[name-defined] # noqa: F821
     return acc
 
@@ -73,6 +77,7 @@ def _of_another_kind(acc: float, bias: PerColumn) -> float:
             _nowhere,
             r"'bias' has the annotation 'nowhere.PerColumns', which names nothing here \(NameError: name",
         ),
+        (_of_many, r"'bias' has 'list\[PerColumn\]'; accepted is PerColumn, PerRow"),
         (_accumulator, r"'acc' has the annotation 'nowhere.Array', .* accepted is Tensor or none"),
         (_of_another_kind, r"'acc' is the accumulator, .* got 'float'"),
     ],

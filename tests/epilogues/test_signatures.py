@@ -36,7 +36,7 @@ def test_help_shows_the_call_and_says_what_it_takes() -> None:
         assert f"swish_clamp{SHOWN}" in text
     for words in (
         "bias: a tensor [N].",
-        "residual: a tensor of the result's shape, or with 1 in place of its last leading axes.",
+        "residual: a tensor of the result's shape, or [B, 1, N] beside a result [B, L, N].",
         "limit: a number",
     ):
         assert words in text

@@ -171,6 +171,11 @@ def test_batch_norm_in_evaluation_differentiates() -> None:
     assert_same_gradients(ours, plain_gradients(linear, scale, norm))
 
 
+def test_a_batch_norm_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"bn: got num_features=5; accepted is 4, linear's out_features"):
+        epigemm.nn.LinearBatchNormReLU.from_layers(nn.Linear(3, 4), nn.BatchNorm1d(5))
+
+
 def test_batch_norm_from_layers_shares_their_objects() -> None:
     linear, scale, norm = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT)), nn.BatchNorm1d(OUT)
     ours = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, scale, norm)

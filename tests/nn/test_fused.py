@@ -209,3 +209,12 @@ def test_sigmoid_module() -> None:
     x = torch.randn(ROWS, IN)
     torch.testing.assert_close(epigemm.nn.Sigmoid()(x), torch.sigmoid(x))
     assert list(epigemm.nn.Sigmoid().state_dict()) == []
+
+
+@pytest.mark.parametrize("value", ["x", None, True, [2.0]], ids=repr)
+def test_a_scalar_that_is_no_number_is_refused_at_once(value: Any) -> None:
+    expected = r"divisor: got .*; accepted is a number or a 0-dimensional tensor"
+    with pytest.raises(TypeError, match=expected):
+        epigemm.nn.LinearReLUDiv(3, 4, divisor=value)
+    with pytest.raises(TypeError, match=expected):
+        epigemm.nn.LinearReLUDiv.from_linear(nn.Linear(3, 4), divisor=value)

@@ -89,6 +89,10 @@ def test_bad_input() -> None:
         epigemm.nn.LinearGLU.from_linear(nn.Linear(K, 15))
     with pytest.raises(ValueError, match=r"linear2: got a weight of shape \[8, 24\]; accepted is \[16, 24\]"):
         epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), nn.Linear(K, 8))
+    with pytest.raises(
+        ValueError, match=r"linear2: got a weight of torch.float64; accepted is torch.float32"
+    ):
+        epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), nn.Linear(K, N).double())
     given: Any = nn.ReLU()
     with pytest.raises(TypeError, match="linear2: got ReLU; accepted is a torch"):
         epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), given)

@@ -7,8 +7,8 @@ import sys
 import typing
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from types import FunctionType
-from typing import Any, get_args
+from types import FunctionType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from torch import Tensor
 
@@ -34,6 +34,8 @@ def evaluated(function: FunctionType, annotation: object) -> object:
     """
     if isinstance(annotation, str):
         annotation = _evaluated_text(function, annotation)
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation
     choices = [choice for choice in get_args(annotation) if choice is not type(None)]
     return choices[0] if len(choices) == 1 else annotation
 

@@ -112,7 +112,7 @@ KINDS = {
     SCALAR: OperandKind(2, 4, False, False, "s", "a number or a 0-dimensional tensor"),
     PER_ROW: OperandKind(3, 2, True, False, "r", "a tensor of x's shape without its last axis"),
     MATRIX: OperandKind(
-        4, 2, True, True, "m", "a tensor of the result's shape, or with 1 in place of its last leading axes"
+        4, 2, True, True, "m", "a tensor of the result's shape, or [B, 1, N] beside a result [B, L, N]"
     ),
 }
 ANNOTATIONS: dict[Any, str] = {PerColumn: PER_COLUMN, PerRow: PER_ROW, Scalar: SCALAR, Matrix: MATRIX}

@@ -115,13 +115,13 @@ def _with_bias(found: Explanation) -> Explanation:
 
 _ADDMM = "(addmm, with the bias)"
 _SAVED = (
-    "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own "
-    "(strict=True: one kernel, and the derivative makes the product again)"
+    "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own"
 )
+_STRICT = " (strict=True: one kernel, and the derivative makes the product again)"
 _KEPT = "gradients are recorded: the kernel also stores the product, for the derivative"
-_LEFT_TO_TORCH = (
-    "PyTorch's own operators record the call: none of the layer's three products is one for a fused kernel, and the "
-    "host takes longer than the device"
+_LEFT_TO_TORCH = "PyTorch's own operators record the call"
+_NONE_FOR_FUSED = (
+    ": none of the layer's products is one for a fused kernel, and the host takes longer than the device"
 )
 _INVARIANT = (
     "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
@@ -151,7 +151,9 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
     if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
         gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
         launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
-        return _by_torch(call, launches, [_LEFT_TO_TORCH])
+        if _can_be_fused(call):
+            return _by_torch(call, launches, [_LEFT_TO_TORCH + _NONE_FOR_FUSED])
+        return _by_torch(call, launches, [*explain_linear(call, wants_gradients).reasons, _LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return explain_linear(call, wants_gradients)
     return _explain_kept(call, wants_gradients) or _explain_apart(
@@ -177,7 +179,13 @@ def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
     found = explain_linear(call.product(), wants_gradients)
     path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
     launches = [*found.kernels, in_its_own_kernel(call)]
-    return replace(found, path=path, reasons=[_SAVED, *found.reasons], kernels=launches)
+    reasons = [_SAVED + _STRICT, *found.reasons] if _can_be_fused(call) else [*found.reasons, _SAVED]
+    return replace(found, path=path, reasons=reasons, kernels=launches)
+
+
+def _can_be_fused(call: LinearCall) -> bool:
+    """Whether a GEMM kernel of epigemm's runs where the call is."""
+    return plans.has_gpu_kernels(call.x) and not plans.no_gemm_kernels()
 
 
 def _by_torch(
@@ -353,6 +361,8 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     path = ELEMENTWISE
     if not elementwise_kernels.has_native(x):
         path, reason = REFERENCE, elementwise_kernels.why_none(x)
+    elif not (x.is_cuda or call.epilogue.has_cpu_loop):
+        reason = f"on a CPU this function is PyTorch's operators; x is {dtype_name(x.dtype)}"
     return Explanation("", path, kernel, dtype_name(compute_dtype(x.dtype)), [reason], kernels=[kernel])
 
 

@@ -1,4 +1,4 @@
-"""All that epigemm keeps on disk: measured choices and linked kernels. Other files in the folder are not touched."""
+"""All that epigemm keeps on disk: measured choices, calibrations, linked kernels. It touches no other file there."""
 
 from __future__ import annotations
 

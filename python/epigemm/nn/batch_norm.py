@@ -146,6 +146,11 @@ class _WithBatchNorm(nn.Module):
         """Over existing layers, which it shares."""
         require_plain("linear", linear, nn.Linear)
         require_plain("bn", bn, nn.BatchNorm1d)
+        columns = linear.weight.shape[0]
+        if bn.num_features != columns:
+            raise ValueError(
+                f"bn: got num_features={bn.num_features}; accepted is {columns}, linear's out_features"
+            )
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         module.linear = linear

@@ -77,8 +77,8 @@ class LinearGLU(FusedLinear):
 
         Raises:
             TypeError: another class than `torch.nn.Linear`; an unknown option.
-            ValueError: `linear2` has another shape than `linear`; a layer has hooks, a `forward` of its own, or other
-                parameters.
+            ValueError: `linear2` has another shape or dtype than `linear`; a layer has hooks, a `forward` of its own,
+                or other parameters.
         """
         module = cls._sharing(linear, options, activation=activation)
         require_plain("linear2", linear2, nn.Linear)
@@ -86,6 +86,10 @@ class LinearGLU(FusedLinear):
         if shape != expected:
             raise ValueError(
                 f"linear2: got a weight of shape {shape}; accepted is {expected}, that of linear"
+            )
+        if linear2.weight.dtype != linear.weight.dtype:
+            raise ValueError(
+                f"linear2: got a weight of {linear2.weight.dtype}; accepted is {linear.weight.dtype}, that of linear"
             )
         module.weight2, module.bias2 = linear2.weight, linear2.bias
         return module

@@ -140,6 +140,19 @@ def is_constant(number: float) -> bool:
     return statically_known_true(number >= 0) or statically_known_true(number < 0)
 
 
+def scalar(value: float | Tensor, x: Tensor) -> float | Tensor:
+    """An epilogue's scalar: a number that is a symbol of the trace as a 0-d tensor, any other value as it is.
+
+    The operators take numbers as constants, so their graph would be compiled again for each value.
+    """
+    return value if isinstance(value, Tensor) or is_constant(value) else on_device(value, x)
+
+
+def on_device(number: float, x: Tensor) -> Tensor:
+    """A number as a 0-d tensor in fp64. It is a product: compilers keep one graph of it for all values."""
+    return x.new_ones((), dtype=torch.float64) * number
+
+
 # Each function and each global that Dynamo traces below becomes a guard, which takes time at each call of the graph.
 # Tests that need no guard are in the functions above. Wrong arguments are found by the fake kernels.
 

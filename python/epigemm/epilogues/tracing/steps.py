@@ -146,7 +146,7 @@ class Builder:
             return rounded
         if result.dtype == self.dtype:
             return REAL
-        if not result.is_floating_point():
+        if not (result.is_floating_point() or result.is_complex()):
             raise Refusal(
                 f"its result is of {result.dtype}; integers would be computed in floating point, where large ones are "
                 "rounded; write numbers as 1.0, not 1, and torch.trunc, floor or round for a cast"
