@@ -221,7 +221,7 @@ def test_the_elementwise_form() -> None:
     *_, bias, other = given()
     found = epigemm.explain(several.elementwise, other, bias, other)
     assert found.path == "elementwise" and "several_shared" in found.kernel
-    assert found.reasons[0] == "on a CPU this function is PyTorch's operators; x is float32"
+    assert found.reasons[0] == "on a CPU, PyTorch's operators compute this function; x is float32"
     assert found.kernels[0].endswith(": r1, r4")
     found = epigemm.explain(squares.elementwise, other)
     assert found.path == "elementwise" and found.kernels[-1] == "torch sum of each column: r0"

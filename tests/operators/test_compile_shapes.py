@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,49 @@ def test_a_scale_as_a_number_recompiles_once(function: Public, rng: torch.Genera
         expected = function.call(**arguments)
         torch.testing.assert_close(compiled(**arguments), expected, equal_nan=True)
     assert counter.frame_count == 2
+
+
+OF_ROWS = {"float": float, "sqrt": math.sqrt, "int": lambda m: m, "inverse": lambda m: 1 / m}
+
+
+@pytest.mark.parametrize("of_rows", OF_ROWS.values(), ids=OF_ROWS)
+def test_a_scale_made_of_a_size_recompiles_once(of_rows: Any, rng: torch.Generator) -> None:
+    weight = torch.randn(3, 5, generator=rng)
+    compiled, counter = counting(lambda x: epigemm.linear_relu_div(x, weight, None, of_rows(x.shape[0])))
+    for rows in range(2, 14):
+        x = torch.randn(rows, 5, generator=rng)
+        torch.testing.assert_close(compiled(x), torch.relu(x @ weight.T) / of_rows(rows))
+    assert counter.frame_count == 2
+
+
+def test_an_integer_scale_under_vmap_recompiles_once(rng: torch.Generator) -> None:
+    weight = torch.randn(3, 5, generator=rng)
+    compiled, counter = counting(
+        lambda x, scale: torch.vmap(lambda row: epigemm.linear_relu_div(row, weight, None, scale))(x)
+    )
+    x = torch.randn(4, 5, generator=rng)
+    for scale in (1, 2, 3, 4):
+        torch.testing.assert_close(compiled(x, scale), torch.relu(x @ weight.T) / scale)
+    assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("function", SCALED, ids=lambda f: f.name)
+def test_no_scale_is_refused_in_a_graph(function: Public, rng: torch.Generator) -> None:
+    compiled, _ = counting(function.call)
+    arguments = function.draw(rng) | {function.scalar: None}
+    with pytest.raises(Exception, match="got None; accepted is a number or a 0-dimensional tensor"):
+        compiled(**arguments)
+
+
+@pytest.mark.parametrize("value", [np.sqrt(64), np.float32(2), np.int64(3), 8], ids=repr)
+def test_modules_take_numbers_of_numpy(value: Any, rng: torch.Generator) -> None:
+    module = epigemm.nn.LinearReLUDiv(16, 8, divisor=value)
+    x = torch.randn(4, 16, generator=rng)
+    expected = torch.relu(nn.functional.linear(x, module.weight, module.bias)) / float(value)
+    compiled, _ = counting(module)
+    torch.testing.assert_close(compiled(x), expected)
+    for strict in (False, True):
+        torch.testing.assert_close(torch.export.export(module, (x,), strict=strict).module()(x), expected)
 
 
 class Model(nn.Module):

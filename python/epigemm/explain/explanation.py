@@ -362,7 +362,7 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     if not elementwise_kernels.has_native(x):
         path, reason = REFERENCE, elementwise_kernels.why_none(x)
     elif not (x.is_cuda or call.epilogue.has_cpu_loop):
-        reason = f"on a CPU this function is PyTorch's operators; x is {dtype_name(x.dtype)}"
+        reason = f"on a CPU, PyTorch's operators compute this function; x is {dtype_name(x.dtype)}"
     return Explanation("", path, kernel, dtype_name(compute_dtype(x.dtype)), [reason], kernels=[kernel])
 
 

@@ -170,8 +170,8 @@ class EpilogueLinear(FusedLinear):
         # A tensor has to follow the module to its device and dtype. The buffer is not persistent, because the replaced
         # layer has no such state.
         assert self._scalar is not None
-        if not isinstance(value, Tensor):
-            checks.scalar_number(self._scalar, value)
+        if not isinstance(value, Tensor) and type(value) not in (int, float):
+            value = checks.scalar_number(self._scalar, value)  # Dynamo does not trace NumPy's numbers
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(self._scalar, value, persistent=False)
         else:

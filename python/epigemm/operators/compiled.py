@@ -132,12 +132,12 @@ def _precision_now(device_type: str) -> str:
 
 
 def is_constant(number: float) -> bool:
-    """Whether a number is a constant of the trace. Dynamo makes a symbol of a number that has changed."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow, but Dynamo has it
+    """Whether a number is a constant of the trace, and no symbol: as a number that has changed, or of a size."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow, but Dynamo has it
 
-    if not isinstance(number, (int, float)):
+    if not isinstance(number, (int, float, torch.SymInt, torch.SymFloat)):
         return True  # the checks raise the error
-    return statically_known_true(number >= 0) or statically_known_true(number < 0)
+    return has_static_value(number)
 
 
 def scalar(value: float | Tensor, x: Tensor) -> float | Tensor:
@@ -150,7 +150,8 @@ def scalar(value: float | Tensor, x: Tensor) -> float | Tensor:
 
 def on_device(number: float, x: Tensor) -> Tensor:
     """A number as a 0-d tensor in fp64. It is a product: compilers keep one graph of it for all values."""
-    return x.new_ones((), dtype=torch.float64) * number
+    symbol: float = torch.sym_float(number)  # type: ignore[no-untyped-call]
+    return x.new_ones((), dtype=torch.float64) * symbol
 
 
 # Each function and each global that Dynamo traces below becomes a guard, which takes time at each call of the graph.
@@ -177,7 +178,7 @@ def linear(
     strict: bool,
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), arguments as of `route.linear`; or `NOT_PLAIN`."""
-    if out is not None or invariance.active:
+    if out is not None or invariance.active or (scalar is None and epilogue.scalar is not None):
         return Reason.NOT_PLAIN
     if fold is not None and type(fold[-1]) is not float:
         return Reason.NOT_PLAIN
@@ -203,7 +204,9 @@ def elementwise(
     out: Tensor | None,
 ) -> Tensor | Reason:
     """D = epilogue(x), as `linear`."""
-    if out is not None or (fold is not None and type(fold[-1]) is not float):
+    if out is not None or (scalar is None and epilogue.scalar is not None):
+        return Reason.NOT_PLAIN
+    if fold is not None and type(fold[-1]) is not float:
         return Reason.NOT_PLAIN
     others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
     if not _is_native(fold is None, (_see(x), *others)):
