@@ -66,8 +66,8 @@ def linear(
     found: Tensor | Reason
     if _is_compiling():
         x, weight, bias, fold = _cast(x, weight, bias, fold)
-        if scalar is not None:
-            scalar = compiled.scalar(scalar, x)
+        if epilogue.scalar is not None:
+            scalar = compiled.scalar(epilogue.scalar.name, scalar, x)
         found = compiled.linear(epilogue, x, weight, bias, scalar, fold, precision, out, strict)
     else:
         given: tuple[Any, ...] = () if fold is not None else (bias,)
@@ -193,8 +193,8 @@ def elementwise(
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
     found: Tensor | Reason
     if _is_compiling():
-        if scalar is not None:
-            scalar = compiled.scalar(scalar, x)
+        if epilogue.scalar is not None:
+            scalar = compiled.scalar(epilogue.scalar.name, scalar, x)
         found = compiled.elementwise(epilogue, x, bias, scalar, fold, out)
     else:
         given: tuple[Any, ...] = () if fold is not None or not epilogue.takes_bias else (bias,)

@@ -24,7 +24,7 @@ from epigemm.explain import pairs
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorded, dtype_name, record
-from epigemm.explain.words import arithmetic_text, in_its_own_kernel, kernel_owner
+from epigemm.explain.words import arithmetic_text, in_its_own_kernel, is_by_torch, kernel_owner
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
@@ -361,7 +361,7 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     path = ELEMENTWISE
     if not elementwise_kernels.has_native(x):
         path, reason = REFERENCE, elementwise_kernels.why_none(x)
-    elif not (x.is_cuda or call.epilogue.has_cpu_loop):
+    elif is_by_torch(call):
         reason = f"on a CPU, PyTorch's operators compute this function; x is {dtype_name(x.dtype)}"
     return Explanation("", path, kernel, dtype_name(compute_dtype(x.dtype)), [reason], kernels=[kernel])
 

@@ -39,9 +39,14 @@ def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
 
 def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
     """The launch of a call's epilogue behind a product."""
-    if not (call.epilogue.has_cpu_loop or call.x.is_cuda):
+    if is_by_torch(call):
         return f"PyTorch reference, {call.epilogue.name}"
     return f"{kernel_owner(call.x)} {call.epilogue.name}"
+
+
+def is_by_torch(call: LinearCall | ElementwiseCall) -> bool:
+    """Whether PyTorch's operators compute the call's epilogue, for want of a loop for CPUs."""
+    return not (call.epilogue.has_cpu_loop or call.x.is_cuda)
 
 
 def candidate_text(candidate: dict[str, Any]) -> str:

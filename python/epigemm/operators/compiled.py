@@ -140,12 +140,16 @@ def is_constant(number: float) -> bool:
     return has_static_value(number)
 
 
-def scalar(value: float | Tensor, x: Tensor) -> float | Tensor:
-    """An epilogue's scalar: a number that is a symbol of the trace as a 0-d tensor, any other value as it is.
+def scalar(name: str, value: Any, x: Tensor) -> float | Tensor:
+    """An epilogue's scalar: a number that is a symbol of the trace as a 0-d tensor, any other as it is.
 
     The operators take numbers as constants, so their graph would be compiled again for each value.
     """
-    return value if isinstance(value, Tensor) or is_constant(value) else on_device(value, x)
+    if isinstance(value, Tensor):
+        return value
+    if not is_constant(value):
+        return on_device(value, x)
+    return value if type(value) is float else checks.scalar_number(name, value)
 
 
 def on_device(number: float, x: Tensor) -> Tensor:
@@ -178,7 +182,7 @@ def linear(
     strict: bool,
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), arguments as of `route.linear`; or `NOT_PLAIN`."""
-    if out is not None or invariance.active or (scalar is None and epilogue.scalar is not None):
+    if out is not None or invariance.active:
         return Reason.NOT_PLAIN
     if fold is not None and type(fold[-1]) is not float:
         return Reason.NOT_PLAIN
@@ -204,9 +208,7 @@ def elementwise(
     out: Tensor | None,
 ) -> Tensor | Reason:
     """D = epilogue(x), as `linear`."""
-    if out is not None or (scalar is None and epilogue.scalar is not None):
-        return Reason.NOT_PLAIN
-    if fold is not None and type(fold[-1]) is not float:
+    if out is not None or (fold is not None and type(fold[-1]) is not float):
         return Reason.NOT_PLAIN
     others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
     if not _is_native(fold is None, (_see(x), *others)):
