@@ -3,7 +3,8 @@
 Each result is checked against float64 before its time counts. The rooms, in the order in which data passes through:
 
 ==============  ========================================================================================
-``cases``       what is computed, as data: the five models, custom epilogues, random shapes, host calls
+``cases``       what is computed, as data: the five models, epilogues in Python, pairs of products, random shapes, calls
+                that the host is timed for
 ``baselines``   the alternatives: ours, eager, ``torch.compile``, cuBLASLt, QuACK; the bare product
 ``cutlass``     CUTLASS 2.x's device GEMM, which is compiled when it is measured
 ``harness``     accuracy against float64, the steps of a measurement, the one writer of records and tables, plots;
@@ -11,7 +12,7 @@ Each result is checked against float64 before its time counts. The rooms, in the
 ``kinds``       the records: which cases, which ratios, what is wanted of them
 ``models``      whole models, as they are and fused: ``--models``
 ``gradings``    the accuracy of the fp32 products: ``python -m benchmarks.gradings``
-``results``     the records that the documentation quotes; ``--redraw`` draws their figures
+``results``     the records that the documentation quotes
 ==============  ========================================================================================
 
 Needs the extra: ``pip install epigemm[bench]`` (rich for tables, matplotlib for plots).

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import epigemm
-from benchmarks.cases import COUNTER, CUSTOM, EPS, MATRIX, MOMENTUM, Case, Data
+from benchmarks.cases import COUNTER, CUSTOM, EPS, GLU, LINEAR, MATRIX, MOMENTUM, Case, Data
 from benchmarks.cases.custom import decorated
 from benchmarks.harness.records import (
     ADDMM,
@@ -68,6 +68,7 @@ class Baseline:
         needs: what must hold of a case, names in `_NEEDS`.
         module: what it imports beyond torch.
         slow_on: device types on which preparing it takes many seconds: left out once the time budget is spent.
+        if_named: it takes part only where ``--peers`` names it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Baseline:
     needs: tuple[str, ...] = ()
     module: str = ""
     slow_on: tuple[str, ...] = ()
+    if_named: bool = False
 
     def applies(self, case: Case, device: torch.device) -> str:
         """Why it takes no part in a case; empty where it does."""
@@ -99,41 +101,50 @@ _NEEDS: dict[str, tuple[Callable[[Case, torch.device], object], str]] = {
     "16 bits": (lambda case, device: case.setting.dtype_name != "fp32", "16-bit only"),
     "bias_relu": (lambda case, device: case.problem.epilogue == "bias_relu", "computes bias and ReLU alone"),
     "in QuACK": (lambda case, device: case.problem.quack, "no function of QuACK's computes it"),
-    "built in": (lambda case, device: case.problem.ours, "no built-in computes it"),
+    "built in": (
+        lambda case, device: case.problem.kind == CUSTOM and case.problem.ours,
+        "no other function of epigemm's computes it",
+    ),
 }
 
 
 # --- ours --------------------------------------------------------------------------------------------------------
 
 
-def our_call(case: Case, data: Data, *, packed: bool = True) -> tuple[Callable[..., Tensor], list[Any]]:
-    """Our built-in function and its arguments; an fp32 weight packed or as it is. Of training: the product's."""
+def our_call(
+    case: Case, data: Data, *, packed: bool = True
+) -> tuple[Callable[..., Tensor], list[Any], dict[str, Any]]:
+    """Our function and its arguments; an fp32 weight packed or as it is. Of training: the product's."""
     p, problem = data.parameters, case.problem
-    given: list[Any] = [data.x]
-    if data.weight is not None:
-        given.append(epigemm.pack(data.weight) if packed and case.is_fp32_product else data.weight)
+    weights = [] if data.weight is None else [*data.weight.chunk(2 if problem.kind == GLU else 1)]
+    given = [data.x, *(epigemm.pack(each) if packed and case.is_fp32_product else each for each in weights)]
+    if problem.kind == GLU:
+        *given, second = given
+        return epigemm.linear_glu, given, {"weight2": second, "activation": problem.epilogue}
+    if problem.kind == CUSTOM:
+        return decorated(problem.epilogue), given, problem.given(p)
     if problem.training:
-        return epigemm.linear, [*given, p.vectors["bias"]]
+        return epigemm.linear, [*given, p.vectors["bias"]], {}
     assert problem.ours is not None
-    return problem.ours, [*given, *problem.given(p).values()]
+    return problem.ours, [*given, *problem.given(p).values()], {}
 
 
-def planned(function: Callable[..., Tensor], given: Sequence[Any]) -> str:
+def planned(function: Callable[..., Tensor], *given: Any, **named: Any) -> str:
     """The kernel of ours that a call launches, or `FALLBACK`."""
-    explained = epigemm.explain(function, *given)
+    explained = epigemm.explain(function, *given, **named)
     return explained.kernel if explained.path in _FUSED else FALLBACK
 
 
 def _ours(case: Case, data: Data, out: Tensor, *, packed: bool = True) -> Alternative:
-    function, given = our_call(case, data, packed=packed)
+    function, given, named = our_call(case, data, packed=packed)
 
     def run() -> Tensor:
-        return function(*given, out=out)
+        return function(*given, **named, out=out)
 
-    kernel = planned(function, given)
-    # A fused kernel rounds once, at the end. cuBLAS may split K and round each part's sums to 16 bits: the fallback has
-    # the bound of eager.
-    roundings = _EAGER_ROUNDINGS if kernel == FALLBACK else 0
+    kernel = planned(function, *given, **named)
+    # A fused kernel rounds once, at the end; of a pair of products the second one, too. cuBLAS may split K and round
+    # each part's sums to 16 bits: the fallback has the bound of eager.
+    roundings = _EAGER_ROUNDINGS if kernel == FALLBACK else int(case.problem.kind in (CUSTOM, GLU))
     if not case.problem.training:
         return Alternative(run, roundings, kernel=kernel)
     module = training_module(data, packed=packed)
@@ -164,19 +175,8 @@ def _plain(case: Case, data: Data, out: Tensor) -> Alternative:
     return _ours(case, data, out, packed=False)
 
 
-def ours_custom(case: Case, data: Data, out: Tensor) -> Alternative:
-    """The decorated function, an fp32 weight packed."""
-    assert data.weight is not None
-    function, operands = decorated(case.problem.epilogue), case.problem.given(data.parameters)
-    x, weight = data.x, epigemm.pack(data.weight) if case.is_fp32_product else data.weight
-
-    def run() -> Tensor:
-        result: Tensor = function(x, weight, **operands, out=out)
-        return result
-
-    # As of `_ours`. A CPU's product is rounded once.
-    is_left_to_cublas = x.is_cuda and epigemm.explain(function, x, weight, **operands).path not in _FUSED
-    return Alternative(run, _EAGER_ROUNDINGS if is_left_to_cublas else 1)
+def _built_in(case: Case, data: Data, out: Tensor) -> Alternative:
+    return _ours(replace(case, problem=replace(case.problem, kind=LINEAR)), data, out)
 
 
 # --- PyTorch -----------------------------------------------------------------------------------------------------
@@ -209,7 +209,8 @@ def _compiled(mode: str) -> Prepare:
 def _bare_product(case: Case, data: Data, out: Tensor) -> Alternative:
     assert data.weight is not None
     x, transposed = data.x, data.weight.t()
-    return Alternative(lambda: torch.mm(x, transposed, out=out), checked=False)
+    product = out if case.columns == case.shape.n else out.new_empty(case.shape.m, case.shape.n)
+    return Alternative(lambda: torch.mm(x, transposed, out=product), checked=False)
 
 
 def _copy(case: Case, data: Data, out: Tensor) -> Alternative:
@@ -253,13 +254,20 @@ _ON_GPU = ("product", "GPU")
 _ALL = (
     Baseline(OURS, "epigemm", _ours),
     Baseline(PLAIN, "epigemm, weight split per call", _plain, (*_ON_GPU, "fp32")),
+    Baseline(BUILTIN, "epigemm's built-in", _built_in, ("built in",)),
     Baseline(EAGER, "eager", _eager),
     Baseline(MM, "torch.mm alone", _bare_product, ("product",)),
     Baseline(COPY, "copy x to out", _copy, ("no product",)),
     Baseline(ADDMM, "torch._addmm_activation", _addmm_activation, (*_ON_GPU, "bias_relu")),
     Baseline(COMPILE, "torch.compile", _compiled("default"), slow_on=("cpu",)),
     Baseline(
-        QUACK, "QuACK, tuned", _quack, (*_ON_GPU, "16 bits", "in QuACK"), "quack.gemm_interface", ("cuda",)
+        QUACK,
+        "QuACK, tuned",
+        _quack,
+        (*_ON_GPU, "16 bits", "in QuACK"),
+        "quack.gemm_interface",
+        slow_on=("cuda",),
+        if_named=True,
     ),
     # Without CUDA graphs, which would hide launch cost from this alternative alone.
     Baseline(
@@ -268,25 +276,14 @@ _ALL = (
         _compiled("max-autotune-no-cudagraphs"),
         _ON_GPU,
         slow_on=("cuda",),
+        if_named=True,
     ),
 )
 BASELINES = {baseline.name: baseline for baseline in _ALL}
-_IN_CUSTOM = (EAGER, MM, COMPILE, QUACK, MAX_AUTOTUNE)
-
-
-def of_kind(kind: str) -> list[Baseline]:
-    """Every alternative for linear and elementwise problems, or for custom ones; ours first."""
-    if kind != CUSTOM:
-        return list(_ALL)
-    return [
-        Baseline(OURS, "epigemm.epilogue", ours_custom),
-        Baseline(BUILTIN, "epigemm's built-in", _ours, ("built in",)),
-        *(BASELINES[name] for name in _IN_CUSTOM),
-    ]
 
 
 def select(
-    among: Sequence[Baseline], wanted: Sequence[str], excluded: Sequence[str]
+    among: Sequence[Baseline], wanted: Sequence[str], excluded: Sequence[str] = ()
 ) -> tuple[list[Baseline], dict[str, str]]:
     """Those asked for that this machine has, and why others take no part; ours always does.
 
@@ -294,13 +291,13 @@ def select(
         ValueError: a name is not among them.
     """
     names = [baseline.name for baseline in among]
-    for name in (*wanted, *excluded):
+    for name in wanted:
         if name not in names:
             raise ValueError(f"peers: got {name!r}; accepted are {', '.join(names)}")
     found, absent = [], {}
     for b in among:
-        asked = b.name == OURS or (b.name not in excluded and (not wanted or b.name in wanted))
-        if why := b.absent() if asked else "left out on the command line":
+        asked = b.name in wanted if wanted else not (b.if_named or b.name in excluded)
+        if why := b.absent() if asked or b.name == OURS else "takes no part unless --peers names it":
             absent[b.name] = why
         else:
             found.append(b)

@@ -18,37 +18,26 @@ from benchmarks.models.jobs import VARIANTS
 USAGE = 2
 _EPILOG = """\
 examples:
-  python -m benchmarks --output bench                     the five models at their real sizes, all baselines
+  python -m benchmarks --output bench                     the five models at their real sizes
   python -m benchmarks --cases linear/bias_relu --dtypes bf16 --sizes 1024x8192x8192 4096x4096x4096
-  python -m benchmarks --custom --no-max-autotune --output custom     any epilogue from one Python function
-  python -m benchmarks --glu --no-max-autotune --output glu   gated pairs against one product and the kernel after it
+  python -m benchmarks --cases 'custom/*' 'glu/*'         any epilogue from one Python function; gated pairs of products
   python -m benchmarks --random 1 --count 200 --between   random shapes, against the ratio wanted of each case
   python -m benchmarks --random 1 --short --count 200     layers with a short K, against the time of torch.mm
+  python -m benchmarks --random 1 --short --peers mm eager quack      beside another library; the folder is quack
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models: plain, fused and compiled
   python -m benchmarks --models --cases '*/inference/*' --variants fuse graphs --shard 1/2 --output models-1
-  python -m benchmarks --mma --output DIR                 the mma.sync kernels, by force, beside a loop of mma.sync
-  python -m benchmarks --functors --output DIR            the cost of each primitive in each kernel, on a GPU
-  python -m benchmarks --functors --table DIR/summary.json        the planner's table, made of that record
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   all plans, to fit the cost models
   python -m benchmarks.gradings --output gradings         accuracy of fp32
-  python -m benchmarks --redraw benchmarks/results        draw the plots of all records again
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 """
-_LAYERS = "cases sizes dtypes peers exclude no_max_autotune quick time_budget"
 # By kind: the options that it takes; of several kinds on one command line the first counts, and takes the others.
 _TAKES = {
-    "custom": f"layers {_LAYERS}",
-    "glu": _LAYERS,
-    "mma": "cases sizes quick time_budget cutlass",
-    "functors": "random count cases quick time_budget table",
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
-    "redraw": "",
     "plans": "random count between cases sizes dtypes time_budget",
-    "short": "random count cases peers exclude time_budget",
-    "random": "count between cases peers exclude no_max_autotune time_budget",
-    "bench": _LAYERS,
+    "random": "short count between cases peers time_budget",
+    "bench": "cases sizes dtypes peers quick time_budget",
 }
 _ALWAYS = ("device", "output", "trees")
 
@@ -61,14 +50,16 @@ def kind_of(options: argparse.Namespace) -> str:
     """
     given = {name: value for name, value in vars(options).items() if value != parser().get_default(name)}
     kind = next((kind for kind in _TAKES if kind in given), "bench")
+    if "short" in given and kind != "random":
+        raise ValueError("--short: goes with --random SEED alone")
     for name in given:
         if name not in (kind, *_ALWAYS, *_TAKES[kind].split()):
             what = f"--{kind}" if kind in given else "the five models"
             raise ValueError(f"{what}: goes without --{name.replace('_', '-')}")
-    if options.layers and options.sizes:
-        raise ValueError("--layers: goes without --sizes")
-    if options.count < 0 or not (options.count or options.between):
-        raise ValueError(f"--count: expected at least 1, or 0 with --between, got {options.count}")
+    if options.short and options.between:
+        raise ValueError("--short: goes without --between")
+    if options.count < 0 or not (options.count or options.between or options.short):
+        raise ValueError(f"--count: expected at least 1, or 0 with --between or --short, got {options.count}")
     return kind
 
 
@@ -84,14 +75,9 @@ def parser() -> argparse.ArgumentParser:
     seed = "random shapes, which depend on SEED alone; the record goes to random-SEED in --output, or in "
     seed += "benchmarks/results/GPU"
     between = "also 72 points with M between powers of two, on four layers"
-    short = "with --random: layers with a short K in 16 bits against torch.mm; the folder is short-SEED"
+    short = "with --random: twenty layers of models and random ones with a short K, in 16 bits, against torch.mm; the "
+    short += "folder is short-SEED"
     models = "whole models; --cases takes NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
-    kinds.add_argument("--custom", action="store_true", help="epilogues made of one Python function")
-    kinds.add_argument("--layers", action="store_true", help="with --custom: layers with a short K")
-    kinds.add_argument("--glu", action="store_true", help="gated pairs of products; --sizes takes Mx2NxK")
-    mma = "the mma.sync kernels of GPUs since Ampere, under forced plans; the record goes to sm80-on-GPU in --output, "
-    mma += "or in benchmarks/results/GPU; --cases takes MxNxK, tiles, dtypes"
-    kinds.add_argument("--mma", action="store_true", help=mma)
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
     kinds.add_argument(
         "--count", type=int, default=200, metavar="N", help="number of random shapes (default: 200)"
@@ -100,20 +86,15 @@ def parser() -> argparse.ArgumentParser:
     kinds.add_argument("--short", action="store_true", help=short)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help=models)
-    functors = (
-        "the cost of each primitive in each kernel; --cases takes primitives, --random a seed of 50 functors"
-    )
-    kinds.add_argument("--functors", action="store_true", help=functors)
     kinds.add_argument(
         "--plans",
         action="store_true",
         help="time all plans, at the shapes of --random or --sizes; no result is checked",
     )
-    redraw = "measure nothing: draw the plots of the records below DIR again, beside them or in --output"
-    kinds.add_argument("--redraw", type=Path, metavar="DIR", help=redraw)
     what = p.add_argument_group("what to compute")
-    cases = "names, parts of names, patterns, or numbers of KernelBench, as 2/76 (default: all)"
-    sizes = "in place of the cases' own sizes (elementwise cases: MxN)"
+    cases = "names, parts of names, patterns, or numbers of KernelBench, as 2/76 (default: all; of the problems those "
+    cases += "of the five models, not custom/* and glu/*)"
+    sizes = "in place of the cases' own sizes (elementwise cases: MxN; glu/*: Mx2NxK)"
     what.add_argument("--cases", nargs="+", default=[], metavar="NAME", help=cases)
     what.add_argument("--sizes", nargs="+", default=[], metavar="MxNxK", help=sizes)
     what.add_argument(
@@ -129,27 +110,19 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--shard", default="1/1", metavar="I/N", help=shard)
     what.add_argument("--list", action="store_true", help="with --models: print the jobs, and measure none")
     who = p.add_argument_group("against what")
-    autotune = 'leave out the baseline "torch.compile max-autotune", the slowest to prepare'
-    who.add_argument(
-        "--peers", nargs="+", default=[], metavar="NAME", help="compare with these baselines only"
-    )
-    who.add_argument("--exclude", nargs="+", default=[], metavar="NAME", help="leave these baselines out")
-    who.add_argument("--no-max-autotune", action="store_true", help=autotune)
-    cutlass = "with --mma: the folder that holds CUTLASS's include, for the GEMM beside ours (default: the variable "
-    cutlass += "EPIGEMM_CUTLASS_DIR, else PyPI's nvidia-cutlass)"
-    who.add_argument("--cutlass", default="", metavar="DIR", help=cutlass)
+    peers = "compare with these baselines only; max_autotune, quack and (with --random) cutlass, which are slow to "
+    peers += "prepare, take part only so"
+    who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help=peers)
     how = p.add_argument_group("how long")
     quick = "few rounds, in turn only; with --models: batches of 2, without Inductor"
-    budget = "after so many seconds start no slow baseline, and with --random, --plans, --models, --custom, --glu or "
-    budget += f"--mma no other point (default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models 540)"
+    budget = (
+        "after so many seconds start no slow baseline, and with --random, --plans or --models no other point "
+    )
+    budget += f"(default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models 540)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
     keep = p.add_argument_group("what to keep")
     add_output(keep, "the folder for summary.json, record.json, tables.md and plots")
-    table = (
-        "with --functors: measure nothing: write csrc/epilogue/costs.def from the summary.json of a record"
-    )
-    keep.add_argument("--table", type=Path, metavar="SUMMARY", help=table)
     return p
 
 

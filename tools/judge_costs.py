@@ -1,7 +1,7 @@
 """How right the cost models are at the points of a plans.json: error by kernel, and what the choice costs.
 
     python -m benchmarks --random 1 --count 1000 --plans --output DIR
-    python tools/judge_costs.py DIR/plans.json
+    python -m tools.judge_costs DIR/plans.json
 
 *Error* is the natural logarithm of predicted over measured time: its median (the bias) and the median of its distance
 from there. *Regret* is the measured time of the plan with the least predicted time over that of the fastest plan.

@@ -29,7 +29,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.cases import short
 from benchmarks.harness import environment
 
 PROCESSES = len(os.sched_getaffinity(0))
@@ -104,13 +103,10 @@ def jobs(output: Path, trees: str) -> list[Job]:
     def command(module: str, where: Path, *options: str) -> tuple[tuple[str, ...]]:
         return (_python(module, *options, "--output", str(where), "--trees", trees),)
 
-    # The epilogues of the comparison with torch.mm, in 16 bits: all others take more than half an hour.
-    layers = (
-        *("--custom", "--layers", "--time-budget", LEFT, "--dtypes", "bf16", "--peers", "mm", "eager"),
-        *("--cases", *short.EPILOGUES),
-    )
     # A layer with BatchNorm in training where the host is the limit.
     few_rows = ("--cases", "linear/scale_batch_norm:train", "--sizes", "64x8192x8192", "64x4096x4096")
+    others = ("--cases", "custom/*", "glu/*")
+    peers = ("--random", "91", "--short", "--count", "8", "--peers", "eager", "mm", "quack")
     launches = command(
         "tools.random_launches", output / "launches.json", "--count", "5000", "--time-budget", LEFT
     )
@@ -121,20 +117,18 @@ def jobs(output: Path, trees: str) -> list[Job]:
         models("fuse", "inference"),
         models("fuse", "training"),
         benchmark("host", 40, "--host"),
-        benchmark("layers", 120, *layers),
-        benchmark("glu", 90, "--glu", "--no-max-autotune"),
-        benchmark("mma", 240, "--mma", "--time-budget", LEFT),
         benchmark("short", 120, "--random", "91", "--short", "--time-budget", LEFT),
-        benchmark("bench", 240, "--no-max-autotune"),
-        benchmark("few-rows", 40, "--no-max-autotune", *few_rows),
+        benchmark("bench", 120),
+        benchmark("few-rows", 20, *few_rows),
         benchmark("random", 300, "--random", "92", "--between", "--time-budget", LEFT),
         models("graphs", "inference"),
         models("backend", "inference"),
         models("overhead", "inference"),
         Job("launches", 300, launches),
-        benchmark("functors", 400, "--functors"),
-        Job("gradings", 300, command("benchmarks.gradings", output / "gradings")),
-        benchmark("custom", 300, "--custom", "--no-max-autotune", "--time-budget", LEFT),
+        Job("gradings", 240, command("benchmarks.gradings", output / "gradings")),
+        benchmark("others", 300, *others),
+        benchmark("quack", 120, *peers, "--time-budget", LEFT),
+        benchmark("plans", 300, "--plans", "--random", "92", "--count", "100", "--time-budget", LEFT),
     ]
 
 

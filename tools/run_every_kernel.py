@@ -17,8 +17,6 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.cases.mma import FAMILY as MMA
-from benchmarks.cases.operands import EpilogueInputs, sample_inputs
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm import formula_functions
 from epigemm._native import build_info, ops
@@ -31,6 +29,7 @@ from epigemm.epilogues.registry import EPILOGUES, Epilogue, compute_dtype, fold_
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.tuning.candidates import SWAP_AB
 from tools import sharded
+from tools.operands import EpilogueInputs, sample_inputs
 
 DEVICE = torch.device("cuda")
 M, N, K = 200, 328, 136  # rows of 16 bytes, but no multiple of any tile
@@ -82,7 +81,9 @@ def kernels(arithmetic: str) -> list[tuple[int, int]]:
 def divides_k(family: int, tile: int) -> bool:
     """Whether several CTAs may share the K of one of a kernel's tiles."""
     by_elements = (8, 9)  # csrc/gemm/sm80_mma/tiles.h: in 16 bits alone, and the others have fewer tiles
-    return family == family_number(SWAP_AB) or (family == family_number(MMA) and tile not in by_elements)
+    return family == family_number(SWAP_AB) or (
+        family == family_number("sm80_mma") and tile not in by_elements
+    )
 
 
 def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:

@@ -1,7 +1,8 @@
 """What is computed: a problem, its size, its arithmetic, and the tensors that go in.
 
 A `Problem` is data: the formula in plain PyTorch, its operands, our function for it. The lists of them are beside this
-file: `problems` (the five models), `custom` (epilogues from one Python function), `host`, `random` (shapes).
+file: `problems` (the five models), `custom` (epilogues from one Python function), `glu` (pairs of products), `host`,
+`random` and `short` (shapes).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = ("highest", "high")
 EPS, MOMENTUM = 1e-5, 0.1
-LINEAR, ELEMENTWISE, CUSTOM = "linear", "elementwise", "custom"
+LINEAR, ELEMENTWISE, CUSTOM, GLU = "linear", "elementwise", "custom", "glu"
 # The kinds of operands, by the names that they have in epigemm.
 COLUMN, ROW, MATRIX, SCALAR = "PerColumn", "PerRow", "Matrix", "Scalar"
 COUNTER = "num_batches_tracked"
@@ -109,7 +110,8 @@ class Problem:
     """One thing to compute, at any size.
 
     Attributes:
-        kind: "linear", "elementwise", or "custom": a linear one whose epilogue the user wrote.
+        kind: "linear", "elementwise", "custom": a linear one whose epilogue the user wrote, or "glu": a gated pair of
+            products.
         epilogue: its name.
         formula: one line of mathematics.
         operands: by name, in the order in which our function takes them.
@@ -119,7 +121,7 @@ class Problem:
         linear_bias: whether the operand "bias" is given to ``F.linear``.
         function: of "custom": of acc and of the operands by their names; `epigemm.epilogue` gets it.
         training: BatchNorm with batch statistics; running statistics are updated.
-        models: (problem number, size) in the public problem set.
+        models: (name, size) of models: their numbers in the public problem set, or layers.
         quack: QuACK's name for it: an activation of ``gemm_act``, "add" for ``gemm_add``; "" where it has none.
         cancels: terms of the size of z cancel within it, as in GELU's 1 + erf(z): its error is relative to z, too.
     """
@@ -194,6 +196,11 @@ class Case:
     def name(self) -> str:
         """Unique within a run."""
         return f"{self.problem.name} {self.shape} {self.setting}"
+
+    @property
+    def columns(self) -> int:
+        """Of the result: N, or half of it for a pair of products."""
+        return self.shape.n // 2 if self.problem.kind == GLU else self.shape.n
 
     @property
     def is_fp32_product(self) -> bool:

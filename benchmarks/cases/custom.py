@@ -1,4 +1,4 @@
-"""What ``--custom`` measures: epilogues that models have, each as one Python function.
+"""Epilogues that models have, each as one Python function.
 
 The same function is given to `epigemm.epilogue`, and to eager PyTorch and its compilers behind ``F.linear``. Where it
 adds a bias first, the baselines get that bias inside ``F.linear``, as users write it, and the rest of the function.
@@ -7,7 +7,7 @@ adds a bias first, the baselines get that bias inside ``F.linear``, as users wri
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -16,47 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from benchmarks.cases import (
-    COLUMN,
-    CUSTOM,
-    MATRIX,
-    ROW,
-    SCALAR,
-    Case,
-    Operand,
-    Problem,
-    Setting,
-    Shape,
-    matching,
-)
+from benchmarks.cases import COLUMN, CUSTOM, MATRIX, ROW, SCALAR, Operand, Problem, Shape
 
 SIZES = (Shape(1024, 8192, 8192), Shape(16384, 4096, 4096), Shape(4096, 1024, 4096))
-CPU_SIZES = (Shape(16, 64, 48),)
-# Layers of transformers and recommenders whose K is short, so that the epilogue takes a good part of the time:
-# ``--layers``. M is tokens, or rows of a batch.
-LAYERS = {
-    "BERT-base, 512 x 32 tokens, intermediate": Shape(16384, 3072, 768),
-    "BERT-base, 128 x 32 tokens, attention output": Shape(4096, 768, 768),
-    "BERT-large, 512 tokens, intermediate": Shape(512, 4096, 1024),
-    "BERT-large, 384 x 8 tokens, attention output": Shape(3072, 1024, 1024),
-    "ViT-B/16, 8 images, MLP": Shape(1576, 3072, 768),
-    "ViT-B/16, 64 images, attention output": Shape(12608, 768, 768),
-    "ViT-S/16, 64 images, MLP": Shape(12608, 1536, 384),
-    "Swin-T, 64 images, third stage, MLP": Shape(12544, 1536, 384),
-    "Swin-T, 64 images, fourth stage, MLP": Shape(3136, 3072, 768),
-    "Mixer-B/16, 32 images, channels": Shape(6272, 3072, 768),
-    "GPT-2, 1024 x 8 tokens, MLP": Shape(8192, 3072, 768),
-    "GPT-2 medium, 1024 x 8 tokens, MLP": Shape(8192, 4096, 1024),
-    "T5-small, 512 x 8 tokens, feed-forward": Shape(4096, 2048, 512),
-    "Whisper base, 8 x 30 s, MLP": Shape(12000, 2048, 512),
-    "FT-Transformer, 1024 rows x 32 features": Shape(32768, 512, 256),
-    "DLRM, bottom MLP, 32768 rows": Shape(32768, 256, 512),
-    "DLRM, top MLP, 32768 rows": Shape(32768, 1024, 1024),
-    "DLRM, top MLP, 2048 rows": Shape(2048, 1024, 1024),
-    "Wide & Deep, 50000 rows": Shape(50000, 512, 1024),
-    "DeepFM, 10000 rows": Shape(10000, 400, 400),
-}
-SETTINGS = (Setting("bf16", "highest"), Setting("fp32", "highest"))
 
 
 _BIAS, _SHORTCUT = {"bias": Operand(COLUMN, -2.0, 2.0)}, Operand(MATRIX, -1.0, 1.0)
@@ -72,9 +34,8 @@ def _problem(
 ) -> Problem:
     """With `after`: what follows a bias in `function`; the baselines then give the bias to ``F.linear``."""
     inside = after is not None
-    return Problem(
-        CUSTOM, name, formula, operands, after or function, linear_bias=inside, function=function, **more
-    )
+    more |= {"linear_bias": inside, "function": function, "models": tuple(("", size) for size in SIZES)}
+    return Problem(CUSTOM, name, formula, operands, after or function, **more)
 
 
 def _sigmoid_scale_residual(acc: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -143,32 +104,3 @@ def decorated(name: str) -> Any:
     kinds = {name: getattr(library, operand.kind) for name, operand in problem.operands.items()}
     copy.__annotations__ = {"acc": Tensor, **kinds, "return": Tensor}
     return library.epilogue(copy)
-
-
-def select(
-    patterns: Sequence[str], sizes: Sequence[Shape], dtypes: Sequence[str], device: torch.device
-) -> list[Case]:
-    """What to measure, the most telling first: size by size, at each all epilogues.
-
-    Args:
-        patterns: see `benchmarks.cases.matching`; none: all.
-        sizes: M x N x K; none: `SIZES`, on a CPU tiny ones.
-        dtypes: "bf16", "fp32".
-        device: where they are to run.
-
-    Raises:
-        ValueError: a pattern that matches nothing, a size without K, another dtype.
-    """
-    every = problems()
-    names = matching(list(every), patterns, "with --custom")
-    if any(shape.k is None for shape in sizes):
-        raise ValueError("--sizes: --custom takes MxNxK")
-    if other := sorted(set(dtypes) - {setting.dtype_name for setting in SETTINGS}):
-        raise ValueError(f"--dtypes: --custom takes bf16 and fp32, got {other[0]}")
-    return [
-        Case(every[name], shape, setting)
-        for shape in sizes or (CPU_SIZES if device.type == "cpu" else SIZES)
-        for name in names
-        for setting in SETTINGS
-        if setting.dtype_name in dtypes
-    ]

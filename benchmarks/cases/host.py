@@ -37,6 +37,7 @@ VARIANTS = {
 }
 
 Runs = dict[str, Run]
+_Maker = Callable[[Shape, torch.device, torch.dtype], Runs]
 _SCALE = 0.5
 # A layer for which a kernel of ours is planned in bf16; one that runs on fp16 slices in fp32, and is over before the
 # host is; a smaller one for which PyTorch's GEMM is planned in fp32.
@@ -60,21 +61,6 @@ class HostCase:
     shape: Shape
     runs: Runs
     gradients: bool = False
-
-
-class _SigmoidScaleResidual(nn.Module):
-    """The chain of operators as a module."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _sigmoid_scale_residual(self.linear(x))
-
-
-def _sigmoid_scale_residual(z: Tensor) -> Tensor:
-    return torch.sigmoid(z) * _SCALE + z
 
 
 def _rows(shape: Shape, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -102,41 +88,50 @@ def _site(module: nn.Module, x: Tensor, layer: nn.Linear) -> Runs:
     return {SITE: lambda: found[0](x, weight, bias)} if found else {}
 
 
-def _linear_relu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
-    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
-    weight, bias = layer.weight.detach(), layer.bias.detach()
-    fp32 = dtype == torch.float32
-    given = epigemm.pack(weight) if fp32 else weight
-    out = F.linear(x, weight, bias)
-    # Of a clone nothing is kept.
-    plain = weight.clone()
-    module, chain = epigemm.nn.LinearReLU.from_linear(layer), nn.Sequential(layer, nn.ReLU())
-    runs: Runs = {
-        F_LINEAR: lambda: F.linear(x, weight, bias),
-        EAGER: lambda: torch.relu(F.linear(x, weight, bias)),
-        FUNCTION: lambda: epigemm.linear_relu(x, given, bias),
-        OUT: lambda: epigemm.linear_relu(x, given, bias, out=out),
-        MODULE: lambda: module(x),
-        MODULE_EAGER: lambda: chain(x),
-    }
-    runs |= {PLAIN: lambda: epigemm.linear_relu(x, plain, bias)} if fp32 else {}
-    return runs | _site(chain, x, layer)
+class _SigmoidScaleResidual(nn.Module):
+    """The chain of operators as a module."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _sigmoid_scale_residual(self.linear(x))
 
 
-def _linear_sigmoid_scale_residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
-    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
-    weight, bias = layer.weight.detach(), layer.bias.detach()
-    out = F.linear(x, weight, bias)
-    module = epigemm.nn.LinearSigmoidScaleResidual.from_linear(layer, _SCALE)
-    chain = _SigmoidScaleResidual(layer)
-    return {
-        F_LINEAR: lambda: F.linear(x, weight, bias),
-        EAGER: lambda: _sigmoid_scale_residual(F.linear(x, weight, bias)),
-        FUNCTION: lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, _SCALE),
-        OUT: lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, _SCALE, out=out),
-        MODULE: lambda: module(x),
-        MODULE_EAGER: lambda: chain(x),
-    }
+def _linear(
+    after: Callable[[Tensor], Tensor],
+    chain_of: Callable[[nn.Linear], nn.Module],
+    ours: Callable[..., Tensor],
+    module_of: Callable[..., nn.Module] | None = None,
+    scalars: Sequence[float] = (),
+) -> _Maker:
+    """A layer and what follows it: as a function and, of the layer, as a module; ours as both."""
+
+    def make(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+        x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
+        weight, bias = layer.weight.detach(), layer.bias.detach()
+        given = epigemm.pack(weight) if dtype == torch.float32 else weight
+        out, chain = F.linear(x, weight, bias), chain_of(layer)
+        plain = weight.clone()  # of a clone nothing is kept
+        runs: Runs = {
+            F_LINEAR: lambda: F.linear(x, weight, bias),
+            EAGER: lambda: after(F.linear(x, weight, bias)),
+            FUNCTION: lambda: ours(x, given, bias, *scalars),
+            OUT: lambda: ours(x, given, bias, *scalars, out=out),
+        }
+        if module_of is not None:
+            module = module_of(layer, *scalars)
+            runs |= {MODULE: lambda: module(x), MODULE_EAGER: lambda: chain(x)}
+        if dtype == torch.float32:
+            runs[PLAIN] = lambda: ours(x, plain, bias, *scalars)
+        return runs | _site(chain, x, layer)
+
+    return make
+
+
+def _sigmoid_scale_residual(z: Tensor) -> Tensor:
+    return torch.sigmoid(z) * _SCALE + z
 
 
 @epigemm.epilogue
@@ -144,26 +139,12 @@ def _gelu(acc: Tensor, bias: PerColumn) -> Tensor:
     return F.gelu(acc + bias)
 
 
-def _custom_gelu(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
-    x, layer = _rows(shape, device, dtype), _layer(shape, device, dtype)
-    weight, bias = layer.weight.detach(), layer.bias.detach()
-    given = epigemm.pack(weight) if dtype == torch.float32 else weight
-    out = F.linear(x, weight, bias)
-    runs: Runs = {
-        F_LINEAR: lambda: F.linear(x, weight, bias),
-        EAGER: lambda: F.gelu(F.linear(x, weight, bias)),
-        FUNCTION: lambda: _gelu(x, given, bias),
-        OUT: lambda: _gelu(x, given, bias, out=out),
-    }
-    return runs | _site(nn.Sequential(layer, nn.GELU()), x, layer)
-
-
 def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x = _rows(Shape(shape.m, shape.n), device, dtype)
     out = torch.empty_like(x)
     return {
         TORCH: lambda: torch.sigmoid(x),
-        EAGER: lambda: torch.sigmoid(x) * _SCALE + x,
+        EAGER: lambda: _sigmoid_scale_residual(x),
         FUNCTION: lambda: epigemm.sigmoid_scale_residual(x, _SCALE),
         OUT: lambda: epigemm.sigmoid_scale_residual(x, _SCALE, out=out),
     }
@@ -172,12 +153,12 @@ def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
 def _batch_norm(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x = _rows(Shape(shape.m, shape.n), device, dtype)
     out = torch.empty_like(x)
-    scale, mean, var, weight, bias = torch.rand(5, shape.n, device=device, dtype=dtype).add_(0.5)
+    scale, *vectors = torch.rand(5, shape.n, device=device, dtype=dtype).add_(0.5)
     return {
-        TORCH: lambda: F.batch_norm(x, mean, var, weight, bias),
-        EAGER: lambda: F.batch_norm(x * scale, mean, var, weight, bias),
-        FUNCTION: lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias),
-        OUT: lambda: epigemm.scale_batch_norm(x, scale, mean, var, weight, bias, out=out),
+        TORCH: lambda: F.batch_norm(x, *vectors),
+        EAGER: lambda: F.batch_norm(x * scale, *vectors),
+        FUNCTION: lambda: epigemm.scale_batch_norm(x, scale, *vectors),
+        OUT: lambda: epigemm.scale_batch_norm(x, scale, *vectors, out=out),
     }
 
 
@@ -216,7 +197,20 @@ def _compiled(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     return {INDUCTOR: lambda: chain(x), EPIGEMM: lambda: module(x)}
 
 
-_Maker = Callable[[Shape, torch.device, torch.dtype], Runs]
+_linear_relu = _linear(
+    torch.relu,
+    lambda layer: nn.Sequential(layer, nn.ReLU()),
+    epigemm.linear_relu,
+    epigemm.nn.LinearReLU.from_linear,
+)
+_linear_sigmoid_scale_residual = _linear(
+    _sigmoid_scale_residual,
+    _SigmoidScaleResidual,
+    epigemm.linear_sigmoid_scale_residual,
+    epigemm.nn.LinearSigmoidScaleResidual.from_linear,
+    (_SCALE,),
+)
+_custom_gelu = _linear(F.gelu, lambda layer: nn.Sequential(layer, nn.GELU()), _gelu)
 CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
     "linear_relu/bf16": (_linear_relu, torch.bfloat16, _LAYER),
     "linear_relu_small/bf16": (_linear_relu, torch.bfloat16, _SMALL),

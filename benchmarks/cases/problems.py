@@ -1,6 +1,7 @@
 """The five models of the public problem set (KernelBench levels 1 and 2) at their real sizes.
 
-Each linear layer with its epilogue, BatchNorm in both modes, and every epilogue as an elementwise operation.
+Each linear layer with its epilogue, BatchNorm in both modes, and every epilogue as an elementwise operation. `select`
+also knows the epilogues from one Python function and the gated pairs of products.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.cases import (
     COLUMN,
     ELEMENTWISE,
     EPS,
+    GLU,
     LINEAR,
     MOMENTUM,
     SCALAR,
@@ -26,6 +28,8 @@ from benchmarks.cases import (
     Problem,
     Setting,
     Shape,
+    custom,
+    glu,
     matching,
 )
 
@@ -95,7 +99,7 @@ def sizes(problem: Problem, *, real: bool) -> dict[Shape, tuple[str, ...]]:
     """The sizes of a problem, each with the models that have it; without a model, the most common size."""
     found: dict[Shape, tuple[str, ...]] = {}
     for number, shape in problem.models or (("", _WIDE),):
-        shape = shape if real else EARLIER[problem.kind]
+        shape = shape if real else EARLIER.get(problem.kind, EARLIER[LINEAR])
         found[shape] = (*found.get(shape, ()), *filter(None, [number]))
     return found
 
@@ -106,7 +110,7 @@ def select(
     """The cases of a run, the arithmetics of one problem and size next to each other.
 
     Args:
-        patterns: names of problems, see `matching`, or numbers of models; none: all.
+        patterns: names of problems, see `matching`, or numbers of models; none: those of `problems`.
         shapes: in place of the problems' own.
         settings: elementwise problems have no product: "highest" and "high" are one case for them.
         real: today's sizes, not the earlier ones.
@@ -114,20 +118,24 @@ def select(
     Raises:
         ValueError: a pattern matches nothing, or no case is left.
     """
-    every = {problem.name: problem for problem in problems()}
-    by_number = {number: name for name, problem in every.items() for number, _ in problem.models}
+    five = problems()
+    every = {problem.name: problem for problem in (*five, *custom.problems().values(), *glu.problems())}
+    by_number = {number: name for name, problem in every.items() for number, _ in problem.models if number}
     rest = [pattern for pattern in patterns if pattern not in by_number]
     chosen = {name for name, p in every.items() for number, _ in p.models if number in patterns}
-    chosen |= set(matching(list(every), rest, "the problems are") if rest or not patterns else [])
+    chosen |= set(matching(list(every), rest, "the problems are") if rest else [])
+    chosen |= set() if patterns else {problem.name for problem in five}
     cases: dict[str, Case] = {}
     for problem in [problem for name, problem in every.items() if name in chosen]:
         own = sizes(problem, real=real)
-        is_linear = problem.kind == LINEAR
+        is_linear = problem.kind != ELEMENTWISE
         for shape in [s for s in shapes if (s.k is not None) == is_linear] if shapes else own:
             for setting in settings:
                 asked = setting if is_linear else Setting(setting.dtype_name, "highest")
                 case = Case(problem, shape, asked, own.get(shape, ()))
                 cases.setdefault(case.name, case)
+    if odd := [name for name, case in cases.items() if case.problem.kind == GLU and case.shape.n % 2]:
+        raise ValueError(f"--sizes: the one product of a pair has an even N, got {odd[0]}")
     if not cases:
         raise ValueError("no case is left: --sizes MxNxK go with linear problems, MxN with elementwise ones")
     return list(cases.values())

@@ -1,7 +1,7 @@
 """The test of the choice: shapes drawn at random, so that nothing can have been tuned to them.
 
-Shapes follow from a seed alone, the same on every machine. A `Series` is one case at all points, with its baselines and
-the bar that every point is held to.
+Shapes follow from a seed alone, the same on every machine. A `Series` is one case at all its shapes, with its baselines
+and the bar that every shape is held to. Those of a short K are in `short`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks.harness.records import ADDMM, COMPILE, EAGER, OURS, PLAIN
 SMALL_US, BEHIND_US = 10.0, 1.0
 """Where we or the best baseline take less than the first, a point may be the second behind, whatever the ratio."""
 
+DRAWN, BETWEEN = "drawn", "between"
 NO_SLICES = "needs a GPU: nothing runs on fp16 slices elsewhere"
 _SIGMOID = "sigmoid_scale_residual"
 _BF16, _FP16 = Setting("bf16", "highest"), Setting("fp16", "highest")
@@ -34,7 +35,7 @@ class Series:
         bar: the least ratio, the best baseline's time over ours, that a point from `SMALL_US` on is to have.
         own: which call of ours.
         on_slices: it makes no sense where nothing runs on fp16 slices.
-        between: at the points between powers of two.
+        shapes: which ones: `DRAWN`, or `BETWEEN` powers of two.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Series:
     bar: float
     own: str = OURS
     on_slices: bool = False
-    between: bool = False
+    shapes: str = DRAWN
 
     @property
     def problem(self) -> Problem:
@@ -72,16 +73,15 @@ class Series:
         other = others[0] if others else self.best(us)
         return us[other] / us[self.own] if other in us and self.own in us else None
 
-    def misses_at(self, shape: Shape, us: Mapping[str, float]) -> bool:
-        """Whether a point of this shape is below its bar: here, whatever the shape."""
-        return self.misses(us)
-
-    def misses(self, us: Mapping[str, float]) -> bool:
-        """Whether a point is below its bar."""
+    def why_missed(self, shape: Shape, us: Mapping[str, float]) -> str:
+        """The bar that a point is below, if any; here it is the same at every shape."""
         ratio = self.ratio(us)
         if ratio is None:
-            return False
-        return self.behind_us(us) > BEHIND_US if self.small(us) else ratio < self.bar
+            return ""
+        if self.small(us):
+            behind = self.behind_us(us)
+            return f"{behind:.2f} us behind {self.best(us)}" if behind > BEHIND_US else ""
+        return f"{ratio:.3f} of {self.best(us)}, wanted {self.bar:g}" if ratio < self.bar else ""
 
 
 SERIES = (
@@ -91,8 +91,8 @@ SERIES = (
     Series("bias_relu/fp32_highest_packed", "bias_relu", _HIGHEST, 0.97, on_slices=True),
     Series("bias_relu/fp32_highest_plain", "bias_relu", _HIGHEST, 0.97, own=PLAIN),
     Series("bias_relu/fp32_high", "bias_relu", _HIGH, 0.93, on_slices=True),
-    Series("between/bias_relu/bf16", "bias_relu", _BF16, 0.95, between=True),
-    Series("between/sigmoid_scale_residual/bf16", _SIGMOID, _BF16, 0.95, between=True),
+    Series("between/bias_relu/bf16", "bias_relu", _BF16, 0.95, shapes=BETWEEN),
+    Series("between/sigmoid_scale_residual/bf16", _SIGMOID, _BF16, 0.95, shapes=BETWEEN),
 )
 
 
@@ -108,7 +108,7 @@ def select(patterns: Sequence[str], *, count: int, between: bool) -> list[Series
         ValueError: a pattern matches no case, or nothing is left.
     """
     names = matching([series.name for series in SERIES], patterns, "with --random")
-    chosen = [s for s in SERIES if s.name in names and (between if s.between else count > 0)]
+    chosen = [s for s in SERIES if s.name in names and (between if s.shapes == BETWEEN else count > 0)]
     if not chosen:
         raise ValueError("--random: no case is left")
     return chosen
@@ -116,9 +116,7 @@ def select(patterns: Sequence[str], *, count: int, between: bool) -> list[Series
 
 def groups(chosen: Sequence[Series]) -> list[list[Series]]:
     """Cases that are measured in turn with each other: they share their baselines."""
-    return [
-        list(group) for _, group in groupby(chosen, key=lambda s: (s.between, s.epilogue, str(s.setting)))
-    ]
+    return [list(group) for _, group in groupby(chosen, key=lambda s: (s.shapes, s.epilogue, str(s.setting)))]
 
 
 # --- the shapes --------------------------------------------------------------------------------------------------

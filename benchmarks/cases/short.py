@@ -1,4 +1,4 @@
-"""Layers with a short K, where the epilogue takes a good part of the time: random shapes, and what each is held to.
+"""Layers with a short K, where the epilogue takes a good part of the time: of models and random ones, and their bars.
 
 The bare product is the measure. A kernel that hides its epilogue takes as long; where that reads a matrix, too, as long
 as its bytes take at least.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.cases import MATRIX, Case, Problem, Setting, Shape, matching
 from benchmarks.cases.custom import problems
-from benchmarks.cases.random import BEHIND_US, SMALL_US, Series, below, log_uniform
+from benchmarks.cases.random import BEHIND_US, DRAWN, SMALL_US, Series, below, log_uniform
 from benchmarks.harness.records import EAGER, MM
 
 EPILOGUES = ("bias_relu", "sigmoid_scale", "bias_gelu", "bias_gelu_tanh", "bias_silu", "residual")
@@ -27,57 +27,30 @@ EAGER_AHEAD = 1.02
 WAVES, TILE = 2, (128, 256)
 BYTES_PER_US = 4.3e6
 """What an epilogue that reads a matrix is granted."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A layer, and how long each alternative took.
-
-    Attributes:
-        own: which of them is ours.
-    """
-
-    case: Case
-    us: Mapping[str, float]
-    own: str
-
-    @property
-    def bare_us(self) -> float:
-        """What ours is held to."""
-        reads_matrix = any(operand.kind == MATRIX for operand in self.case.problem.operands.values())
-        return max(self.us[MM], self.case.bytes / BYTES_PER_US if reads_matrix else 0.0)
-
-    @property
-    def ratio(self) -> float:
-        """The same over ours."""
-        return self.bare_us / self.us[self.own]
-
-    @property
-    def behind_us(self) -> float:
-        """How much longer ours takes."""
-        return self.us[self.own] - self.bare_us
-
-    @property
-    def vs_eager(self) -> float | None:
-        """Eager's time over ours, as far as there is one."""
-        return self.us[EAGER] / self.us[self.own] if EAGER in self.us else None
-
-    def why_missed(self, multiprocessors: int) -> str:
-        """The bar that it is below, if any."""
-        if has_waves(self.case.shape, multiprocessors):
-            if self.ratio < WORST:
-                return f"{self.ratio:.3f} of the bare product, wanted {WORST:g}"
-        elif self.behind_us > MOST_BEHIND_US:
-            return f"{self.behind_us:.2f} us behind the bare product, at most {MOST_BEHIND_US:g} wanted"
-        return self._why_behind_eager()
-
-    def _why_behind_eager(self) -> str:
-        eager, mine = self.us.get(EAGER), self.us[self.own]
-        if eager is None:
-            return ""
-        if min(eager, mine) < SMALL_US:
-            return f"{mine - eager:.2f} us behind eager" if mine - eager > BEHIND_US else ""
-        return f"{mine / eager:.3f} of eager's time" if mine > EAGER_AHEAD * eager else ""
+OF_MODELS = "layers"
+# Layers of transformers and recommenders. M is tokens, or rows of a batch.
+LAYERS = {
+    "BERT-base, 512 x 32 tokens, intermediate": Shape(16384, 3072, 768),
+    "BERT-base, 128 x 32 tokens, attention output": Shape(4096, 768, 768),
+    "BERT-large, 512 tokens, intermediate": Shape(512, 4096, 1024),
+    "BERT-large, 384 x 8 tokens, attention output": Shape(3072, 1024, 1024),
+    "ViT-B/16, 8 images, MLP": Shape(1576, 3072, 768),
+    "ViT-B/16, 64 images, attention output": Shape(12608, 768, 768),
+    "ViT-S/16, 64 images, MLP": Shape(12608, 1536, 384),
+    "Swin-T, 64 images, third stage, MLP": Shape(12544, 1536, 384),
+    "Swin-T, 64 images, fourth stage, MLP": Shape(3136, 3072, 768),
+    "Mixer-B/16, 32 images, channels": Shape(6272, 3072, 768),
+    "GPT-2, 1024 x 8 tokens, MLP": Shape(8192, 3072, 768),
+    "GPT-2 medium, 1024 x 8 tokens, MLP": Shape(8192, 4096, 1024),
+    "T5-small, 512 x 8 tokens, feed-forward": Shape(4096, 2048, 512),
+    "Whisper base, 8 x 30 s, MLP": Shape(12000, 2048, 512),
+    "FT-Transformer, 1024 rows x 32 features": Shape(32768, 512, 256),
+    "DLRM, bottom MLP, 32768 rows": Shape(32768, 256, 512),
+    "DLRM, top MLP, 32768 rows": Shape(32768, 1024, 1024),
+    "DLRM, top MLP, 2048 rows": Shape(2048, 1024, 1024),
+    "Wide & Deep, 50000 rows": Shape(50000, 512, 1024),
+    "DeepFM, 10000 rows": Shape(10000, 400, 400),
+}
 
 
 def has_waves(shape: Shape, multiprocessors: int) -> bool:
@@ -107,29 +80,44 @@ class ShortSeries(Series):
         """What turns are compared by."""
         return (MM,)
 
-    def point(self, shape: Shape, us: Mapping[str, float]) -> Point | None:
-        """A point of the series; None where ours or the bare product has no time."""
-        known = self.own in us and MM in us
-        return Point(Case(self.problem, shape, self.setting), us, self.own) if known else None
+    def bare_us(self, shape: Shape, us: Mapping[str, float]) -> float:
+        """What ours is held to."""
+        case = Case(self.problem, shape, self.setting)
+        reads_matrix = any(operand.kind == MATRIX for operand in case.problem.operands.values())
+        return max(us[MM], case.bytes / BYTES_PER_US if reads_matrix else 0.0)
 
-    def misses_at(self, shape: Shape, us: Mapping[str, float]) -> bool:
-        """Whether a point is below one of its bars."""
-        found = self.point(shape, us)
-        return found is not None and bool(found.why_missed(self.multiprocessors))
+    def why_missed(self, shape: Shape, us: Mapping[str, float]) -> str:
+        """The bar that a point is below, if any."""
+        if self.ratio(us) is None:
+            return ""
+        bare, mine = self.bare_us(shape, us), us[self.own]
+        if has_waves(shape, self.multiprocessors):
+            if bare / mine < self.bar:
+                return f"{bare / mine:.3f} of the bare product, wanted {self.bar:g}"
+        elif mine - bare > MOST_BEHIND_US:
+            return f"{mine - bare:.2f} us behind the bare product, at most {MOST_BEHIND_US:g} wanted"
+        eager = us.get(EAGER, mine)
+        if min(eager, mine) < SMALL_US:
+            return f"{mine - eager:.2f} us behind eager" if mine - eager > BEHIND_US else ""
+        return f"{mine / eager:.3f} of eager's time" if mine > EAGER_AHEAD * eager else ""
 
 
-def select(patterns: Sequence[str], multiprocessors: int) -> list[ShortSeries]:
+def select(patterns: Sequence[str], multiprocessors: int, count: int = 1) -> list[ShortSeries]:
     """The cases of a run, by the patterns of `benchmarks.cases.matching`; none: all.
 
+    At the layers of models bf16 alone, before the random shapes. Without random shapes their cases are left out.
+
     Raises:
-        ValueError: a pattern matches no case.
+        ValueError: a pattern matches no case, or nothing is left.
     """
+    where = [("layers/", OF_MODELS, SETTINGS[:1]), ("", DRAWN, SETTINGS if count else ())]
     every = {
-        f"{epilogue}/{setting}": ShortSeries(
-            f"{epilogue}/{setting}", epilogue, setting, multiprocessors=multiprocessors
+        (name := f"{start}{epilogue}/{setting}"): ShortSeries(
+            name, epilogue, setting, shapes=shapes, multiprocessors=multiprocessors
         )
+        for start, shapes, settings in where
         for epilogue in EPILOGUES
-        for setting in SETTINGS
+        for setting in settings
     }
     return [every[name] for name in matching(list(every), patterns, "with --short")]
 

@@ -50,7 +50,6 @@ makes, and 2 sqrt(M) u rms(y) for the statistics' own fp32 summation.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -58,7 +57,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchmarks.cases import EPS, Case, Data, Parameters, Problem
+from benchmarks.cases import EPS, Case, Data, Parameters
 from benchmarks.harness.records import Accuracy
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -103,15 +102,6 @@ class Reference:
         """The exact products and their bounds, some columns at a time."""
         assert self._linear_chunks is not None
         return self._linear_chunks
-
-    def under(self, problem: Problem) -> Reference:
-        """The same product with another epilogue, whose operands are among those of the case."""
-        vectors = self._data.parameters.vectors
-        operands = {name: vectors[name] for name in problem.operands}
-        other = copy.copy(self)
-        other._case = replace(self._case, problem=problem)
-        other._data = replace(self._data, parameters=Parameters(operands))
-        return other
 
     def compare(self, out: Tensor, intermediate_roundings: int) -> Accuracy:
         """Hold one result against the reference.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import ELEMENTWISE, LINEAR
-from benchmarks.harness.records import EAGER, OURS, PLAIN, CaseResult
+from benchmarks.cases import CUSTOM, ELEMENTWISE, GLU, LINEAR
+from benchmarks.harness.records import BUILTIN, EAGER, OURS, PLAIN, CaseResult
 
 INSTALL = "pip install epigemm[bench]"
 GREY = "#6c757d"
@@ -19,6 +17,7 @@ GREY = "#6c757d"
 STYLES = {
     OURS: ("#d1495b", "epigemm"),
     PLAIN: ("#e69aa4", "epigemm, weight split per call"),
+    BUILTIN: ("#9d2f3c", "epigemm's built-in"),
     "mm": ("#30638e", "torch.mm alone"),
     "copy": ("#30638e", "copy x to out"),
     "compile": ("#edae49", "torch.compile"),
@@ -30,8 +29,12 @@ STYLES = {
 Draw = Callable[[Sequence[CaseResult], Mapping[str, Any], Path], list[Path]]
 """Draws cases, of an environment, into files of a folder."""
 _DPI, _COLOURS = 110, 192
-_CONTENT = "Content"
-"""The key of a PNG's text that says what is drawn, see `content`."""
+_KINDS = {
+    LINEAR: "Linear layers",
+    ELEMENTWISE: "Elementwise functions",
+    CUSTOM: "Epilogues in Python",
+    GLU: "Gated pairs of products",
+}
 
 
 def pyplot() -> Any:
@@ -54,7 +57,7 @@ def device_line(about: Mapping[str, Any]) -> str:
     return f"{gpu['name'] if gpu else cpu['name']}, torch {about['torch']}"
 
 
-def arithmetic(dtype: str, precision: str) -> str:
+def _arithmetic(dtype: str, precision: str) -> str:
     """A type, and of fp32 the precision, for titles."""
     return f"{dtype} at precision {precision}" if precision else dtype
 
@@ -68,48 +71,16 @@ def file_name(*parts: str) -> str:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure as PNG, with few colours to be small, and what it shows as its text."""
+    """Write a figure as PNG, with few colours to be small."""
     image: Any = importlib.import_module("PIL.Image")
-    png: Any = importlib.import_module("PIL.PngImagePlugin")
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawn, text = io.BytesIO(), png.PngInfo()
-    text.add_text(_CONTENT, content(figure))
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=_DPI, bbox_inches="tight")
     pyplot().close(figure)
     with image.open(drawn) as opened:
         few = opened.convert("RGB").quantize(_COLOURS, dither=image.Dither.NONE)
-    few.save(path, optimize=True, pnginfo=text)
+    few.save(path, optimize=True)
     return path
-
-
-def content(figure: Any) -> str:
-    """A hash of what a figure shows: its texts, its scales, where its points, lines and bars are and their colours."""
-    shown: list[Any] = [text.get_text() for text in figure.texts]
-    shown.append(figure.get_suptitle())
-    for axes in figure.axes:
-        shown += [axes.get_title(loc="left"), axes.get_title(), axes.get_xscale(), axes.get_yscale()]
-        shown += [axes.get_xlabel(), axes.get_ylabel(), [text.get_text() for text in axes.texts]]
-        if axes.get_label() == "<colorbar>":
-            continue
-        shown += [
-            [str(line.get_color()), line.get_linestyle(), _plain(line.get_xydata())] for line in axes.lines
-        ]
-        shown += [[_plain(dots.get_offsets()), _plain(dots.get_array())] for dots in axes.collections]
-        shown += [_plain((*bar.get_facecolor(), *bar.get_bbox().bounds)) for bar in axes.patches]
-        shown += [text.get_text() for legend in [axes.get_legend()] if legend for text in legend.texts]
-    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
-
-
-def _plain(values: Any) -> list[str]:
-    numpy = importlib.import_module("numpy")
-    return [] if values is None else [f"{value:.6g}" for value in numpy.asarray(values, dtype=float).ravel()]
-
-
-def content_of(path: Path) -> str:
-    """The same of a file that `save` wrote; empty for any other."""
-    image: Any = importlib.import_module("PIL.Image")
-    with image.open(path) as opened:
-        return str(opened.info.get(_CONTENT, ""))
 
 
 # --- bars --------------------------------------------------------------------------------------------------------
@@ -124,22 +95,15 @@ def speedups(cases: Sequence[CaseResult], about: Mapping[str, Any], folder: Path
             found.setdefault((kind, case.dtype, case.precision), []).append(case)
     written = []
     for (kind, *of), chosen in found.items():
-        what = {LINEAR: "Linear layers", ELEMENTWISE: "Elementwise functions"}[kind]
-        figure = _bars(chosen, f"{what} in {arithmetic(*of)}\n{device_line(about)}")
+        figure = _bars(chosen, f"{_KINDS[kind]} in {_arithmetic(*of)}\n{device_line(about)}")
         written.append(save(figure, folder / file_name("speedup", kind, "_".join(filter(None, of)))))
     return written
 
 
 def _over_eager(case: CaseResult) -> dict[str, float]:
-    """How many times faster than eager each alternative is, in turn, by the first group that has it."""
-    found: dict[str, float] = {}
-    for group in case.groups:
-        ms = group.ms()
-        if EAGER in ms:
-            found |= {
-                name: ms[EAGER] / own for name, own in ms.items() if name not in found and name != EAGER
-            }
-    return found
+    """How many times faster than eager each alternative is."""
+    ms = case.times()
+    return {name: ms[EAGER] / own for name, own in ms.items() if name != EAGER} if EAGER in ms else {}
 
 
 def _label(case: CaseResult) -> str:

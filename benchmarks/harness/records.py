@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmarks.cases import Case
 
 OURS, PLAIN, BUILTIN = "epigemm", "epigemm_plain", "builtin"
 EAGER, COMPILE, MAX_AUTOTUNE, ADDMM = "eager", "compile", "max_autotune", "addmm_activation"
-QUACK, MM, COPY = "quack", "mm", "copy"
-NO_FUNCTOR, RELU, GELU = "bias", "bias_relu", "bias_gelu"
-"""Of ``--mma``: one kernel, by the epilogue that is linked into it; the first is called without a bias."""
-LOOP, CUTLASS = "loop", "cutlass"
-OWN = (OURS, PLAIN, BUILTIN, NO_FUNCTOR, RELU, GELU)
+QUACK, CUTLASS, MM, COPY = "quack", "cutlass", "mm", "copy"
+OWN = (OURS, PLAIN, BUILTIN)
 BARE = (MM, COPY)
-"""The product alone, or a copy: what computes less."""
-NOT_BASELINES = (*OWN, *BARE, LOOP)
+"""The product alone, or a copy: what computes less. So does CUTLASS's."""
+PEERS = (QUACK, CUTLASS)
+NOT_BASELINES = (*OWN, *BARE, CUTLASS)
 
 
 @dataclass(frozen=True)
@@ -69,11 +66,6 @@ class Timing:
         return cls(median, q1, q3, min(samples_ms), len(samples_ms))
 
 
-def _with_infinity(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of an accuracy; null stands for infinity."""
-    return {name: math.inf if value is None else value for name, value in found.items()}
-
-
 @dataclass
 class Measurement:
     """One alternative on one case.
@@ -84,7 +76,6 @@ class Measurement:
         kernel: of ours: what the call launches.
         accuracy: per kind of input ("uniform", "signed"); empty for what computes something else.
         in_turn: all alternatives interleaved, cache flushed before each call.
-        alone: this one by itself after a pause.
         host_us: what the call costs the host until it returns, in microseconds.
         error: why there is no measurement ("" otherwise).
     """
@@ -94,17 +85,8 @@ class Measurement:
     kernel: str = ""
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     in_turn: Timing | None = None
-    alone: Timing | None = None
     host_us: float = math.nan
     error: str = ""
-
-    @classmethod
-    def loaded(cls, plain: Mapping[str, Any]) -> Measurement:
-        """A measurement as record.json has it."""
-        accuracy = {kind: Accuracy(**_with_infinity(found)) for kind, found in plain["accuracy"].items()}
-        times = {name: Timing(**plain[name]) if plain[name] else None for name in ("in_turn", "alone")}
-        host_us = math.nan if plain["host_us"] is None else plain["host_us"]
-        return cls(**{**plain, **times, "accuracy": accuracy, "host_us": host_us})
 
     @property
     def why_wrong(self) -> str:
@@ -123,13 +105,12 @@ class Group:
     name: str
     measurements: list[Measurement] = field(default_factory=list)
 
-    def ms(self, *, alone: bool = False) -> dict[str, float]:
+    def ms(self) -> dict[str, float]:
         """The medians of those that have one."""
-        found = ((m.alternative, m.alone if alone else m.in_turn) for m in self.measurements)
-        return {name: timing.median_ms for name, timing in found if timing is not None}
+        return {m.alternative: m.in_turn.median_ms for m in self.measurements if m.in_turn is not None}
 
     def us(self) -> dict[str, float]:
-        """Those in turn, in microseconds."""
+        """The same in microseconds."""
         return {name: 1e3 * ms for name, ms in self.ms().items()}
 
 
@@ -170,39 +151,29 @@ class CaseResult:
             bytes=case.bytes,
         )
 
-    @classmethod
-    def loaded(cls, plain: Mapping[str, Any]) -> CaseResult:
-        """A case as record.json has it."""
-        groups = [
-            Group(group["name"], [Measurement.loaded(each) for each in group["measurements"]])
-            for group in plain["groups"]
-        ]
-        tuples = {"models": tuple(plain["models"]), "shape": tuple(plain["shape"])}
-        return cls(**{**plain, **tuples, "groups": groups})
-
     @property
     def measurements(self) -> dict[str, Measurement]:
         """Each alternative, from the first group."""
         return {m.alternative: m for group in self.groups[:1] for m in group.measurements}
 
-    def times(self, *, alone: bool = False) -> dict[str, float]:
+    def times(self) -> dict[str, float]:
         """Median milliseconds of each alternative, from the first group."""
-        return self.groups[0].ms(alone=alone) if self.groups else {}
+        return self.groups[0].ms() if self.groups else {}
 
     def failure(self) -> str:
         """Why our own measurements are wrong or missing; empty where they are there."""
         ours = [m for m in self.measurements.values() if m.alternative in OWN and m.why_wrong]
         return "; ".join(f"{m.title}: {m.why_wrong}" for m in ours)
 
-    def ratio(self, others: Sequence[str] = (), own: str = OURS, *, alone: bool = False) -> float | None:
+    def ratio(self, others: Sequence[str] = (), own: str = OURS) -> float | None:
         """The time of the best of others (none named: of all that compute the same) over ours; None without both."""
-        times = self.times(alone=alone)
-        best = self.best(others, alone=alone)
+        times = self.times()
+        best = self.best(others)
         return round(times[best] / times[own], 4) if best and own in times else None
 
-    def best(self, others: Sequence[str] = (), *, alone: bool = False) -> str:
+    def best(self, others: Sequence[str] = ()) -> str:
         """The fastest of others; empty where none has a time."""
-        times = self.times(alone=alone)
+        times = self.times()
         found = [name for name in times if (name in others if others else name not in NOT_BASELINES)]
         return min(found, key=times.__getitem__, default="")
 

@@ -1,4 +1,4 @@
-"""A case and alternatives -> measurements: prepare, check against float64, time in turn, time alone.
+"""A case and alternatives -> measurements: prepare, check against float64, time in turn.
 
 No time is taken of a result that is wrong.
 """
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import Alternative, Baseline
-from benchmarks.cases import Case, Data, Setting, Shape, make_data
+from benchmarks.cases import GLU, Case, Data, Setting, Shape, make_data
 from benchmarks.harness.accuracy import Reference
+from benchmarks.harness.pairs import PairReference
 from benchmarks.harness.records import OURS, OWN, Accuracy, CaseResult, Group, Measurement, Timing
 from epigemm.tuning.timing import Effort, Timer, make_timer
 
@@ -72,6 +73,11 @@ def why_no_room(case: Case, device: torch.device) -> str:
     return "" if needed <= available else f"not run: needs {needed / 1e9:.1f} GB of memory"
 
 
+def new_out(case: Case, device: torch.device) -> Tensor:
+    """For every alternative to write to."""
+    return torch.empty(case.shape.m, case.columns, dtype=case.setting.dtype, device=device)
+
+
 @dataclass
 class Ready:
     """One alternative on its way through a group; ``alternative`` is None once it has failed."""
@@ -103,7 +109,7 @@ class Bench:
         with torch.no_grad(), matmul_precision(case.setting):
             try:
                 data = make_data(case, self.device, self.seed)
-                out = self.new_out(case)
+                out = new_out(case, self.device)
             except Exception as error:
                 failed = Measurement(OURS, "epigemm", error=describe_error(error))
                 result.groups[0].measurements.append(failed)
@@ -112,26 +118,17 @@ class Bench:
             result.groups[0].measurements += [ready.measurement for ready in every]
             for kind, signed in (("signed", True), ("uniform", False)):  # x ends as it began
                 data.refill(signed, self.seed + 1)
-                reference = self.reference(case, data)
+                of = PairReference if case.problem.kind == GLU else Reference
+                reference: Judge = of(case, data, self.seed)
                 for ready in every:
                     if not signed or ready.measurement.alternative in OWN:
                         self.check(reference, kind, out, ready)
                 del reference  # as large as all the rest, and not needed while time is taken
             self.in_turn(every)
-            if self.effort.pause_s is not None:
-                self.alone(every)
         del data, out, every, ready
         gc.collect()  # a case's memory goes before the next one allocates its own
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def new_out(self, case: Case) -> Tensor:
-        """For every alternative to write to."""
-        return torch.empty(case.shape.m, case.shape.n, dtype=case.setting.dtype, device=self.device)
-
-    def reference(self, case: Case, data: Data) -> Judge:
-        """What results are held against."""
-        return Reference(case, data, self.seed)
 
     def prepare(self, case: Case, data: Data, out: Tensor, chosen: Sequence[Baseline]) -> list[Ready]:
         """Bind and warm up each."""
@@ -170,14 +167,6 @@ class Bench:
         found = self.timer.in_turn([run for _, run in timed], self.effort, host_us)
         for (measurement, _), samples in zip(timed, found, strict=True):
             measurement.in_turn = Timing.of(samples)
-
-    def alone(self, every: Sequence[Ready]) -> None:
-        """Times of each by itself after a pause."""
-        for ready in every:
-            m = ready.measurement
-            if ready.timed and m.in_turn is not None:
-                typical = m.in_turn.median_ms
-                m.alone = Timing.of(self.timer.alone(ready.timed.run, self.effort, typical, m.host_us))
 
 
 @dataclass

@@ -16,14 +16,14 @@ from benchmarks.baselines import Baseline
 from benchmarks.cases import PRECISIONS, Case, Setting, Shape
 from benchmarks.cases import random as drawn
 from benchmarks.harness import environment
-from benchmarks.harness.records import MAX_AUTOTUNE, CaseResult
+from benchmarks.harness.records import CaseResult
 from benchmarks.harness.report import Record, progress, show
 from benchmarks.harness.runner import Bench, Budget, fitting
 from epigemm.tuning.timing import Effort
 
 CPU_TIME_BUDGET_S = 40.0
 """A run on a CPU starts nothing slow after so many seconds, unless it is told otherwise."""
-_ON_CPU = Effort(rounds=10, max_rounds=40, alone_calls=10, pause_s=0.1)
+_ON_CPU = Effort(rounds=10, max_rounds=40)
 
 
 @dataclass
@@ -45,21 +45,18 @@ class Run:
         """Of the GPU; 0 without one."""
         return int(self.about["gpu"]["multiprocessors"]) if self.about["gpu"] else 0
 
-    def bench(self, effort: Effort | None = None, of: type[Bench] = Bench, **changes: Any) -> Bench:
+    def bench(self, effort: Effort | None = None) -> Bench:
         """Timer and steps; by default as much effort as the device takes."""
         effort = effort or (Effort() if self.device.type == "cuda" else _ON_CPU)
-        effort = dataclasses.replace(effort, **changes)
         if self.options.quick:
-            effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20, pause_s=None)
-        return of(self.device, effort)
+            effort = dataclasses.replace(effort, rounds=5, min_ms=5.0, max_rounds=20)
+        return Bench(self.device, effort)
 
     def baselines(
-        self, among: Sequence[Baseline], exclude: Sequence[str] = ()
+        self, among: Sequence[Baseline], excluded: Sequence[str] = ()
     ) -> tuple[list[Baseline], dict[str, str]]:
-        """Those that take part, and why others do not."""
-        if self.options.no_max_autotune and MAX_AUTOTUNE in [baseline.name for baseline in among]:
-            exclude = [*exclude, MAX_AUTOTUNE]
-        return baselines.select(among, self.options.peers, [*self.options.exclude, *exclude])
+        """Those that take part, and why others do not; `excluded`: only where they are named."""
+        return baselines.select(among, self.options.peers, excluded)
 
     def settings(self) -> list[Setting]:
         """Every arithmetic asked for."""
@@ -90,23 +87,20 @@ class Run:
         cases: Sequence[Case],
         available: Sequence[Baseline],
         figures: Callable[[Sequence[CaseResult]], dict[str, Any]],
-        *,
-        may_stop: bool = False,
     ) -> bool:
         """Fill a record, kept after each case; whether a result of ours is wrong.
 
-        When time is up, cases go without the baselines that are slow here, or with `may_stop` are left out.
+        When time is up, cases go without the baselines that are slow here.
         """
         budget, told = Budget(self.budget), progress(len(cases))
         for asked in cases:
             case = fitting(asked, self.device)
             result = CaseResult.of(case)
             why = budget.why_spent()
-            chosen = [b for b in available if not why or not (may_stop or self.device.type in b.slow_on)]
+            chosen = [b for b in available if not why or self.device.type not in b.slow_on]
             reasons = {b.name: b.applies(case, self.device) or why * (b not in chosen) for b in available}
             result.skipped = {name: why for name, why in reasons.items() if why}
-            if chosen:
-                bench.measure(case, [b for b in chosen if not reasons[b.name]], result)
+            bench.measure(case, [b for b in chosen if not reasons[b.name]], result)
             record.results.append(result)
             wrong = {r.case: r.failure() for r in record.results if r.failure()}
             record.figures |= {**figures(record.results), "wrong": wrong}

@@ -1,4 +1,4 @@
-"""``make bench``: the five models, ours beside what PyTorch users have."""
+"""``make bench``: the five models, ours beside what PyTorch users have; other problems by ``--cases``."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import baselines
-from benchmarks.cases import DTYPES, LINEAR, problems
+from benchmarks.baselines import BASELINES
+from benchmarks.cases import DTYPES, problems
 from benchmarks.cases.short import BYTES_PER_US
 from benchmarks.harness.plots import speedups
-from benchmarks.harness.records import BARE, COMPILE, EAGER, MM, OURS, CaseResult
+from benchmarks.harness.records import BARE, BUILTIN, COMPILE, EAGER, MM, OURS, CaseResult
 from benchmarks.harness.report import Record, Table, number, show
 from benchmarks.kinds import Run
 
 METHOD = (
     "Times of others over ours: above 1 ours is faster. Medians of calls in turn in one process, the L2 cache flushed "
-    "before each call; alone: each after a pause. An fp32 weight is packed. Bare is torch.mm alone, or a copy of x. "
+    "before each call. An fp32 weight is packed. Bare is torch.mm alone, or a copy of x; of a pair of products it "
+    "is torch.mm of all rows of both weights. A baseline of an epilogue in Python gets the bias inside F.linear. "
     "The bound, of a layer with BatchNorm in training in 16 bits, is torch.mm and one pass that reads the product and "
     "writes the result, at 4.3 TB/s."
 )
-VERSUS = {"eager": (EAGER,), "bare": BARE, "compile": (COMPILE,), "best": ()}
+VERSUS = {"eager": (EAGER,), "bare": BARE, "compile": (COMPILE,), "builtin": (BUILTIN,), "best": ()}
 
 
 def main(run: Run) -> int:
     """Measure all cases; 1 if a result of ours is wrong."""
     real = run.device.type == "cuda"
     cases = problems.select(run.options.cases, run.shapes(), run.settings(), real=real)
-    available, absent = run.baselines(baselines.of_kind(LINEAR))
+    available, absent = run.baselines(list(BASELINES.values()))
     bench = run.bench()
     record = run.record("bench", METHOD, dataclasses.asdict(bench.effort))
     record.absent = absent
@@ -46,11 +47,7 @@ def figures(results: Sequence[CaseResult]) -> dict[str, Any]:
     """What the summary says of the cases."""
     found: dict[str, Any] = {}
     for result in results:
-        ratios = {
-            f"vs_{name}" + "_alone" * alone: result.ratio(others, alone=alone)
-            for name, others in VERSUS.items()
-            for alone in (False, True)
-        }
+        ratios = {f"vs_{name}": result.ratio(others) for name, others in VERSUS.items()}
         ratios["eager_vs_bare"] = result.ratio(BARE, own=EAGER)
         found[result.case] = {"models": result.models, "ms": rounded(result.times())}
         found[result.case] |= {key: ratio for key, ratio in ratios.items() if ratio is not None}
@@ -79,29 +76,29 @@ def rounded(times: dict[str, float]) -> dict[str, float]:
     return {name: round(ms, 5) for name, ms in times.items()}
 
 
-def _also(value: float | None, alone: float | None, form: str = ".3f") -> str:
-    return number(value, form) + (f" ({number(alone, form)})" if alone else "")
-
-
 def tables(record: Record) -> list[Table]:
     """Every alternative, and one line per case."""
     every, rows = [], []
     for result in record.results:
         for m in result.measurements.values():
-            ms = [number(timing.median_ms if timing else None, ".4g") for timing in (m.in_turn, m.alone)]
+            ms = number(m.in_turn.median_ms if m.in_turn else None, ".4g")
             check = m.why_wrong or "ok" * bool(m.accuracy)
-            every.append([result.case, m.title, *ms, f"{m.host_us:.0f}", check])
+            every.append([result.case, m.title, ms, f"{m.host_us:.0f}", check])
         found, times = record.figures["cases"][result.case], result.times()
         if OURS not in times:
             continue
-        time = _also(times[OURS], result.times(alone=True).get(OURS), ".4g")
         work, unit = (result.flops / 1e9, "TFLOP/s") if result.flops else (result.bytes / 1e6, "GB/s")
-        ratios = [_also(found.get(f"vs_{name}"), found.get(f"vs_{name}_alone")) for name in VERSUS]
-        head = [result.case, ", ".join(result.models), time, f"{work / times[OURS]:.4g} {unit}"]
+        ratios = [number(found.get(f"vs_{name}")) for name in VERSUS]
+        head = [
+            result.case,
+            ", ".join(result.models),
+            f"{times[OURS]:.4g}",
+            f"{work / times[OURS]:.4g} {unit}",
+        ]
         others = [number(found.get(name)) for name in ("eager_vs_bare", "vs_bound")]
         rows.append([*head, *ratios, *others, found["best"]])
-    columns = ("case", "model", "ms, in turn (alone)", "rate", *(f"vs {name}" for name in VERSUS))
-    all_columns = ("case", "alternative", "ms in turn", "ms alone", "host us", "check")
+    columns = ("case", "model", "ms", "rate", *(f"vs {name}" for name in VERSUS))
+    all_columns = ("case", "alternative", "ms", "host us", "check")
     title = "Times of others over ours (above 1: epigemm is faster)"
     return [
         Table("Every alternative", all_columns, every),

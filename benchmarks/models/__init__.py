@@ -7,7 +7,6 @@
 ``pool``       processes for jobs, in waves
 ``worker``     one job in its process: prepared, checked
 ``measures``   and measured
-``ceiling``    what the planner expects to be possible
 ``figures``    outcomes -> record, several records -> one
 =============  ==============================================================
 """

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.records import geomean
-from benchmarks.models.jobs import INFERENCE, RATIOS, TRAINING, VARIANTS, Case, Job
+from benchmarks.models.jobs import RATIOS, TRAINING, VARIANTS, Case, Job
 from benchmarks.models.registry import NETWORKS
 
 # By ratio: what the upper quartile is to reach at least, in inference; for training, by the median.
@@ -18,11 +18,10 @@ _LEAST = {
     "overhead_vs_compile": 0.98,
 }
 _LEAST_TRAINING = 0.96
-_OF_CEILING = 0.9  # at the large batch
 _DIGITS = 5
 FIGURES = ("failed", "skipped", "not_reached", "cases")
 # By variant: what else its jobs say of a case.
-_OF_VARIANT = {"fuse": ("ceiling", "no_ceiling", "chains", "products"), "graphs": ("cuda_graphs",)}
+_OF_VARIANT = {"fuse": ("chains", "products"), "graphs": ("cuda_graphs",)}
 _OF_A_RUN = ("command", "cpu", "driver", "selection")
 _ONE_SOURCE = ("csrc", "python", "gpu", "cuda", "torch", "epigemm", "effort", "method")
 
@@ -103,10 +102,6 @@ def misses(case: Case, result: Mapping[str, Any]) -> list[str]:
         if value < least:
             which = "" if is_training else ", upper quartile"
             found.append(f"{ratio} {value:.3f}{which}, wanted {least}")
-    if case.mode == INFERENCE and case.is_large and "ceiling" in result:
-        reached = result["fuse_vs_eager"] / result["ceiling"]
-        if reached < _OF_CEILING:
-            found.append(f"{reached:.2f} of the ceiling {result['ceiling']:.3f}, wanted {_OF_CEILING}")
     return found
 
 

@@ -110,10 +110,7 @@ def host_ms(call: Call, count: int, device: torch.device) -> float:
 def device_ms(
     calls: Mapping[str, Call], hosts: Mapping[str, float], counts: Mapping[str, int], device: torch.device
 ) -> dict[str, float]:
-    """What the device takes for each call; of all of them by the same method, and empty where there is none.
-
-    Where one of them cannot be queued as a whole, the times of all calls' kernels are added up.
-    """
+    """What the device takes for each call; empty where one of them cannot be queued as a whole."""
     if device.type != "cuda":
         return {
             name: statistics.median(wall_ms(call) for _ in range(counts[name]))
@@ -121,9 +118,7 @@ def device_ms(
         }
     queued = {name: queued_ms(call, hosts[name], counts[name]) for name, call in calls.items()}
     found = {name: ms for name, ms in queued.items() if ms is not None}
-    if len(found) < len(calls):
-        found = {name: kernels_ms(call) for name, call in calls.items()}
-    return found if all(found.values()) else {}
+    return found if len(found) == len(calls) else {}
 
 
 def queued_ms(call: Call, host: float, count: int) -> float | None:
@@ -150,18 +145,6 @@ def queued_ms(call: Call, host: float, count: int) -> float | None:
         else:
             spin_ms *= 2
     return statistics.median(times)
-
-
-def kernels_ms(call: Call) -> float:
-    """The sum of the times of all kernels and copies of one call, by torch.profiler; 0 where that sees none."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        call()
-        torch.cuda.synchronize()
-    events: Any = found.events()
-    on_device = (each for each in events if str(each.device_type).endswith("CUDA"))
-    return float(sum(each.time_range.elapsed_us() for each in on_device)) / 1e3
 
 
 def _synchronize(device: torch.device) -> None:

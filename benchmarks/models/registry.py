@@ -47,7 +47,6 @@ class Network:
             what eager costs a slow host in bf16, of 14 to 20 us a kernel: else a ratio says what hosts do. Training
             takes it, too, and its check keeps activations in float64: 28 GB for the largest, ConvNeXt.
         layers: how many are measured.
-        is_transformer: whether the bars for transformers hold.
         worst_error: the largest error of ours, as a multiple of the same without fusion. Fused bf16 layers round less
             often; TF32's stand-in rounds ties otherwise. Where a model chooses between experts, a few tokens that are
             rounded otherwise choose another one, and the error is a matter of how many.
@@ -57,7 +56,6 @@ class Network:
     draw: Callable[..., Inputs]
     batches: tuple[tuple[int, ...], ...]
     layers: int = 2
-    is_transformer: bool = True
     worst_error: float = WORST_ERROR
 
 
@@ -116,7 +114,6 @@ NETWORKS: dict[str, Network] = {
         lambda n: Images(768, _stack(n, lambda: MixerLayer(768, 196, 384, 3072))),
         _normal(3, 224, 224),
         ((4,), (64,)),
-        is_transformer=False,
     ),
     "llama-1b": Network(
         lambda n: Tokens(32000, 2048, _stack(n, lambda: LlamaLayer(2048, 32, 8, 8192, 512)), RMSNorm(2048)),
@@ -133,48 +130,38 @@ NETWORKS: dict[str, Network] = {
         _features(26, 100_000),
         ((2048,), (32768,)),
         layers=1,
-        is_transformer=False,
     ),
     "resmlp": Network(
         lambda n: nn.Sequential(*_stack(n, lambda: ResidualBlock(1024, 4096))),
         _normal(1024),
         ((256,), (12288,)),
         layers=8,
-        is_transformer=False,
     ),
     "mlp-16": Network(
         lambda n: mlp(*[4096] * (n + 1)),
         _normal(4096),
         ((256,), (4096,)),
         layers=16,
-        is_transformer=False,
     ),
-    "nerf": Network(
-        lambda n: unseen.NeRF(256, n), _uniform(3, 3), ((4096,), (262144,)), layers=8, is_transformer=False
-    ),
-    "siren": Network(
-        lambda n: unseen.siren(256, n), _uniform(2), ((4096,), (131072,)), layers=5, is_transformer=False
-    ),
+    "nerf": Network(lambda n: unseen.NeRF(256, n), _uniform(3, 3), ((4096,), (262144,)), layers=8),
+    "siren": Network(lambda n: unseen.siren(256, n), _uniform(2), ((4096,), (131072,)), layers=5),
     "tabular-resnet": Network(
         lambda n: unseen.tabular_resnet(128, 512, n),
         _normal(128),
         ((256,), (65536,)),
         layers=6,
-        is_transformer=False,
     ),
     "swin-t": Network(
         lambda n: Swin(96, (2, 2, 6, 2)[:n]),
         _normal(3, 224, 224),
         ((2,), (80,)),
         layers=4,
-        is_transformer=False,
     ),
     "convnext-t": Network(
         lambda n: ConvNeXt((96, 192, 384, 768)[:n], (3, 3, 9, 3)[:n]),
         _normal(3, 224, 224),
         ((2,), (128,)),
         layers=4,
-        is_transformer=False,
     ),
     "opt": Network(
         lambda n: nn.Sequential(
@@ -205,6 +192,5 @@ NETWORKS: dict[str, Network] = {
         lambda n: SegFormer((32, 64, 160, 256), (n,) * 4, 256),
         _normal(3, 512, 512),
         ((1,), (24,)),
-        is_transformer=False,
     ),
 }

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import epigemm
 from benchmarks.harness.runner import describe_error
-from benchmarks.models import ceiling, measures
-from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
+from benchmarks.models import measures
+from benchmarks.models.jobs import TRAINING, Case, Job
 from benchmarks.models.measures import QUICK, Effort
 from benchmarks.models.registry import NETWORKS, PRECISIONS, WORST_ERROR, Inputs
 
@@ -168,10 +168,7 @@ def prepare(job: Job, device: torch.device, *, quick: bool) -> Prepared:
     parameters, found = list(model.parameters()), forwards(job, model, quick=quick)
     calls = {name: _step(forward, parameters, inputs, upstream) for name, forward in found.items()}
     calls.setdefault(EAGER, _step(model, parameters, inputs, upstream))
-    with ceiling.watched() as expected:
-        for call in calls.values():
-            call()
-    for call in calls.values():
+    for call in (*calls.values(), *calls.values()):
         call()
     with alone_on(device):
         exact = _exact(model, inputs, upstream)
@@ -182,11 +179,6 @@ def prepare(job: Job, device: torch.device, *, quick: bool) -> Prepared:
         prepared.about["chains"] = dict(zip(("followed", "taken"), report.chains, strict=True))
         if (graphs := getattr(report, "cuda_graphs", None)) is not None:
             prepared.about["cuda_graphs"] = {"captured": graphs.captured, "reasons": list(graphs.reasons)}
-        if case.mode == INFERENCE:  # of a training step the planner knows a part
-            prepared.about["expected_us"] = list(expected.chains.values())
-        if expected.error is not None:
-            prepared.about["no_ceiling"] = describe_error(expected.error)
-            prepared.about.pop("expected_us", None)
         prepared.about["products"] = {"all": products, "fused": len(report.sites)}
     return prepared
 
@@ -223,16 +215,12 @@ def measure(prepared: Prepared, device: torch.device, effort: Effort) -> dict[st
     result: dict[str, Any] = dict(prepared.about)
     _check(prepared, result)
     if not result["right"]:
-        result.pop("expected_us", None)
         return result
     result["turns_ms"] = measures.in_turn(timed, typical, device, effort)
     counts = {name: measures.singles(typical[name], effort) for name in timed}
     hosts = {name: measures.host_ms(call, counts[name], device) for name, call in timed.items()}
     result["host_ms"], result["device_ms"] = hosts, measures.device_ms(timed, hosts, counts, device)
     _check(prepared, result)
-    expected, other = result.pop("expected_us", []), result["device_ms"].get(variant.other)
-    if expected and other:
-        result["ceiling"] = ceiling.ceiling(other, expected)
     return result
 
 

@@ -1,4 +1,4 @@
-"""CUTLASS's GEMM beside the mma.sync kernels: its tiles, why it is absent, and how it is compiled."""
+"""CUTLASS's GEMM: its tiles, why it is absent, how it is compiled, and that its fastest tile is measured."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import cutlass
-from benchmarks.cases import Shape
-from benchmarks.cases.mma import SETTINGS, case_of, tiles
+from benchmarks.cases import Case, Setting, Shape, make_data
+from benchmarks.cases.problems import problems
 from benchmarks.harness.records import CUTLASS
+from epigemm.tuning.timing import Run
 
-BF16, TF32, FP16, SPLIT = SETTINGS
+BF16, TF32 = Setting("bf16", "highest"), Setting("fp32", "high")
 ROOT = Path(__file__).parents[2]
 LOCATE = [sys.executable, str(ROOT / "build_backend" / "locate.py"), "--missing-for-cuda"]
 
@@ -29,14 +31,8 @@ def fresh() -> Iterator[None]:
     cutlass.build.cache_clear()
 
 
-def test_the_tiles_are_ours() -> None:
-    """In bf16 and TF32, all by vectors but that of 16 rows."""
-    bf16, tf32 = ([tile.text for tile in tiles(setting, gpu=(90, 132))] for setting in (BF16, TF32))
-    bf16.remove("16x64x64")
-    assert cutlass.names() == [*(f"bf16_{tile}" for tile in bf16), *(f"tf32_{tile}" for tile in tf32)]
-
-
-def test_stages_and_warps_are_ours() -> None:
+def test_tiles_stages_and_warps_are_those_of_our_mma_kernels() -> None:
+    """All by vectors but that of 16 rows."""
     text = (ROOT / "csrc" / "gemm" / "sm80_mma" / "tiles.h").read_text()
     as_stored, _, _ = text.partition("kTilesSplit")
     rows = re.findall(r"^    \{([\d, ]+), Loads::Vectors(, 4)?\}", as_stored, re.MULTILINE)
@@ -47,30 +43,63 @@ def test_stages_and_warps_are_ours() -> None:
     theirs = re.findall(r"^GEMM\((\w+), ([\d, ]+)\)", cutlass.SOURCE.read_text(), re.MULTILINE)
     found = [(kind, *map(int, numbers.split(", "))) for kind, numbers in theirs]
     assert found == [row for row in ours if row[1] != 16]
+    assert cutlass.names() == [f"{kind}_{m}x{n}x{k}" for kind, m, n, k, *_ in found]
 
 
-def test_where_it_applies() -> None:
-    baseline, (first, *_, last) = cutlass.baseline(""), tiles(BF16, gpu=(90, 132))
-    cuda, shape = torch.device("cuda"), Shape(64, 64, 64)
-    assert baseline.name == CUTLASS and not baseline.applies(case_of(shape, BF16, first, 1), cuda)
-    assert baseline.applies(case_of(shape, BF16, last, 1), cuda) == "gemm.cu has no bf16_16x64x64"
-    assert baseline.applies(case_of(shape, FP16, first, 1), cuda) == "gemm.cu has no fp16_128x256x64"
-    (of_tf32, *_) = tiles(TF32, gpu=(90, 132))
-    assert not baseline.applies(case_of(shape, TF32, of_tf32, 1), cuda)
-    (of_split, _) = tiles(SPLIT, gpu=(90, 132))
-    assert baseline.applies(case_of(shape, SPLIT, of_split, 1), cuda) == "gemm.cu has no fp32_128x128x32"
+@pytest.mark.parametrize(
+    ("shape", "setting", "why"),
+    [
+        (Shape(64, 64, 64), BF16, ""),
+        (Shape(63, 64, 64), TF32, ""),
+        (Shape(64, 64, 60), TF32, ""),
+        (Shape(64, 64, 60), BF16, "gemm.cu takes products whose rows are whole 16 bytes"),
+        (Shape(64, 63, 64), TF32, "gemm.cu takes products whose rows are whole 16 bytes"),
+        (Shape(64, 64), BF16, "gemm.cu takes products whose rows are whole 16 bytes"),
+        (Shape(64, 64, 64), Setting("fp16", "highest"), "gemm.cu has no fp16"),
+        (Shape(64, 64, 64), Setting("fp32", "highest"), "gemm.cu has no fp32 highest"),
+    ],
+)
+def test_where_it_applies(shape: Shape, setting: Setting, why: str) -> None:
+    assert cutlass.BASELINE.name == CUTLASS
+    assert cutlass.BASELINE.applies(Case(problems()[0], shape, setting), torch.device("cuda")) == why
 
 
-@pytest.mark.parametrize("is_variable", [False, True])
-def test_a_folder_without_cutlass(is_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cutlass.VARIABLE, str(tmp_path) if is_variable else "")
-    built = cutlass.build("" if is_variable else str(tmp_path), (9, 0))
-    assert built.path is None and "CUTLASS" in built.problem and str(tmp_path) in built.problem
+def test_a_folder_without_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cutlass.VARIABLE, str(tmp_path))
+    path, problem = cutlass.build((9, 0))
+    assert path is None and "CUTLASS" in problem and str(tmp_path) in problem
 
 
 def test_it_is_absent_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cutlass.baseline("").absent() == "needs a GPU"
+    assert cutlass.BASELINE.absent() == "needs a GPU"
+
+
+def test_the_fastest_tile_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    seconds = iter([3.0, 1.0, 2.0])
+
+    class Timer:
+        def in_turn(self, runs: list[Run], *_: object) -> list[list[float]]:
+            for run in runs:
+                run()
+            return [[next(seconds)] for _ in runs]
+
+    class Library:
+        def __getattr__(self, name: str) -> object:
+            return lambda *_: called.append(name)
+
+    monkeypatch.setattr(cutlass, "build", lambda _: (Path("any"), ""))
+    monkeypatch.setattr(cutlass, "make_timer", lambda _: Timer())
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    case = Case(problems()[0], Shape(8, 16, 32), TF32)
+    found = cutlass.BASELINE.prepare(case, make_data(case, torch.device("cpu"), 0), torch.empty(8, 16))
+    tiles = [name for name in cutlass.names() if name.startswith("tf32")]
+    assert called == [f"gemm_{tile}" for tile in tiles] and found.kernel == tiles[1]
+    found.run()
+    assert called[-1] == f"gemm_{tiles[1]}" and not found.checked
 
 
 def _is_missing() -> bool:
@@ -81,8 +110,8 @@ def _is_missing() -> bool:
 @pytest.mark.skipif(_is_missing(), reason="there is no nvcc, or no CUTLASS")
 def test_it_compiles() -> None:
     """A function for each type and tile."""
-    built = cutlass.build("", (9, 0))
-    assert built.path is not None, built.problem
-    library = ctypes.CDLL(str(built.path))
+    path, problem = cutlass.build((9, 0))
+    assert path is not None, problem
+    library = ctypes.CDLL(str(path))
     for name in cutlass.names():
         assert getattr(library, f"gemm_{name}")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.cases.functors import PLAIN
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds
@@ -27,6 +26,7 @@ from tests.csrc.test_short_forms import ERRORS, FAR_ERRORS, FAR_LEFT, FORMS, REL
 from tests.csrc.test_short_forms import TERMS as TERMS_OF_SHORT
 from tests.support.primitives import FUNCTIONS, points, traced_of
 from tests.support.threads import processes
+from tools.cost_functors import PLAIN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.cases.operands import sample_inputs
 from epigemm.epilogues import registry
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import REGISTRY
+from tools.operands import sample_inputs
 
 
 def test_both_halves_name_the_same_epilogues_and_operands() -> None:

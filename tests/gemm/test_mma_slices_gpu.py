@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gradings import bounds, data, exact, products, special, sweep
+from benchmarks.gradings import bounds, data, products, sweep
 from benchmarks.gradings.measures import Exact, errors
 from benchmarks.gradings.products import SCALED, SPLIT, Product
-from tests.support import plans
+from tests.support import exact, plans, special
 from tests.support.arithmetic import SPLIT_ARITHMETICS, Arithmetic
 from tests.support.cases import LINEAR, mma_unavailable
 from tests.support.layouts import LAYOUTS

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import epigemm
-from benchmarks.gradings import bounds, data, exact, products, special, sweep
+from benchmarks.gradings import bounds, data, products, sweep
 from benchmarks.gradings.measures import Exact, errors, ratios
 from benchmarks.gradings.products import SCALED, SGEMM, SPLIT, TF32, Product
+from tests.support import exact, special
 from tests.support.split import every_tile, plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]

@@ -40,14 +40,17 @@ def test_arguments_are_those_of_the_commands(tmp_path: Path) -> None:
     from benchmarks import cli
     from tools import random_launches
 
+    kinds = set()
     for job in record_all.jobs(tmp_path, TREES):
         (command, *_) = job.commands
         if "benchmarks" in command:
             words = command[command.index("benchmarks") + 1 :]
-            cli.parser().parse_args(["9" if word == record_all.LEFT else word for word in words])
+            given = cli.parser().parse_args(["9" if word == record_all.LEFT else word for word in words])
+            kinds.add(cli.kind_of(given))
         if "tools.random_launches" in command:
             words = command[command.index("tools.random_launches") + 1 :]
             random_launches.parser().parse_args(["9" if w == record_all.LEFT else w for w in words])
+    assert kinds == {"bench", "random", "host", "models", "plans"}, "every kind of record is made"
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ in one process, so that a change of the clocks affects all alternatives alike. B
 twice the L2 cache's size is read. The cache is then full of other data, as between two layers of a model, and none of
 that has to be written back, which would slow down the next kernel.
 
-**Alone.** Sustained load lowers a GPU's clocks, so each alternative is also measured by itself after a pause.
-
 On a GPU the time is between two CUDA events around the call. A host that is slower than the device would show
 up as device time; so a short spin kernel goes first and lets the host run ahead. The call's cost on the host
 is reported apart. On a CPU it is the wall clock around the call, caches as the previous call left them.
@@ -40,9 +38,6 @@ class Effort:
     rounds: int = 15  # at least so many in-turn calls of each alternative
     min_ms: float = 20.0  # and at least so much time of each
     max_rounds: int = 60  # but never more calls than this
-    alone_calls: int = 20  # at most so many calls alone
-    # the pause before an alternative is measured alone; None leaves that measurement out
-    pause_s: float | None = 0.3
 
     def calls(self, typical_ms: float) -> int:
         """How many calls of something that takes ``typical_ms``."""
@@ -95,13 +90,6 @@ class Timer(abc.ABC):
             if done == 2:
                 wanted = effort.calls(min(statistics.median(s) for s in samples))
         return samples
-
-    def alone(self, run: Run, effort: Effort, typical_ms: float, host_us: float) -> list[float]:
-        """Samples of one alternative by itself, after a pause and one untimed call that wakes the device."""
-        time.sleep(effort.pause_s or 0.0)
-        run()
-        calls = min(effort.calls(typical_ms), effort.alone_calls)
-        return [self.round([run], host_us)[0] for _ in range(calls)]
 
 
 class CpuTimer(Timer):

@@ -13,7 +13,6 @@ from benchmarks.cases import Case, Setting, Shape
 from benchmarks.cases.problems import problems
 from benchmarks.harness import plots
 from benchmarks.harness.records import EAGER, MM, OURS, CaseResult, Group, Measurement, Timing
-from tests.support.figures import drawn
 
 ABOUT: dict[str, Any] = {"gpu": {"name": "a GPU"}, "cpu": {"name": "a CPU"}, "torch": "2.13"}
 
@@ -28,7 +27,16 @@ def result(setting: Setting, ms: dict[str, float], *, training: bool = False) ->
 
 
 def figures(monkeypatch: pytest.MonkeyPatch, cases: list[CaseResult]) -> dict[str, Any]:
-    return drawn(monkeypatch, lambda folder: plots.speedups(cases, ABOUT, folder))
+    """What is drawn, without its files."""
+    found: dict[str, Any] = {}
+
+    def keep(figure: Any, path: Path) -> Path:
+        found[path.name] = figure
+        return path
+
+    monkeypatch.setattr(plots, "save", keep)
+    plots.speedups(cases, ABOUT, Path())
+    return found
 
 
 def test_bars_are_times_of_eager_over_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,29 +61,7 @@ def test_bars_are_times_of_eager_over_those_of_others(monkeypatch: pytest.Monkey
     assert axes.get_title(loc="left").startswith("Linear layers in fp32 at precision high\n")
 
 
-def test_a_file_says_what_it_shows(tmp_path: Path) -> None:
+def test_a_file_is_small(tmp_path: Path) -> None:
     case = result(Setting("bf16", "highest"), {OURS: 2.0, EAGER: 3.0})
     (path,) = plots.speedups([case], ABOUT, tmp_path / "new")
     assert path.read_bytes().startswith(b"\x89PNG") and 2000 < path.stat().st_size < 100_000
-    (again,) = plots.speedups([case], ABOUT, tmp_path / "again")
-    assert plots.content_of(path) == plots.content_of(again) != ""
-    other = result(Setting("bf16", "highest"), {OURS: 2.0, EAGER: 3.1})
-    (changed,) = plots.speedups([other], ABOUT, tmp_path / "other")
-    assert plots.content_of(changed) != plots.content_of(path)
-
-
-@pytest.mark.parametrize("change", ["title", "scale", "label", "point", "colour", "legend"])
-def test_every_part_of_a_figure_is_part_of_its_content(change: str) -> None:
-    def draw(changed: str = "") -> str:
-        figure, axes = plots.pyplot().subplots()
-        axes.plot([1, 2], [1, 3 if changed == "point" else 2], color="r" if changed == "colour" else "b")
-        axes.lines[0].set_label("a" if changed == "legend" else "b")
-        axes.set_title("a" if changed == "title" else "b", loc="left")
-        axes.set_yscale("log" if changed == "scale" else "linear")
-        figure.supxlabel("a" if changed == "label" else "b")
-        axes.legend()
-        found = plots.content(figure)
-        plots.pyplot().close(figure)
-        return found
-
-    assert draw() == draw() != draw(change)

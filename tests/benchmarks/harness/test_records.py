@@ -21,36 +21,30 @@ from benchmarks.harness.records import (
 )
 
 CASE = Case(problems()[0], Shape(2, 3, 4), Setting("fp32", "high"))
-TIMES = {OURS: (2.0, 1.0), PLAIN: (4.0, 4.0), EAGER: (4.0, 4.0), MM: (1.0, 1.0), "compile": (3.0, 9.0)}
+TIMES = {OURS: 2.0, PLAIN: 4.0, EAGER: 4.0, MM: 1.0, "cutlass": 0.9, "compile": 3.0}
 
 
-def result(times: dict[str, tuple[float, float]]) -> CaseResult:
-    """Of times in turn and alone."""
+def result(times: dict[str, float]) -> CaseResult:
     found = CaseResult.of(CASE)
-    of = [
-        Measurement(name, name, in_turn=Timing.of([turn]), alone=Timing.of([alone]))
-        for name, (turn, alone) in times.items()
-    ]
+    of = [Measurement(name, name, in_turn=Timing.of([ms])) for name, ms in times.items()]
     found.groups.append(Group("main", of))
     return found
 
 
 @pytest.mark.parametrize(
-    ("others", "own", "alone", "expected", "best"),
+    ("others", "own", "expected", "best"),
     [
-        ((EAGER,), OURS, False, 2.0, EAGER),
-        ((EAGER,), OURS, True, 4.0, EAGER),
-        ((), OURS, False, 1.5, "compile"),
-        ((), OURS, True, 4.0, EAGER),
-        ((MM, "copy"), OURS, False, 0.5, MM),
-        ((EAGER,), PLAIN, False, 1.0, EAGER),
-        (("quack",), OURS, False, None, ""),
-        ((EAGER,), "builtin", False, None, EAGER),
+        ((EAGER,), OURS, 2.0, EAGER),
+        ((), OURS, 1.5, "compile"),
+        ((MM, "copy"), OURS, 0.5, MM),
+        ((EAGER,), PLAIN, 1.0, EAGER),
+        (("quack",), OURS, None, ""),
+        ((EAGER,), "builtin", None, EAGER),
     ],
 )
-def test_a_ratio(others: tuple[str, ...], own: str, alone: bool, expected: float | None, best: str) -> None:
+def test_a_ratio(others: tuple[str, ...], own: str, expected: float | None, best: str) -> None:
     found = result(TIMES)
-    assert (found.ratio(others, own, alone=alone), found.best(others, alone=alone)) == (expected, best)
+    assert (found.ratio(others, own), found.best(others)) == (expected, best)
     assert CaseResult.of(CASE).ratio() is None
 
 
@@ -74,7 +68,7 @@ def test_a_wrong_or_missing_result_of_ours_fails_the_case() -> None:
 
 
 def test_baselines_without_a_time_are_named_with_the_reason() -> None:
-    found = result({OURS: (1.0, 1.0), EAGER: (2.0, 2.0)})
+    found = result({OURS: 1.0, EAGER: 2.0})
     found.skipped |= {PLAIN: "needs a GPU", "max_autotune": "not run: no time"}
     found.groups[0].measurements += [
         Measurement("quack", "QuACK", error="ImportError: any"),

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks import baselines
-from benchmarks.cases import problems
+from benchmarks.cases import CUSTOM, ELEMENTWISE, GLU, LINEAR, Setting, custom, glu, problems
 from benchmarks.cli import main
 from benchmarks.harness import environment
 from benchmarks.harness.records import CaseResult, Group, Measurement, Timing
@@ -158,7 +159,7 @@ def test_a_wrong_result_exits_with_one(
         return out
 
     monkeypatch.setattr(epigemm, "bias_relu", wrong)
-    monkeypatch.setattr(baselines, "planned", lambda *_: "any")
+    monkeypatch.setattr(baselines, "planned", lambda *_, **__: "any")
     assert run_one("elementwise/bias_relu", "--output", str(tmp_path)) == 1
     measurements = [
         measurement
@@ -179,7 +180,8 @@ def test_a_wrong_result_exits_with_one(
         ["--trees", "csrc=1"],
         ["--peers", "no_such_peer"],
         ["--between"],
-        ["--layers"],
+        ["--short"],
+        ["--cases", "glu/silu", "--sizes", "8x33x16"],
         ["--device", "cuda:99"],
     ],
     ids=lambda a: " ".join(a),
@@ -207,6 +209,29 @@ def test_the_real_sizes_are_those_of_the_problem_set() -> None:
         }
         squares = {(model, square) for model in ("2/76", "2/70", "2/33", "2/63")}
         assert found == {*squares, ("2/39", batch), ("1/21", wide)}
+
+
+def test_epilogues_in_python_and_pairs_of_products(tmp_path: Path) -> None:
+    """Rows like all others, where they are named."""
+    command = ["--device", "cpu", "--quick", "--dtypes", "fp32", "bf16", "--peers", "builtin", "eager", "mm"]
+    chosen = ["custom/bias_relu", "custom/dequantise", "custom/clamp", "glu/gelu"]
+    assert main([*command, "--sizes", "6x32x24", "--cases", *chosen, "--output", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    settings = ("fp32 highest", "bf16")
+    assert set(summary["cases"]) == {f"{name} 6x32x24 {each}" for name in chosen for each in settings}
+    for name, found in summary["cases"].items():
+        assert {"epigemm", "eager", "mm"} <= set(found["ms"]) and found["vs_eager"] > 0
+        assert ("vs_builtin" in found) == name.startswith("custom/bias_relu")
+
+
+def test_what_is_measured_unless_cases_are_named() -> None:
+    setting = [Setting("bf16", "highest")]
+    five = problems.select([], [], setting, real=True)
+    assert {case.problem.kind for case in five} == {LINEAR, ELEMENTWISE}
+    others = problems.select(["custom/*", "glu/*"], [], setting, real=True)
+    sizes = Counter(case.problem.kind for case in others)
+    assert sizes == {CUSTOM: 3 * len(custom.problems()), GLU: sum(map(len, glu.LAYERS.values()))}
+    assert all(case.models for case in others if case.problem.kind == GLU)
 
 
 def test_trees_of_a_checkout() -> None:

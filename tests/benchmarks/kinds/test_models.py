@@ -53,7 +53,7 @@ def test_a_run_on_a_gpu(tmp_path: Path) -> None:
     assert main([*command, "--device", "cuda", "--output", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     (case,) = summary["cases"].values()
-    assert case["right"] and case["ceiling"] >= 1 and "no_ceiling" not in case
+    assert case["right"]
     assert {"fuse_vs_eager", "backend_vs_compile"} <= set(case["quartiles"])
     for which in ("host_ms", "device_ms"):
         assert {"eager", "fuse", "compile", "backend"} <= set(case[which])
@@ -88,7 +88,7 @@ def test_tables_of_what_is_there() -> None:
     assert first.title.startswith("fuse_vs_eager") and means.title == "Geometric means"
     row = dict(zip(first.columns, first.rows[0], strict=True))
     assert row["case"] == str(JOB.case) and row["ratio"] == "1.950" and row["right"] == "yes"
-    assert row["ms"] == "1.950, 1.000" and row["chains"] == "3 of 4" and row["ceiling"] == "2.500"
+    assert row["ms"] == "1.950, 1.000" and row["chains"] == "3 of 4"
 
 
 def test_remarks_name_what_failed() -> None:

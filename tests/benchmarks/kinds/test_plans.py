@@ -30,7 +30,7 @@ SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--plans", "--random", "1"], ["--plans", "--peers", "mm"]],
+    [["--plans", "--random", "1"], ["--plans", "--peers", "mm"], ["--plans", "--random", "1", "--short"]],
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,3 +95,5 @@ def test_every_plan_on_a_gpu(dtype: str, tmp_path: Path) -> None:
     assert points and not any(point["error"] for point in points)
     assert all(plan["predicted_us"] > 0 for point in points for plan in point["plans"])
     assert judge_costs.report(points)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["kind"] == "plans" and sum(summary["cases"].values()) == len(points)

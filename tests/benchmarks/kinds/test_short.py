@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ import torch
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
-from benchmarks.cases import Shape, short
-from benchmarks.cases.short import Point, ShortSeries
+import epigemm
+from benchmarks.cases import Case, Shape, short
+from benchmarks.cases.custom import decorated
+from benchmarks.cases.short import ShortSeries
 from benchmarks.cli import main
-from benchmarks.harness import records
-from benchmarks.kinds import short as kind
-from benchmarks.kinds import short_points
+from benchmarks.harness.records import CaseResult, Group, Measurement, Timing
+from benchmarks.kinds.points import counted, short_table, summarise_short
 
 MULTIPROCESSORS = 132
 MANY, FEW = Shape(16896, 512, 256), Shape(16768, 512, 256)  # 264 tiles and 262
@@ -92,30 +94,32 @@ def test_sides_are_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_point_misses(series: ShortSeries, shape: Shape, us: dict[str, float], why: str) -> None:
-    point = series.point(shape, us)
-    assert point is not None and point.why_missed(MULTIPROCESSORS) == why
-    assert series.misses_at(shape, us) == bool(why)
+    assert series.why_missed(shape, us) == why
 
 
-def test_without_both_times_there_is_no_point() -> None:
-    assert RELU.point(MANY, {"epigemm": 1.0}) is None and RELU.point(MANY, {"mm": 1.0}) is None
-    assert not RELU.misses_at(MANY, {"epigemm": 1.0, "eager": 0.1})
+def test_without_both_times_nothing_is_missed() -> None:
+    assert not RELU.why_missed(MANY, {"epigemm": 1.0, "eager": 0.1})
+    assert not RELU.why_missed(MANY, {"mm": 1.0})
 
 
-def point(shape: Shape, **us: float) -> Point:
-    found = RELU.point(shape, us)
-    assert found is not None
+def point(shape: Shape, *turns: dict[str, float]) -> CaseResult:
+    """Of microseconds, turn by turn."""
+    found = CaseResult.of(Case(RELU.problem, shape, RELU.setting))
+    for us in turns:
+        taken = [Measurement(name, name, in_turn=Timing.of([1e-3 * each])) for name, each in us.items()]
+        found.groups.append(Group("turn", taken))
     return found
 
 
 def test_the_summary_by_hand() -> None:
     points = [
-        point(MANY, epigemm=100.0, mm=92.16, eager=200.0),
-        point(Shape(20000, 512, 256), epigemm=100.0, mm=100.0, eager=100.0),
-        point(FEW, epigemm=20.0, mm=17.0, eager=21.0),
-        point(Shape(16, 48, 48), epigemm=4.0, mm=4.0, eager=8.0),
+        point(MANY, {"epigemm": 100.0, "mm": 92.16, "eager": 200.0}),
+        point(Shape(20000, 512, 256), {"epigemm": 100.0, "mm": 100.0, "eager": 100.0}),
+        point(FEW, {"epigemm": 20.0, "mm": 17.0, "eager": 21.0}),
+        point(Shape(16, 48, 48), {"epigemm": 4.0, "mm": 4.0, "eager": 8.0}),
+        point(Shape(64, 48, 48), {"epigemm": 4.0}),
     ]
-    found = short_points.summarise(points, MULTIPROCESSORS)
+    found = summarise_short(RELU, points)
     waves, few = found["waves"], found["elsewhere"]
     assert (waves["points"], waves["geomean"]) == (2, pytest.approx(0.96))
     assert (waves["worst"], waves["worst_at"]) == (pytest.approx(0.9216), str(MANY))
@@ -126,14 +130,25 @@ def test_the_summary_by_hand() -> None:
         "geometric mean 0.960 of the bare product, wanted 0.97",
         f"{FEW}: 3.00 us behind the bare product, at most 2 wanted, epigemm 20.00 us, mm 17.00 us, eager 21.00 us",
     ]
-    (row,) = short_points.table({"bias_relu/bf16": found}).rows
+    assert found["points"] == 4
+    (row,) = short_table({"bias_relu/bf16": found}).rows
     assert row[1:7] == ["2", "0.960", f"0.922 ({MANY})", "2", "0.922", f"3.000 ({FEW})"] and row[-1] == "2"
 
 
 def test_nothing_measured_has_no_numbers() -> None:
-    found = short_points.summarise([], MULTIPROCESSORS)
+    found = summarise_short(RELU, [])
     assert found["waves"]["geomean"] is found["vs_eager"]["worst"] is None and found["missed"] == []
-    assert short_points.table({"none": found}).rows[0][1:4] == ["0", "", ""]
+    assert short_table({"none": found}).rows[0][1:4] == ["0", "", ""]
+
+
+def test_layers_of_models_come_first_and_in_bf16() -> None:
+    """Twenty layers with K from 256 to 1024 and M from 500 to 50000, none of them twice."""
+    shapes = set(short.LAYERS.values())
+    assert len(shapes) == len(short.LAYERS) == 20
+    assert all(256 <= (shape.k or 0) <= 1024 and 500 <= shape.m <= 50000 for shape in shapes)
+    layers = [f"layers/{name}/bf16" for name in short.EPILOGUES]
+    assert list(SERIES)[: len(layers)] == layers == [s.name for s in short.select([], 1, count=0)]
+    assert {series.shapes for series in short.select(["layers/*"], 1)} == {short.OF_MODELS}
 
 
 # --- from end to end --------------------------------------------------------------------------------------------------
@@ -161,16 +176,14 @@ def test_a_wrong_result_exits_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The residual of another row."""
-    from benchmarks import baselines
+    right = decorated("residual")
 
-    real = baselines.ours_custom
-
-    def wrong(case: Any, data: Any, out: torch.Tensor) -> baselines.Alternative:
-        run = real(case, data, out).run
-        return baselines.Alternative(lambda: run().copy_(run().roll(1, 0)), 1)
+    def wrong(*given: Any, shortcut: torch.Tensor, **named: Any) -> Any:
+        return right(*given, shortcut=shortcut.roll(1, 0), **named)
 
     monkeypatch.setattr(short, "PRODUCT", (0.0, 1e7))
-    monkeypatch.setattr(baselines, "ours_custom", wrong)
+    monkeypatch.setattr("benchmarks.baselines.decorated", lambda name: wrong)
+    monkeypatch.setattr(epigemm, "explain", lambda *_, **__: SimpleNamespace(path="fallback"))
     command = ["--random", "5", "--short", "--count", "1", "--device", "cpu", "--time-budget", "600"]
     assert main([*command, "--cases", "residual/bf16", "--output", str(tmp_path)]) == 1
     assert "WRONG: residual/bf16" in capsys.readouterr().out
@@ -181,14 +194,15 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Both types, with and without a matrix; small shapes, for other tests run beside it."""
     for name, sides in {"ROWS": (256, 2048), "COLUMNS": (48, 512), "DEPTH": (48, 512)}.items():
         monkeypatch.setattr(short, name, sides)
-    cases = ["bias_relu/bf16", "residual/fp16"]
+    monkeypatch.setattr(short, "LAYERS", {"small": Shape(512, 384, 256)})
+    cases = ["bias_relu/bf16", "residual/fp16", "layers/bias_gelu/bf16"]
     given = ["--random", "2", "--short", "--count", "3", "--cases", *cases, "--output", str(tmp_path)]
     assert main(given) == 0
     summary = json.loads((tmp_path / "short-2" / "summary.json").read_text())
     assert set(summary["cases"]) == set(cases) and not summary["left_out"]
     for case in summary["cases"].values():
-        assert case["waves"]["points"] + case["elsewhere"]["points"] == case["points"] == 3
-    assert summary["missed"] == short_points.missed(summary["cases"])
+        assert case["waves"]["points"] + case["elsewhere"]["points"] == case["points"]
+    assert [case["points"] for case in summary["cases"].values()] == [1, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -206,12 +220,5 @@ def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.Capture
 
 
 def test_the_turn_that_counts_is_the_median() -> None:
-    found = records.CaseResult.of(point(MANY, epigemm=1.0, mm=1.0).case)
-    for mine in (100.0, 120.0, 90.0):
-        us = {"epigemm": mine, "mm": 99.0}
-        timed = [
-            records.Measurement(n, n, in_turn=records.Timing.of([1e-3 * value])) for n, value in us.items()
-        ]
-        found.groups.append(records.Group("turn", timed))
-    (counts,) = kind.points(RELU, [found])
-    assert counts.us == pytest.approx({"epigemm": 100.0, "mm": 99.0})
+    found = point(MANY, *({"epigemm": mine, "mm": 99.0} for mine in (100.0, 120.0, 90.0)))
+    assert counted(RELU, found) == pytest.approx({"epigemm": 100.0, "mm": 99.0})

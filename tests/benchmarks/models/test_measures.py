@@ -67,18 +67,13 @@ def test_a_cpus_times_are_of_whole_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queued", "added", "found"),
-    [
-        ({"a": 1.0, "b": 2.0}, {}, {"a": 1.0, "b": 2.0}),
-        ({"a": 1.0, "b": None}, {"a": 3.0, "b": 4.0}, {"a": 3.0, "b": 4.0}),
-        ({"a": 1.0, "b": None}, {"a": 0.0, "b": 4.0}, {}),  # a profiler that sees nothing
-    ],
+    ("queued", "found"),
+    [({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}), ({"a": 1.0, "b": None}, {})],
 )
-def test_device_times_are_of_one_method(
-    monkeypatch: pytest.MonkeyPatch, queued: dict[str, Any], added: dict[str, float], found: dict[str, float]
+def test_device_times_are_there_for_both_or_none(
+    monkeypatch: pytest.MonkeyPatch, queued: dict[str, Any], found: dict[str, float]
 ) -> None:
     monkeypatch.setattr(measures, "queued_ms", lambda call, *_: queued[call])
-    monkeypatch.setattr(measures, "kernels_ms", lambda call: added[call])
     calls: Any = {"a": "a", "b": "b"}
     ones, counts = dict.fromkeys(calls, 1.0), dict.fromkeys(calls, 1)
     assert measures.device_ms(calls, ones, counts, torch.device("cuda")) == found
@@ -126,25 +121,12 @@ def test_host_and_device_are_told_apart() -> None:
 
 
 @pytest.mark.gpu
-def test_the_kernels_of_a_call_that_waits_are_added_up() -> None:
-    gpu = torch.device("cuda")
-    x = torch.randn(4096, 4096, device=gpu)
-
-    def two() -> None:
-        torch.mm(x, x)
-        torch.mm(x, x)
+def test_a_call_that_waits_has_no_device_time() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
 
     def waits() -> None:
         torch.mm(x, x)
         torch.cuda.synchronize()
-        time.sleep(0.005)
-        torch.mm(x, x)
 
-    measures.warm_up(two, gpu, Effort())
+    measures.warm_up(waits, x.device, Effort())
     assert measures.queued_ms(waits, 6.0, 5) is None
-
-    def check() -> None:
-        queued = measures.queued_ms(two, 0.1, 5)
-        assert queued is not None and measures.kernels_ms(waits) == pytest.approx(queued, rel=0.3)
-
-    in_quiet(check)

@@ -48,7 +48,6 @@ def test_a_job(name: str, mode: str) -> None:
     for which in ("turns_ms", "host_ms", "device_ms"):
         assert set(found[which]) == {variant.other, variant.own}
     assert ("chains" in found) == (name == "fuse")
-    assert "expected_us" not in found and "ceiling" not in found  # a CPU has no planner
 
 
 def test_one_job_at_a_time_is_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -217,5 +216,4 @@ def test_a_job_on_a_gpu(mode: str) -> None:
     monitored = Job(Case("resmlp", "fp32_highest", mode, (256,)), "fuse")
     found = worker.measure(worker.prepare(monitored, gpu, quick=False), gpu, QUICK)
     assert found["right"] and found["products"]["all"] == 16
-    assert mode == TRAINING or found["ceiling"] >= 1
     assert found["device_ms"]["eager"] > 0.05 and found["host_ms"]["eager"] > 0.05

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import functor_table
 from epigemm.epilogues.declaring import trace
 from epigemm.epilogues.kinds import PerColumn, PerRow, Scalar
 from epigemm.epilogues.tracing import aten, steps
 from epigemm.epilogues.tracing.cost import primitives
+from tools import cost_table
 
 
 def plain(acc: Tensor, bias: PerColumn) -> Tensor:
@@ -81,4 +81,4 @@ def test_the_table_has_every_primitive() -> None:
     ops = {*aten.UNARY, *aten.BINARY, *aten.PREDICATES, *steps.KEPT, *steps._WITH_NUMBERS}
     spelled_otherwise = {"rsub", "nan_to_num", "logical_not"}
     more = {"floor_div", "trunc_div", "div_by_scalar", "to_half", "to_bfloat16", "neg", "copy", "highest"}
-    assert (ops | more) - spelled_otherwise <= functor_table.read().keys()
+    assert (ops | more) - spelled_otherwise <= cost_table.read().keys()

@@ -1,6 +1,6 @@
 """The primitives of a functor, for the planner. csrc/epilogue/costs.def has the cost of each primitive.
 
-`python -m benchmarks --functors` measures them.
+`python -m tools.fit_costs` measures them.
 """
 
 from __future__ import annotations

@@ -1,30 +1,33 @@
-"""``--functors``: what each primitive takes of a multiprocessor, in the elementwise kernel and in each family's tile.
+"""Measure what each primitive of a functor takes of a multiprocessor, and fit csrc/epilogue/costs.def to it.
 
-Of each kernel the time with a functor less that with the cheapest one, at K = 256, under a plan that is forced: in
-cycles an element. Then random functors, to which nothing was fitted: what the sum over their primitives says against
-what they take. ``--table`` makes the planner's table of a record.
+    python -m tools.fit_costs --output DIR              # on a GPU: the record
+    python -m tools.fit_costs --table DIR/summary.json  # the planner's table, made of that record
+
+In the elementwise kernel and in each family's tile: of each kernel the time with a functor less that with the cheapest
+one, at K = 256, under a plan that is forced: in cycles an element. Then random functors, to which nothing was fitted:
+what the sum over their primitives says against what they take.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.cases.functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
-from benchmarks.harness import functor_table
-from benchmarks.harness.functor_table import COLUMNS, Costs
+from benchmarks.harness import environment
 from benchmarks.harness.report import Record, Table, number, progress, show
 from benchmarks.harness.runner import Bench, Budget, describe_error
-from benchmarks.kinds import Run
 from epigemm.arguments.calls import KEEP, LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.deeds import Forced
@@ -32,20 +35,22 @@ from epigemm.linking import cubins, loading
 from epigemm.linking.toolchain import side_by_side
 from epigemm.planning import dry_runs
 from epigemm.tuning.timing import Effort
+from tools import cost_table
+from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
+from tools.cost_table import COLUMNS, Costs
 
 METHOD = (
     "CUDA events, L2 flushed, functors in turn with the bare one; cycles of a multiprocessor at its highest clock for "
     "an element of the result, M = 128 a multiprocessor, N = 2048, K = 256"
 )
 K, N, ROWS_OF_MULTIPROCESSOR = 256, 2048, 128
-_EFFORT = Effort(rounds=9, min_ms=0.0, max_rounds=9, pause_s=None)
+_EFFORT = Effort(rounds=9, min_ms=0.0, max_rounds=9)
 _AT_ONCE = 8  # functors that are in turn with a bare one
-_SEED, _RANDOM, _FEW = 31, 50, 16
+_SEED, _RANDOM = 31, 50
 _ASSUMED_CLOCK_KHZ = 1980e3
 _MOST_REPEATS = 16
 _LINKING = 0.6  # of the time budget, the share after which nothing more is linked
 _CHECKED = ("cooperative", "cooperative_16", "swap_ab_16", "slices", "elementwise_16")  # by random functors
-_QUICK = ("elementwise_16", "cooperative_16", "pingpong_16", "swap_ab_16", "slices")
 
 
 @dataclass(frozen=True)
@@ -80,32 +85,48 @@ KERNELS = (
 assert tuple(kernel.column for kernel in KERNELS) == COLUMNS
 
 
-def main(run: Run) -> int:
-    """Measure; ``summary.json``. 1 if a primitive could not be measured.
-
-    Raises:
-        ValueError: not on a GPU, or an unknown primitive.
-    """
-    options = run.options
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: 1 if a primitive could not be measured, 2 for wrong usage."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--output", type=Path, metavar="DIR", help="the folder of the record")
+    p.add_argument(
+        "--table", type=Path, metavar="SUMMARY", help="measure nothing: write costs.def of a record"
+    )
+    p.add_argument(
+        "--primitives", nargs="+", default=["mul", *PRIMITIVES], metavar="NAME", help="default: all"
+    )
+    p.add_argument("--time-budget", type=float, metavar="S", help="after so many seconds start nothing more")
+    p.add_argument(
+        "--trees", metavar="csrc=HASH,python=HASH", help="of the source, for a machine without git"
+    )
+    options = p.parse_args(arguments)
     if options.table:
-        return _write_table(json.loads(options.table.read_text()))
-    if run.device.type != "cuda":
-        raise ValueError("--functors: needs a GPU")
-    names = options.cases or ["mul", *PRIMITIVES]
-    if unknown := sorted({*names} - {"mul", *PRIMITIVES}):
-        raise ValueError(f"--cases: got {', '.join(unknown)}; accepted are mul, {', '.join(PRIMITIVES)}")
-    seed, count = (_SEED, _RANDOM) if options.random is None else (options.random, options.count)
-    if options.quick:
-        count = min(count, _FEW)
-    sweep = Sweep(run, run.bench(_EFFORT))
-    kernels = [kernel for kernel in KERNELS if not options.quick or kernel.column in _QUICK]
-    record = run.record("functors", METHOD, {"rounds": _EFFORT.rounds, "seed": seed, "random": count})
-    before, drawn = functor_table.read(), random_functors(seed, count)
+        summary = json.loads(options.table.read_text())
+        if summary.get("kind") != "functors":
+            p.error(f"--table: expected a record of this tool, got one of {summary.get('kind')!r}")
+        costs, source = cost_table.updated(cost_table.read(), summary)
+        cost_table.PATH.write_text(cost_table.text(costs, source))
+        show([], [f"wrote {cost_table.PATH.name}: {source}"])
+        return 0
+    if unknown := sorted({*options.primitives} - {"mul", *PRIMITIVES}):
+        p.error(f"--primitives: got {', '.join(unknown)}; accepted are mul, {', '.join(PRIMITIVES)}")
+    if not torch.cuda.is_available():
+        p.error("needs a GPU")
+    device = torch.device("cuda", torch.cuda.current_device())
+    about = environment.describe(device, options.trees) | {"command": ["python", "-m", "tools.fit_costs"]}
+    effort = {"rounds": _EFFORT.rounds, "seed": _SEED, "random": _RANDOM}
+    record = Record("functors", about, METHOD, options.output, effort)
+    return measure(Sweep(Bench(device, _EFFORT), options.time_budget), options.primitives, record)
+
+
+def measure(sweep: Sweep, names: Sequence[str], record: Record) -> int:
+    """Fill a record, kept after each kernel; 1 if a primitive could not be measured."""
+    before, drawn = cost_table.read(), random_functors(_SEED, _RANDOM)
     with torch.no_grad():
-        wanted = {kernel.column: _repeats(names, before, kernel) for kernel in kernels}
-        sweep.link(kernels, wanted, drawn)
-        told = progress(len(kernels))
-        for kernel in kernels:
+        wanted = {kernel.column: _repeats(names, before, kernel) for kernel in KERNELS}
+        sweep.link(wanted, drawn)
+        told = progress(len(KERNELS))
+        for kernel in KERNELS:
             sweep.primitives(kernel, wanted[kernel.column], before)
             if kernel.column in _CHECKED:
                 sweep.random(kernel, drawn, before)
@@ -113,7 +134,7 @@ def main(run: Run) -> int:
             record.write()
             told(kernel.column)
     record.finish(_tables(record), [f"{name}: {why}" for name, why in sweep.failed.items()])
-    return bool(sweep.failed)
+    return int(bool(sweep.failed))
 
 
 def _repeats(names: Sequence[str], costs: Costs, kernel: Kernel) -> list[tuple[str, Functor]]:
@@ -139,8 +160,8 @@ def _functor(name: str, times: int) -> Functor:
 class Sweep:
     """What has been measured: by column, in microseconds and in cycles."""
 
-    run: Run
     bench: Bench
+    budget_s: float | None = None
     costs: Costs = field(default_factory=dict)
     checks: dict[str, dict[str, Any]] = field(default_factory=dict)  # of random functors, by name
     failed: dict[str, str] = field(default_factory=dict)
@@ -149,12 +170,12 @@ class Sweep:
     )  # functors and columns that there was no time for
 
     def __post_init__(self) -> None:
-        about = torch.cuda.get_device_properties(self.run.device)
+        about = torch.cuda.get_device_properties(self.bench.device)
         self.multiprocessors = int(about.multi_processor_count)
         # The planner counts in cycles of the highest clock.
         self.clock_mhz = float(getattr(about, "clock_rate", 0) or _ASSUMED_CLOCK_KHZ) / 1e3
         self.rows = ROWS_OF_MULTIPROCESSOR * self.multiprocessors
-        self.budget = Budget(self.run.budget)
+        self.budget = Budget(self.budget_s)
         self.bare = bare()
 
     def figures(self) -> dict[str, Any]:
@@ -172,16 +193,16 @@ class Sweep:
 
     def tensors(self, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
         """x, weight and out; the product's elements are of size 1."""
-        generator = torch.Generator(self.run.device).manual_seed(self.bench.seed)
+        generator = torch.Generator(self.bench.device).manual_seed(self.bench.seed)
 
         def normal(*shape: int) -> Tensor:
-            drawn = torch.randn(shape, generator=generator, device=self.run.device)
+            drawn = torch.randn(shape, generator=generator, device=self.bench.device)
             return drawn.to(kernel.dtype)
 
         if not kernel.plan:
             z = normal(self.rows, N)
             return z, z, torch.empty_like(z)
-        out = torch.empty((self.rows, N), dtype=kernel.dtype, device=self.run.device)
+        out = torch.empty((self.rows, N), dtype=kernel.dtype, device=self.bench.device)
         return normal(self.rows, K), normal(N, K) / K**0.5, out
 
     def call(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> Callable[[], Tensor]:
@@ -206,15 +227,14 @@ class Sweep:
 
     def link(
         self,
-        kernels: Sequence[Kernel],
         wanted: Mapping[str, Sequence[tuple[str, Functor]]],
         drawn: Sequence[Functor],
     ) -> None:
         """Make all kernels ahead, in threads, and keep them on disk; the primitives' first."""
-        capability = torch.cuda.get_device_capability(self.run.device)
+        capability = torch.cuda.get_device_capability(self.bench.device)
         wanted_jobs: dict[cubins.Job, list[tuple[str, str]]] = {}
         for is_drawn in (False, True):
-            for kernel in kernels:
+            for kernel in KERNELS:
                 tensors = self.tensors(kernel)
                 functors = [self.bare, *(each for _, each in wanted[kernel.column])]
                 for functor in (drawn if kernel.column in _CHECKED else ()) if is_drawn else functors:
@@ -222,7 +242,7 @@ class Sweep:
                         missing = self.missing(kernel, functor, tensors)
                         for job in loading._jobs(functor.epilogue.linked([True]), missing, capability):
                             wanted_jobs.setdefault(job, []).append((functor.name, kernel.column))
-        started, limit = time.monotonic(), _LINKING * (self.run.budget or float("inf"))
+        started, limit = time.monotonic(), _LINKING * (self.budget_s or float("inf"))
 
         def make(job: cubins.Job) -> bool:
             is_in_time = time.monotonic() - started < limit
@@ -304,8 +324,8 @@ class Sweep:
         def cost(name: str, column: str) -> float:
             measured = self.costs.get(name, {})
             if column in measured:
-                return functor_table.fused(measured, column)
-            return before.get(name, before[functor_table.OTHER])[column]
+                return cost_table.fused(measured, column)
+            return before.get(name, before[cost_table.OTHER])[column]
 
         for functor, us, bare_us in self.times(kernel, drawn):
             # As the planner: a functor whose result would be too inexact has float's functions in 16 bits, too.
@@ -357,11 +377,5 @@ def _tables(record: Record) -> list[Table]:
     ]
 
 
-def _write_table(summary: Mapping[str, Any]) -> int:
-    """The planner's table, of a record."""
-    if summary.get("kind") != "functors":
-        raise ValueError(f"--table: expected a record of --functors, got one of {summary.get('kind')!r}")
-    costs, source = functor_table.updated(functor_table.read(), summary)
-    functor_table.PATH.write_text(functor_table.text(costs, source))
-    show([], [f"wrote {functor_table.PATH.name}: {source}"])
-    return 0
+if __name__ == "__main__":
+    sys.exit(main())

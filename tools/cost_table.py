@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).parents[2] / "csrc" / "epilogue" / "costs.def"
+PATH = Path(__file__).parents[1] / "csrc" / "epilogue" / "costs.def"
 COLUMNS = (
     "elementwise",
     "elementwise_16",
@@ -32,7 +32,7 @@ _HEAD = """\
 // `other` stands for what is not here: long, so that it is not put where it would cost more than it saves.
 //
 // {source}
-// Written by `python -m benchmarks --functors --table RECORD/summary.json`.
+// Written by `python -m tools.fit_costs --table RECORD/summary.json`.
 """
 PREDICTED = "Predicted from instruction counts, not measured yet."
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.gradings import bounds
 from benchmarks.gradings.data import Draw, Pair
-from benchmarks.gradings.exact import Verdict
 from benchmarks.gradings.measures import Exact
 from benchmarks.gradings.products import Product
+from tests.support.exact import Verdict
 
 M, N, K = 300, 264, 512
 ROWS = (0, 127, 128, 255, M - 1)
@@ -197,13 +197,10 @@ def misplaced_by_us(ours: Product, baseline: Product, x: Tensor, weight: Tensor,
 
 
 def special_verdicts(
-    product: Product, device: torch.device, relative: float = EXACT_ENOUGH, baseline: Product | None = None
+    product: Product, device: torch.device, relative: float = EXACT_ENOUGH
 ) -> Iterator[Verdict]:
-    """Every case; `relative` as in `misplaced_entries`. With a baseline, only what that one gets right counts."""
+    """Every case; `relative` as in `misplaced_entries`."""
     for case in CASES:
-        if baseline is None:
-            x, weight = case.make(device)
-            wrong = misplaced(product(x, weight), Exact.of(x, weight), relative)
-        else:
-            wrong = misplaced_by_us(product, baseline, *case.make(device), relative)
+        x, weight = case.make(device)
+        wrong = misplaced(product(x, weight), Exact.of(x, weight), relative)
         yield Verdict(f"special: {case.name}", wrong, 0)

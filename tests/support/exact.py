@@ -8,7 +8,7 @@ point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -129,10 +129,3 @@ def representation_verdicts(product: Product, device: torch.device) -> Iterator[
         ):
             measure = float(ratios(product(*pair), Exact.of(*pair)).max())
             yield Verdict(f"{name}, K = {k}: error / eps |A||B|", measure, bounds.split(k) / bounds.EPS)
-
-
-GRADERS: dict[str, Callable[[Product, torch.device], Iterator[Verdict]]] = {
-    "integers": integer_verdicts,
-    "Demmel": demmel_verdicts,
-    "representation": representation_verdicts,
-}

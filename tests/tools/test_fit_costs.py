@@ -1,4 +1,4 @@
-"""The functors of ``--functors``, and the table that is made of a record."""
+"""The functors that costs are fitted to, and the table that is made of a record."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.cases.functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
-from benchmarks.cli import main
-from benchmarks.harness import functor_table
-from benchmarks.harness.functor_table import COLUMNS
 from benchmarks.harness.runner import Budget
-from benchmarks.kinds.functors import KERNELS, Kernel, Sweep, _judged, _repeats
 from epigemm._native import build_info
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.planning import dry_runs
+from tools import cost_table
+from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
+from tools.cost_table import COLUMNS
+from tools.fit_costs import KERNELS, Kernel, Sweep, _judged, _repeats, main
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
@@ -46,7 +45,7 @@ def test_random_functors() -> None:
     z = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     for each in functors:
         assert each.epilogue.elementwise(z, 1.01).shape == z.shape
-        assert {*each.primitives} <= functor_table.read().keys()
+        assert {*each.primitives} <= cost_table.read().keys()
 
 
 def test_the_plans_are_there() -> None:
@@ -61,17 +60,17 @@ def test_the_plans_are_there() -> None:
 
 
 def test_the_table_is_what_is_written() -> None:
-    text = functor_table.PATH.read_text()
+    text = cost_table.PATH.read_text()
     head = text[text.index("//\n") : text.index("// Written by")]
     source = " ".join(head.replace("//", " ").split())
-    assert functor_table.text(functor_table.read(), source) == text
+    assert cost_table.text(cost_table.read(), source) == text
 
 
 def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "costs.def"
-    path.write_text(functor_table.PATH.read_text())
-    before = functor_table.read()
-    monkeypatch.setattr(functor_table, "PATH", path)
+    path.write_text(cost_table.PATH.read_text())
+    before = cost_table.read()
+    monkeypatch.setattr(cost_table, "PATH", path)
     record: dict[str, Any] = {"kind": "functors", "gpu": "NVIDIA H200", "csrc": "0123456789abcdef"}
     record |= {
         "primitives": {
@@ -82,19 +81,32 @@ def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps(record))
-    assert main(["--functors", "--table", str(summary), "--device", "cpu"]) == 0
-    after = functor_table.read(path)
+    assert main(["--table", str(summary)]) == 0
+    after = cost_table.read(path)
     assert after["sin"] == dict.fromkeys(COLUMNS, 0.5) | {"pingpong": 0.8, "pingpong_16": 0.8}
     assert after["cos"] == before["cos"] | {"slices": 2.0}
     of_tan = {"elementwise_16": 1.0, "cooperative_16": 0.8, "pingpong_16": 9.0, "swap_ab_16": 0.9}
     assert after["tan"] == before["tan"] | of_tan
     assert "Measured on NVIDIA H200, csrc 0123456789ab;" in path.read_text()
     summary.write_text("{}")
-    assert main(["--functors", "--table", str(summary), "--device", "cpu"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["--table", str(summary)])
 
 
-def test_it_needs_a_gpu() -> None:
-    assert main(["--functors", "--device", "cpu"]) == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "needs a GPU"), (["--primitives", "sin", "none"], "--primitives: got none; accepted are mul,")],
+)
+def test_wrong_usage_exits_with_two(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_predictions_are_judged() -> None:
@@ -114,7 +126,7 @@ class Pretended(Sweep):
 
     def __post_init__(self) -> None:
         self.multiprocessors, self.clock_mhz, self.rows = 132, 1980.0, 128 * 132
-        self.budget, self.bare, self.true = Budget(), bare(), functor_table.read()
+        self.budget, self.bare, self.true = Budget(), bare(), cost_table.read()
 
     def tensors(self, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
         return (torch.empty(0),) * 3
@@ -125,8 +137,8 @@ class Pretended(Sweep):
         column = kernel.column
         if functor.text and not functor.has_short_forms:  # a random one
             column = column.removesuffix("_16")
-        cycles = sum(functor_table.fused(self.true[name], column) for name in functor.primitives)
-        product = functor_table.fused(self.true["mul"], column)
+        cycles = sum(cost_table.fused(self.true[name], column) for name in functor.primitives)
+        product = cost_table.fused(self.true["mul"], column)
         us = 50.0 + self.microseconds(kernel, cycles - product, 50.0)
         return lambda: torch.tensor(us)
 
@@ -151,16 +163,15 @@ def drawn() -> list[Functor]:
 def test_costs_are_found_again(kernel: Kernel, drawn: list[Functor]) -> None:
     """Of another table than the one that says how often a primitive is repeated."""
     bench: Any = SimpleNamespace(timer=Taken(), effort=None)
-    run: Any = None
-    sweep = Pretended(run, bench)
-    before = functor_table.read()
+    sweep = Pretended(bench)
+    before = cost_table.read()
     for of in sweep.true.values():
         of.update({column: 1.7 * cycles + 0.001 for column, cycles in of.items()})
     for name, times in PLAIN.items():
         sweep.true[name] = {column: times * of for column, of in sweep.true["mul"].items()}
     sweep.primitives(kernel, _repeats(["sin", "mul", "tan", "pow", "floor_div"], before, kernel), before)
     for name in ("sin", "pow", "floor_div", "mul", "clamp"):
-        wanted = functor_table.fused(sweep.true[name], kernel.column)
+        wanted = cost_table.fused(sweep.true[name], kernel.column)
         assert sweep.costs[name][kernel.column] == pytest.approx(wanted, rel=0.02), name
     assert list(sweep.failed.values()) == ["RuntimeError: no kernel"]
     sweep.costs.update(sweep.true)

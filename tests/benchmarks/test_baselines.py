@@ -1,0 +1,184 @@
+"""The alternatives: all compute what ours computes, and which of them take part."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import ClassVar
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.baselines import BASELINES, FALLBACK, select
+from benchmarks.cases import (
+    COLUMN,
+    MATRIX,
+    ROW,
+    SCALAR,
+    Case,
+    Problem,
+    Setting,
+    Shape,
+    custom,
+    glu,
+    make_data,
+)
+from benchmarks.harness.accuracy import Reference
+from benchmarks.harness.pairs import PairReference
+from benchmarks.harness.records import BUILTIN, EAGER, MAX_AUTOTUNE, MM, OURS, QUACK
+from benchmarks.harness.runner import new_out
+
+CPU, SHAPE = torch.device("cpu"), Shape(6, 32, 24)
+BF16, FP32 = Setting("bf16", "highest"), Setting("fp32", "highest")
+PROBLEMS, PAIRS = custom.problems(), {problem.epilogue: problem for problem in glu.problems()}
+
+
+def test_operands_of_every_kind() -> None:
+    kinds = {operand.kind for problem in PROBLEMS.values() for operand in problem.operands.values()}
+    assert kinds == {COLUMN, ROW, MATRIX, SCALAR}
+    for name, problem in PROBLEMS.items():
+        assert problem.function is not None
+        assert ["acc", *problem.operands] == list(inspect.signature(problem.function).parameters), name
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_function_is_what_its_baselines_compute(name: str) -> None:
+    """The bias inside ``F.linear`` or outside, the same result."""
+    problem = PROBLEMS[name]
+    data = make_data(Case(problem, SHAPE, FP32), CPU, 0)
+    assert data.weight is not None and problem.function is not None
+    expected = problem.function(F.linear(data.x, data.weight), **problem.values(data.parameters))
+    assert expected.shape == (SHAPE.m, SHAPE.n)
+    torch.testing.assert_close(problem.eager(data.x, data.weight, data.parameters), expected)
+    for operand, given in zip(
+        problem.operands.values(), problem.given(data.parameters).values(), strict=True
+    ):
+        shapes = {COLUMN: (SHAPE.n,), ROW: (SHAPE.m,), MATRIX: (SHAPE.m, SHAPE.n)}
+        assert getattr(given, "shape", None) == shapes.get(operand.kind)
+
+
+@pytest.mark.parametrize("setting", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("problem", [*PROBLEMS.values(), *PAIRS.values()], ids=lambda each: each.name)
+def test_ours_writes_the_right_result(problem: Problem, setting: Setting) -> None:
+    """Of a pair of products it gets views of the one weight. The built-in is our own function of the same epilogue."""
+    case = Case(problem, SHAPE, setting)
+    data, out = make_data(case, CPU, 0), new_out(case, CPU)
+    reference = (PairReference if problem.name in map("glu/{}".format, PAIRS) else Reference)(case, data, 0)
+    for name in (OURS, BUILTIN) if problem.ours else (OURS,):
+        assert not BASELINES[name].applies(case, CPU)
+        alternative = BASELINES[name].prepare(case, data, out.fill_(float("nan")))
+        assert alternative.run() is out and alternative.kernel == FALLBACK
+        assert reference.compare(out, alternative.roundings).ok
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("activation", PAIRS)
+def test_the_bound_of_a_pair(activation: str, dtype: str) -> None:
+    """PyTorch's own result is within it; a half in the other's place, a tenth of a percent and a NaN are not."""
+    case = Case(PAIRS[activation], SHAPE, Setting(dtype, "highest"))
+    data = make_data(case, CPU, 0)
+    data.refill(signed=True, seed=1)
+    assert data.weight is not None
+    reference = PairReference(case, data, 0)
+    right = case.problem.eager(data.x, data.weight, data.parameters)
+    assert reference.compare(right, 3).ok
+    first, second = F.linear(data.x, data.weight).chunk(2, -1)
+    turned = glu.ACTIVATIONS[activation](second) * first
+    off = right * (1.001 if dtype == "fp32" else 1.05)
+    poisoned = right.clone()
+    poisoned[0, 0] = float("nan")
+    for wrong in (turned, off, poisoned, right[:, :-1]):
+        assert not reference.compare(wrong, 3).ok
+
+
+@pytest.mark.parametrize(
+    ("wanted", "excluded", "names"),
+    [
+        ([], [], [OURS, EAGER, MM]),
+        ([], [EAGER], [OURS, MM]),
+        ([EAGER], [EAGER], [OURS, EAGER]),
+        ([MAX_AUTOTUNE, MM], [], [OURS, MM, MAX_AUTOTUNE]),
+    ],
+)
+def test_who_takes_part(wanted: list[str], excluded: list[str], names: list[str]) -> None:
+    """What is slow to prepare only where it is named; ours always."""
+    among = [BASELINES[name] for name in (OURS, EAGER, MM, MAX_AUTOTUNE)]
+    found, absent = select(among, wanted, excluded)
+    assert [baseline.name for baseline in found] == names
+    assert set(absent) == {baseline.name for baseline in among} - set(names)
+    with pytest.raises(
+        ValueError, match="peers: got 'nobody'; accepted are epigemm, eager, mm, max_autotune"
+    ):
+        select(among, ["nobody"])
+
+
+# --- QuACK ------------------------------------------------------------------------------------------------------------
+
+
+class FakeQuack:
+    """`quack.gemm_interface` as far as it is called, with the names that its release 0.6.4 has."""
+
+    activations: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
+        "relu": torch.relu,
+        "silu": F.silu,
+        "tanh": torch.tanh,
+        "gelu_erf": F.gelu,
+        "gelu_tanh_approx": functools.partial(F.gelu, approximate="tanh"),
+    }
+
+    def gemm_act(
+        self,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor | None = None,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        *,
+        postact_out: Tensor,
+        store_preact: bool = True,
+        tuned: bool = True,
+    ) -> tuple[Tensor | None, Tensor]:
+        assert C is None and not store_preact and activation is not None
+        z = A.float() @ B.float() + (0 if bias is None else bias.float())
+        return None, postact_out.copy_(self.activations[activation](z))
+
+    def gemm_add(
+        self,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        out: Tensor | None = None,
+        bias: Tensor | None = None,
+        tuned: bool = True,
+    ) -> Tensor:
+        assert out is not None and bias is not None
+        return out.copy_(A.float() @ B.float() + C.float() + bias.float())
+
+
+@pytest.mark.parametrize("name", [name for name, problem in PROBLEMS.items() if problem.quack])
+def test_quack_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every epilogue that it has a function for: ReLU and both GELUs among them."""
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", FakeQuack())
+    case = Case(PROBLEMS[name], SHAPE, BF16)
+    quack = BASELINES[QUACK]
+    assert not quack.absent() and not quack.applies(case, torch.device("cuda"))
+    assert quack.applies(Case(PROBLEMS[name], SHAPE, FP32), torch.device("cuda")) == "16-bit only"
+    data = make_data(case, CPU, 0)
+    out = torch.empty(SHAPE.m, SHAPE.n, dtype=torch.bfloat16)
+    found = quack.prepare(case, data, out).run()
+    assert found is out
+    assert Reference(case, data, 0).compare(found, 0).ok
+
+
+def test_quack_that_is_not_there_is_absent() -> None:
+    """The record says why it has no times."""
+    assert {name for name, problem in PROBLEMS.items() if problem.quack} >= {"bias_relu", "bias_gelu_tanh"}
+    with mock.patch.dict(sys.modules, {"quack.gemm_interface": None}):
+        found, absent = select(list(BASELINES.values()), [QUACK])
+    assert [baseline.name for baseline in found] == [OURS]
+    assert absent[QUACK].startswith("quack.gemm_interface does not import: ModuleNotFoundError")
