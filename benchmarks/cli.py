@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     peers += "prepare, take part only so"
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help=peers)
     how = p.add_argument_group("how long")
-    quick = "few rounds, in turn only; with --models: batches of 2, without Inductor"
+    quick = "few rounds; with --models: batches of 2, without Inductor"
     budget = (
         "after so many seconds start no slow baseline, and with --random, --plans or --models no other point "
     )

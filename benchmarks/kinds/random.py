@@ -87,8 +87,7 @@ class Drawing:
         compiled = [compiled_baseline(problem)] if any(b.name == COMPILE for b in self.baselines) else []
         for index, case in enumerate(self.budget.spend(cases, bench.device)):
             result = CaseResult.of(case)
-            result.skipped = {b.name: why for b in others if (why := b.applies(case, bench.device))}
-            beside = [b for b in others if b.name not in result.skipped]
+            beside = [b for b in others if not b.applies(case, bench.device)]
             beside += compiled if index % _COMPILE_EVERY == 0 else []
             with torch.no_grad(), matmul_precision(setting):
                 self._measure(group, case, result, [*own, *beside])
@@ -202,11 +201,9 @@ def main(run: Run) -> int:
     """Measure everything, kept after each group of series; 1 if a result of ours is wrong.
 
     Raises:
-        ValueError: no seed, or a pattern that matches nothing.
+        ValueError: a pattern that matches nothing, or a baseline that is not there.
     """
     options, seed = run.options, run.options.random
-    if seed is None:
-        raise ValueError("--short: goes with --random SEED")
     kind, method = ("short", SHORT_METHOD) if options.short else ("random", METHOD)
     chosen, shapes = _chosen(run)
     is_on_gpu = run.device.type == "cuda"
