@@ -166,7 +166,6 @@ def test_a_program_is_what_a_trace_would_make(name: str) -> None:
     traced = declaring.own(name)
     assert traced.digest == formula_functions.epilogue(name).traced.digest
     assert traced.name == name
-    traced.check_unchanged()
     acc = torch.randn(M, N)
     sizes = {"per_column": (N,), "matrix": (M, N)}
     given = [torch.randn(sizes[operand.kind]) for operand in traced.operands]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import epigemm
 from epigemm import Matrix, PerColumn, ResultsEpilogue
-from epigemm.epilogues.tracing.results import AMAX, AMIN
+from epigemm.epilogues.tracing.results import AMAX, AMIN, SUM, structured
 from tests.support.moments import assert_close
 from tests.support.results import (
     FUNCTIONS,
@@ -261,21 +261,127 @@ def test_strict_is_of_the_product(rng: torch.Generator) -> None:
         squares(given.x, given.weight, strict=True)
 
 
-FACTOR = 2.0
+# --- equal results, and what is rounded on the way --------------------------------------------------------------------
 
 
-def test_a_captured_number_that_has_changed(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def _twice(z: Tensor) -> Any:
+    s = z.sum(0)
+    return z, z, s, s
+
+
+SAME: dict[str, Any] = {
+    "reductions": lambda z: (z.amax(-1), z.amax(dim=1), z.amax(1), z.amax(1, keepdim=True)),
+    "sums": lambda z: (z.sum(0), z.sum(0, keepdim=True), z.mean(0), z.mean(0)),
+    "variances": lambda z: (z.var(0), *torch.var_mean(z, 0), z.var(0), *torch.var_mean(z, 0, correction=0), z.mean(0)),
+    "matrices": lambda z: (z, z.clone(), z.detach(), z * 1.0, torch.tanh(z), torch.tanh(z)),
+    "fp32": lambda z: (z, z.float(), z.float().clone(), (z * 2.0).float(), (z * 2.0).float()),
+    "the same tensor": _twice,
+    "constants": lambda z: (torch.zeros_like(z), torch.zeros_like(z), torch.full_like(z, 0.0)),
+    "nested": lambda z: [z, (z.clone(), [z])],
+}  # fmt: skip
+
+
+@of_each_dtype
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("way", ["linear", "elementwise", "recorded", "aot_eager", "vmap"])
+def test_equal_results_are_tensors_of_their_own(
+    way: str, name: str, dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    """As in PyTorch: one tensor only where the function returns one twice; writing one leaves the others alone."""
+    same = SAME[name]
+
     @epigemm.epilogue
-    def scaled(acc: Tensor) -> tuple[Tensor, Tensor]:
-        return acc * FACTOR, acc.sum(0)
+    def function(acc: Tensor, bias: PerColumn) -> Any:
+        return same(acc + bias)
 
-    x = torch.ones(2, 3)
-    assert float(scaled(x, torch.ones(1, 3))[0][0, 0]) == 6.0
-    monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    with pytest.raises(RuntimeError, match="'FACTOR' has changed"):
-        scaled(x, torch.ones(1, 3))
-    with pytest.raises(RuntimeError, match="'FACTOR' has changed"):
-        scaled.elementwise(x)
+    given = draw(function, rng, dtype, device, (2, 5))
+    x, weight, (bias,) = given.x, given.weight, given.operands
+    want, structure = structured(same(torch.randn(10, 24, dtype=torch.float64)))
+    if way == "linear":
+        got = function(x, weight, bias)
+    elif way == "elementwise":
+        got = function.elementwise(torch.randn(2, 5, 24, generator=rng).to(device, dtype), bias)
+    elif way == "recorded":
+        got = function(x.requires_grad_(), weight, bias)
+    elif way == "vmap":
+        got = torch.vmap(lambda each: function(each, weight, bias))(x)
+    else:
+        torch._dynamo.reset()
+        got = torch.compile(function, backend="aot_eager", fullgraph=True)(x, weight, bias)
+    leaves, found = structured(got)
+    assert found == structure and len(leaves) == len(want)
+    leaves = [each.detach() for each in leaves]
+    before = [each.clone() for each in leaves]
+    for number, each in enumerate(leaves):
+        each.fill_(float(number))
+        for other in range(number + 1, len(leaves)):
+            assert torch.equal(leaves[other], before[other]), (number, other)
+
+
+LARGE = 1e4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        lambda v, c: (v - c, v.var(0)),
+        lambda v, c: (v, v - c),
+        lambda v, c: (v - c, torch.tanh(v - c), (v - c).sum(1)),
+        lambda v, c: ((v - c).sum(0), (v - c).mean(1)),
+        lambda v, c: ((v - c).float(), v.float()),
+        lambda v, c: (v.float(), v.sum(0), v - c),
+        lambda v, c: (v, v.float(), (v.float() - c).amax(1)),
+    ],
+)
+def test_only_the_product_is_rounded_on_the_way(
+    rest: Any, is_recorded: bool, dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    """Results that cancel a large bias are off by a rounding of the product, not by one of the sum with the bias."""
+
+    @epigemm.epilogue
+    def function(acc: Tensor, bias: PerColumn, c: PerColumn) -> Any:
+        return rest(acc + bias, c)
+
+    given = draw(function, rng, dtype, device)
+    given.operands[:] = [torch.full((24,), LARGE, device=device, dtype=dtype)] * 2
+    want = wanted(function, given.product, given.operands)
+    got = tree_leaves(function(given.x.requires_grad_(is_recorded), given.weight, *given.operands))
+    size = float(given.product.abs().max())
+    fp32 = 2.0**-20 * LARGE  # of the steps, and of sums of 37 numbers
+    for result, one, other in zip(function.results, got, want, strict=True):
+        count = 37 if result.kind == SUM else 1
+        of_it = torch.finfo(one.dtype).eps * other.abs()
+        bound = count * (torch.finfo(dtype).eps * (size + size**2) + fp32) + of_it
+        assert bool(((one.double() - other).abs() <= bound).all()), (
+            result,
+            (one.double() - other).abs().max(),
+        )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("way", ["eager", "recorded", "aot_eager"])
+def test_a_mean_is_never_var_means(way: str, axis: int, device: torch.device) -> None:
+    """Unless the function asks for it: that of an infinity is NaN. In any order of the results."""
+    inf = torch.inf
+    z = torch.tensor([[inf, 1.0, -inf], [1.0, 2.0, 5.0], [3.0, 2.0, 7.0]], device=device)
+    orders: list[Any] = [
+        lambda acc: (acc.var(axis), acc.mean(axis)),
+        lambda acc: (acc.mean(axis), acc.var(axis)),
+        lambda acc: (*torch.var_mean(acc, axis), acc.mean(axis)),
+        lambda acc: (torch.var_mean(acc, axis)[1], acc.mean(axis), acc.var(axis, correction=0)),
+        lambda acc: torch.var_mean(acc, axis)[1:],
+    ]
+    for order in orders:
+        made = epigemm.epilogue(order)
+        torch._dynamo.reset()
+        call = torch.compile(made.elementwise, backend=way) if way == "aot_eager" else made.elementwise
+        got = call(z.clone().requires_grad_(way == "recorded"))
+        for result, one, other in zip(made.results, got, order(z), strict=True):
+            if result.comes_with_var and z.is_cuda:
+                continue
+            torch.testing.assert_close(one, other, equal_nan=True)
 
 
 def test_tensors_as_they_may_lie(device: torch.device, rng: torch.Generator) -> None:

@@ -381,20 +381,6 @@ def test_bad_input(name: str, device: torch.device, rng: torch.Generator) -> Non
         call(given)
 
 
-def test_a_captured_number_that_changes_is_noticed(device: torch.device) -> None:
-    factor = 2.0
-
-    @epigemm.epilogue
-    def scaled(acc: Tensor) -> Tensor:
-        return acc * factor
-
-    x, weight = torch.ones(2, 8, device=device), torch.ones(8, 8, device=device)
-    assert float(scaled(x, weight)[0, 0]) == 16.0
-    factor = 3.0
-    with pytest.raises(RuntimeError, match="factor"):
-        scaled(x, weight)
-
-
 def test_layer(device: torch.device, rng: torch.Generator) -> None:
     layer = epigemm.nn.Linear(72, 40, epilogue=layer_scale, device=device)
     given = draw(layer_scale, rng, torch.float32, device)

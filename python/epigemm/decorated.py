@@ -62,9 +62,7 @@ class Decorated:
     def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
         """The operands' values in order, one for each."""
         specs = self.traced.operands
-        if not _is_compiling():
-            self.traced.check_unchanged()
-        elif compiled.is_exporting():
+        if _is_compiling() and compiled.is_exporting():
             self._refuse_to_be_saved("torch.export")
         if not named and len(operands) == len(specs) and not self.without:
             return operands

@@ -30,8 +30,7 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue | ResultsEpilogue:
     `epigemm.PerColumn`, `PerRow`, `Scalar` or `Matrix`; at most 4, 2, 4 and 2 of them. It is traced once, at
     decoration. It computes in fp32 (in fp64 for fp64 tensors): operands are read in fp32, and the result is rounded
     to x's dtype. A fused kernel rounds once; where PyTorch's GEMM runs, the product is rounded first. Scalars are
-    run-time values. Numbers that the function reads from outside are constants; a call raises an error if one has
-    changed.
+    run-time values. Numbers that the function reads from outside are constants, as they are at decoration.
 
     The function may return several results, as a tuple or list: matrices, and reductions of a matrix along one axis
     (`sum`, `mean`, `amax`, `amin`, `var`, `var_mean`). Then one kernel computes the product and the step that all

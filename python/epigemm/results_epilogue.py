@@ -27,7 +27,7 @@ from epigemm.epilogues.declaring import TracedResults
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import BIAS, compute_dtype
-from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, Result, filled, written
+from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, written
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.user_epilogue import UserEpilogue
@@ -111,8 +111,7 @@ class ResultsEpilogue(Decorated):
             ValueError: unknown precision.
             IndexError: `amax` or `amin` of no elements.
             RuntimeError: a shape, dtype, device or layout that does not fit; `out`; `strict`, and no fused kernel would
-                run; a reduction of each column in the batch-invariant mode; a number that the function has captured is
-                another one by now.
+                run; a reduction of each column in the batch-invariant mode.
             NotImplementedError: under `torch.export` or `torch.jit.trace`.
 
         Example:
@@ -326,13 +325,14 @@ class ResultsEpilogue(Decorated):
             known or {},
             invariant=invariance.enabled(),
         )
-        values = []
+        made: list[Tensor] = []
         for result, source in zip(self.results, parts.sources, strict=True):
-            if result.is_stored:
-                value = matrices[source]
-            else:
-                value = _of_pair(result, reduced[source]).reshape(result.shape(lead, columns))
-            values.append(value.float() if result.is_fp32 else value)
+            value = matrices[source] if result.is_stored else _of_pair(result, reduced[source])
+            value = value.float() if result.is_fp32 else value
+            # Equal results are tensors of their own, as in PyTorch.
+            made.append(value.clone() if any(value is each for each in made) else value)
+        shapes = [result.shape(lead, columns) for result in self.results]
+        values = [each.reshape(shape) for each, shape in zip(made, shapes, strict=True)]
         return filled(self.traced.results.structure, values)
 
     def _matrices(self, found: dict[int, Tensor], given: Sequence[Any]) -> dict[int, Tensor]:
@@ -373,9 +373,9 @@ def _paired(parts: Parts) -> Pair | None:
 
 
 def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:
-    """A reduction; a mean may come beside its variance."""
+    """A reduction; the mean of `var_mean` comes beside its variance."""
     value, mean = pair
-    return mean if result.kind == MEAN and mean is not None else value
+    return mean if result.comes_with_var and mean is not None else value
 
 
 def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> Tensor:

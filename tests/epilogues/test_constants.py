@@ -1,4 +1,4 @@
-"""Constants that a decorated function reads from outside: which are accepted, and what happens when they change."""
+"""Constants that a decorated function reads from outside: what is accepted, and that later changes are not seen."""
 
 from __future__ import annotations
 
@@ -20,32 +20,6 @@ from epigemm import epilogue
 from epigemm.epilogues.declaring import trace
 
 LIMIT = 2.0
-
-
-def test_a_changed_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    slope = 0.5
-
-    def uses(acc: Tensor) -> Tensor:
-        return acc * slope + helper(acc)
-
-    def helper(acc: Tensor) -> Tensor:
-        return acc * LIMIT
-
-    traced = trace(uses)
-    traced.check_unchanged()
-    slope = 0.25
-    with pytest.raises(RuntimeError, match="'slope' has changed"):
-        traced.check_unchanged()
-    slope = 0.5
-    traced.check_unchanged()
-    monkeypatch.setitem(globals(), "LIMIT", 3.0)
-    with pytest.raises(RuntimeError, match="'LIMIT' has changed"):
-        traced.check_unchanged()
-    monkeypatch.undo()
-    traced.check_unchanged()
-    uses.__code__ = (lambda acc: (acc * slope, helper)[0]).__code__
-    with pytest.raises(RuntimeError, match="has changed"):
-        traced.check_unchanged()
 
 
 class Settings:
@@ -89,31 +63,34 @@ FAST = Mode.FAST
 
 
 @pytest.mark.parametrize(
-    ("function", "owner", "attribute", "value", "named"),
+    ("function", "owner", "attribute", "value"),
     [
-        (_uses_settings, Settings, "slope", 0.25, "Settings.slope"),
-        (_uses_settings, Settings.halved, "__defaults__", (4.0,), r"halved\(by=\)"),
-        (_uses_settings, Settings, "halved", torch.relu, "Settings.halved"),
-        (_uses_a_module, module, "LIMIT", 3.0, "LIMIT"),
-        (_uses_a_module, module, "helper", torch.relu, "module.helper"),
-        (_uses_a_builtin, builtins, "FACTOR", 3.0, "FACTOR"),
-        (_uses_a_builtin, builtins, "OTHER", 3.0, "builtins.OTHER"),
-        (_uses_an_enum, Mode.SLOW, "_value_", 3.0, "Mode.SLOW.value"),
+        (_uses_settings, Settings, "slope", 0.25),
+        (_uses_settings, Settings.halved, "__defaults__", (4.0,)),
+        (_uses_settings, Settings, "halved", torch.relu),
+        (_uses_a_module, module, "LIMIT", 3.0),
+        (_uses_a_module, module, "helper", torch.relu),
+        (_uses_a_builtin, builtins, "FACTOR", 3.0),
+        (_uses_a_builtin, builtins, "OTHER", 3.0),
+        (_uses_an_enum, Mode.SLOW, "_value_", 3.0),
     ],
 )
-def test_a_change_behind_a_dot_is_noticed(
+def test_constants_are_those_of_the_decoration(
     monkeypatch: pytest.MonkeyPatch,
     function: Callable[..., Any],
     owner: Any,
     attribute: str,
     value: object,
-    named: str,
 ) -> None:
-    traced = trace(function)
-    traced.check_unchanged()
+    """A later change is not noticed: not by a call, not by a compiled one, and not by a trace of Dynamo's."""
+    made = epilogue(function)
+    acc = torch.tensor([[1.0, -2.0]])
+    want = function(acc)
     monkeypatch.setattr(owner, attribute, value)
-    with pytest.raises(RuntimeError, match=f"'{named}' has changed"):
-        traced.check_unchanged()
+    compiled = torch.compile(made.elementwise, backend="eager", fullgraph=True)
+    for call in (made.elementwise, compiled):
+        torch.testing.assert_close(call(acc), want)
+    assert not torch.equal(epilogue(function).elementwise(acc), want)
 
 
 def _handed_on(owner: Any, acc: Tensor) -> Any:
@@ -270,16 +247,3 @@ def test_what_cannot_change_is_taken() -> None:
     traced = trace(uses)
     acc = torch.randn(3, 4)
     torch.testing.assert_close(traced.reference(acc), uses(acc))
-    Local.slope = 0.25
-    with pytest.raises(RuntimeError, match=r"'Local\.slope' has changed"):
-        traced.check_unchanged()
-
-
-def test_a_changed_constant_is_noticed_by_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled = epilogue(_uses_settings)
-    monkeypatch.setattr(Settings, "slope", 0.25)
-    x = torch.ones(2, 2)
-    with pytest.raises(RuntimeError, match=r"'Settings\.slope' has changed"):
-        torch.compile(lambda: scaled(x, x), backend="eager", fullgraph=True)()
-    with pytest.raises(RuntimeError, match=r"'Settings\.slope' has changed"):
-        torch.compile(lambda: scaled.elementwise(x), backend="eager", fullgraph=True)()

@@ -51,36 +51,38 @@ def test_matrices_and_reductions() -> None:
 
 
 def test_in_16_bits_what_is_not_stored_is_in_fp32() -> None:
-    """A reduction reads a stored matrix as it is stored; others are computed in fp32."""
+    """A reduction reads a stored matrix as it is stored; others are computed in fp32, from the product alone."""
     found = parts(function, is_exact=False)
     assert about(found) == [
-        ("function_shared", (0,), False, 0),
-        ("function_result0", (1,), False, 0),
+        ("", (), False, 0),
+        ("function_result0", (0, 1), False, 0),
+        ("function_result1", (0,), False, 0),
         ("", (), True, 0),
-        ("function_result3", (), True, 2),
+        ("function_result5", (0,), True, 3),
+        ("function_result3", (0,), True, 3),
     ]
-    assert found.sources == [1, 0, 0, 1, 2, 2]
-    assert [each.matrix for each in found.reductions] == [1, 3, 3]
+    assert found.sources == [1, 2, 0, 1, 2, 4]
+    assert [each.matrix for each in found.reductions] == [1, 5, 5]
 
 
-def test_a_mean_comes_with_its_variance() -> None:
+def test_a_mean_is_that_of_var_mean_only_where_it_was_asked_for() -> None:
     def both(acc: Tensor) -> Any:
         return *torch.var_mean(acc, 0), acc.mean(0), acc.mean(1), acc.var(0, correction=0)
 
     found = parts(both, is_exact=True)
     assert found.reductions == [
         Reduction(0, VAR, 0, 1.0),
+        Reduction(0, MEAN, 0, 0.0),
         Reduction(0, MEAN, 1, 0.0),
         Reduction(0, VAR, 0, 0.0),
     ]
-    assert found.sources == [0, 0, 0, 1, 2] and about(found) == [("", (), False, 0)]
+    assert found.sources == [0, 0, 1, 2, 3] and about(found) == [("", (), False, 0)]
 
 
 def test_what_follows_from_moments() -> None:
     """Of what is stored in x's dtype, returned or not, and of a correction below the count."""
 
-    def statistics(acc: Tensor, bias: PerColumn) -> Any:
-        z = acc + bias
+    def statistics(z: Tensor) -> Any:
         y = F.gelu(z)
         of_z = (
             *torch.var_mean(z, 0),
@@ -94,8 +96,8 @@ def test_what_follows_from_moments() -> None:
         return y, *of_z, z.amax(0), y.var(0, correction=2.5), y.sum(1), (y * y).var(0)
 
     found = parts(statistics, is_exact=False)
-    of_z = [Reduction(0, VAR, 0, 1.0), Reduction(0, VAR, 0, 0.0), Reduction(0, SUM, 0, 0.0)]
-    of_rows = [Reduction(0, VAR, 1, 1.0), Reduction(0, SUM, 1, 0.0)]
+    of_z = [Reduction(0, VAR, 0, 1.0), *(Reduction(0, kind, 0, 0.0) for kind in (VAR, SUM, MEAN))]
+    of_rows = [Reduction(0, VAR, 1, 1.0), Reduction(0, MEAN, 1, 0.0), Reduction(0, SUM, 1, 0.0)]
     of_y = [Reduction(1, VAR, 0, 2.5), Reduction(1, SUM, 1, 0.0)]
 
     def followed(rows: int, columns: int) -> list[Reduction]:
@@ -110,8 +112,8 @@ def test_what_follows_from_moments() -> None:
     assert followed(3, 2) == [*of_z, *of_rows, *of_y]
     assert found.reductions[-1].kind == VAR and found.matrices[found.reductions[-1].matrix].is_wide
     assert followed(2, 2) == [*of_z, *of_rows, of_y[1]]
-    assert followed(1, 1) == [*of_z[1:], of_rows[1], of_y[1]]
-    assert followed(0, 1) == [of_rows[1], of_y[1]] and followed(1, 0) == of_z[1:]
+    assert followed(1, 1) == [*of_z[1:], *of_rows[1:], of_y[1]]
+    assert followed(0, 1) == [*of_rows[1:], of_y[1]] and followed(1, 0) == of_z[1:]
     assert [each for each in followed(3, 3) if each.needs_moments] == [*of_z[:2], of_y[0]]
     assert found.of_product(3, 3) == Wanted(columns=True, rows=True, needs_columns=True)
     assert found.of_product(0, 1) == Wanted(columns=False, rows=True, needs_columns=False)

@@ -11,13 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
 from epigemm.calls import reductions
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
-from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, STORE, SUM, Result
+from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
 
 Pair = tuple[Tensor, Tensor]
 
@@ -143,7 +142,7 @@ def wanted(function: ResultsEpilogue, acc: Tensor, operands: Sequence[Any]) -> l
                 value = value.reshape(rows, columns if kind == MATRIX else 1)
         seen.append(value)
     plain: Callable[..., Any] = vars(function)["__wrapped__"]
-    found = tree_leaves(plain(acc.double().reshape(rows, columns), *seen))
+    found, _ = structured(plain(acc.double().reshape(rows, columns), *seen))
     pairs = zip(function.results, found, strict=True)
     return [each.reshape(result.shape(lead, columns)) for result, each in pairs]
 
@@ -181,7 +180,10 @@ def assert_results(
     function: ResultsEpilogue, got: Any, want: Sequence[Tensor], dtype: torch.dtype, shape: Sequence[int]
 ) -> None:
     """All results, their shapes and dtypes; `shape`: of the matrix."""
-    found = tree_leaves(got)
+    found, structure = structured(got)
+    assert structure == function.traced.results.structure, (
+        "one tensor twice exactly where the function returns it so"
+    )
     assert len(found) == len(want) == len(function.results)
     for number, (result, one, other) in enumerate(zip(function.results, found, want, strict=True)):
         about = f"result {number} of {function.traced.name}: {result}"

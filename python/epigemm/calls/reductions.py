@@ -33,13 +33,13 @@ def reduce_each(
         invariant: a row's bits depend on no other row.
     """
     sizes = next(iter(matrices.values())).shape
-    at_hand = dict(known)
+    at_hand = {source: _apart(each) for source, each in known.items()}
     followed = {} if invariant or _is_compiling() else parts.of_moments(*sizes)
     for place, source in followed.items():
         matrix = matrices[source[0]]
         is_wanted = parts.reductions[place].needs_moments and source not in at_hand
         if is_wanted and moments.is_served(matrix) and entry.sees(matrix) is None:
-            at_hand[source] = moments.column_moments(matrix)
+            at_hand[source] = _apart(moments.column_moments(matrix))
     found: list[tuple[Tensor, Tensor | None]] = []
     for place, (number, kind, axis, correction) in enumerate(parts.reductions):
         known_of = at_hand.get(followed[place]) if place in followed else None
@@ -73,13 +73,16 @@ def reduce(
 
 def of_moments(known: Moments, kind: str, count: int, correction: float) -> tuple[Tensor, Tensor | None]:
     """The sum, the mean, or the variance and the mean of `count` numbers each, which are more than the correction."""
-    # The moments are views of one tensor. What is written into one result must not count as a change of another.
-    mean, biased = known.mean.data, known.var.data
     if kind == SUM:
-        return (mean * count if known.sum is None else known.sum.data), None
+        return (known.mean * count if known.sum is None else known.sum), None
     if kind == MEAN:
-        return mean, None
-    return (biased if correction == 0.0 else biased * (count / (count - correction))), mean
+        return known.mean, None
+    return (known.var if correction == 0.0 else known.var * (count / (count - correction))), known.mean
+
+
+def _apart(known: Moments) -> Moments:
+    """The same, no views of one tensor: what is written into one result must not count as a change of another."""
+    return Moments(known.mean.data, known.var.data, sum=None if known.sum is None else known.sum.data)
 
 
 def launches(kind: str, dtype: torch.dtype, *, invariant: bool) -> list[str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import builtins
 import dis
 import enum
-import functools
 import importlib
 import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import (
     BuiltinFunctionType,
@@ -77,65 +76,36 @@ def _is_constant(value: object) -> bool:
 
 @dataclass(frozen=True)
 class _Captured:
-    """One captured value, of a cell or a module's global: its name, its value then, how to read it now, and where."""
+    """One captured value, of a cell or a module's global, and the place where it is read."""
 
     name: str
     value: object
-    now: Callable[[], object]
     place: str
     is_passed_on: bool = False  # as a whole, so that its attributes are read where the trace does not notice
 
 
-@dataclass(frozen=True)
-class Captures:
-    """The values that a function and the functions that it calls read from outside."""
-
-    # code of the function and of the user's functions that it calls
-    codes: tuple[tuple[FunctionType, CodeType], ...]
-    values: tuple[_Captured, ...]  # the values that they read from outside
-
-    def changed(self) -> str | None:
-        """The name of a value that has changed since; None if none has."""
-        for function, code in self.codes:
-            if function.__code__ is not code:
-                return function.__name__
-        for captured in self.values:
-            now = captured.now()
-            if now is not captured.value and not (
-                type(now) is type(captured.value) and _is_constant(now) and now == captured.value
-            ):
-                return captured.name
-        return None
-
-
-NONE = Captures((), ())
-
-
-def captures_of(function: FunctionType) -> Captures:
-    """What `function` has captured.
+def check(function: FunctionType) -> None:
+    """Check what `function`, and the user's functions that it calls, read from outside.
 
     Raises:
         TypeError: for a value whose changes could go unnoticed, such as a list or an instance.
         NotImplementedError: if the function reads the device, a state, or something whose changes could go unnoticed.
     """
-    codes: list[tuple[FunctionType, CodeType]] = []
-    values: list[_Captured] = []
+    known: list[FunctionType] = []
     # A decorator of torch that switches gradients reads nothing.
     is_switch = function.__code__.co_name == "decorate_context"
     waiting: list[FunctionType] = [vars(function)["__wrapped__"] if is_switch else function]
     while waiting:
         current = waiting.pop()
-        if any(known is current for known, _ in codes):
+        if any(each is current for each in known):
             continue
-        codes.append((current, current.__code__))
-        for captured in (*_reads(current, function.__name__), *(_defaults(current) if codes[1:] else ())):
-            values.append(captured)
+        known.append(current)
+        for captured in (*_reads(current, function.__name__), *(_defaults(current) if known[1:] else ())):
             _check(function.__name__, captured)
             # For a decorator of torch the decorated function is examined.
             for each in (captured.value, getattr(captured.value, "__wrapped__", None)):
                 if isinstance(each, FunctionType) and is_users(each.__code__.co_filename):
                     waiting.append(each)
-    return Captures(tuple(codes), tuple(values))
 
 
 def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
@@ -148,23 +118,22 @@ def _reads(function: FunctionType, epilogue: str) -> Iterator[_Captured]:
         chains.setdefault(chain, place)
     unread = {(name,): start for name in cells.keys() - {chain[0] for chain in chains}}
     for (name, *attributes), place in (chains | unread).items():
-        read: Callable[[], object]
         if name in cells:
-            read = functools.partial(contents, cells[name])
+            value = contents(cells[name])
         elif name in function.__globals__:
-            read = functools.partial(function.__globals__.get, name, _MISSING)
+            value = function.__globals__[name]
         elif name not in _BUILTIN:
-            read = functools.partial(getattr, builtins, name, _MISSING)
+            value = getattr(builtins, name, _MISSING)
         else:
             continue
-        found = _Captured(name, read(), read, place, not attributes)
+        found = _Captured(name, value, place, not attributes)
         yield found
         for count, attribute in enumerate(attributes, 1):
             value = found.value
             if not isinstance(value, (ModuleType, type, FunctionType, enum.Enum)) or _is_steady(value):
                 break
-            now = functools.partial(_attribute, read, attributes[:count])
-            found = _Captured(f"{found.name}.{attribute}", now(), now, place, count == len(attributes))
+            value = getattr(value, attribute, _MISSING)
+            found = _Captured(f"{found.name}.{attribute}", value, place, count == len(attributes))
             yield found
 
 
@@ -233,10 +202,6 @@ def _has_attributes(value: object) -> bool:
     return isinstance(value, (ModuleType, type)) and not _is_steady(value)
 
 
-def _attribute(read: Callable[[], object], path: list[str]) -> object:
-    return functools.reduce(lambda value, name: getattr(value, name, _MISSING), path, read())
-
-
 def contents(cell: CellType) -> object:
     """A cell's content, if it has one already."""
     try:
@@ -248,19 +213,10 @@ def contents(cell: CellType) -> object:
 def _defaults(function: FunctionType) -> Iterator[_Captured]:
     """The defaults of a function that the epilogue calls."""
     code, defaults = function.__code__, function.__defaults__ or ()
-    names: dict[str, str | int] = {name: name for name in function.__kwdefaults__ or ()}
-    last = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-    for name, key in (names | {name: place for place, name in enumerate(last)}).items():
-        now = functools.partial(_default, function, key)
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
+    for name, value in ((function.__kwdefaults__ or {}) | dict(zip(names, defaults, strict=True))).items():
         place = f"{code.co_filename}:{code.co_firstlineno}"
-        yield _Captured(f"{function.__name__}({name}=)", now(), now, place, is_passed_on=True)
-
-
-def _default(function: FunctionType, key: str | int) -> object:
-    """A default, by its name, or by its position."""
-    by_place = dict(enumerate(function.__defaults__ or ()))
-    found: dict[Any, object] = by_place if isinstance(key, int) else function.__kwdefaults__ or {}
-    return found.get(key, _MISSING)
+        yield _Captured(f"{function.__name__}({name}=)", value, place, is_passed_on=True)
 
 
 def _is_known(module: str) -> bool:

@@ -7,8 +7,7 @@
     traced = trace(swish_clamp)
 
 The first argument is the accumulator, an fp32 tensor `[M, N]` whatever the type of x (fp64 beside fp64). Numbers that
-the function reads from outside, as globals or from a closure, are constants of the epilogue. `Traced.check_unchanged`
-raises an error if one has changed.
+the function reads from outside, as globals or from a closure, are constants of the epilogue, as they are at decoration.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from epigemm.epilogues import constants, evaluating, formulas
 from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
 from epigemm.epilogues.tracing import cost, reference, source
 from epigemm.epilogues.tracing.program import Program, words
-from epigemm.epilogues.tracing.results import Results
+from epigemm.epilogues.tracing.results import Results, filled
 from epigemm.epilogues.tracing.stored import STORED
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
@@ -48,25 +47,15 @@ class OperandSpec:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """What a function has declared, and captured."""
+    """What a function has declared."""
 
     name: str  # the function's
     operands: tuple[OperandSpec, ...]  # in the function's order
-    captured: constants.Captures = field(repr=False)  # what the function reads from outside
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The operands' kinds."""
         return tuple(operand.kind for operand in self.operands)
-
-    def check_unchanged(self) -> None:
-        """Raises RuntimeError if the function's code, or a number that it has captured, is another one since."""
-        changed = self.captured.changed()
-        if changed is not None:
-            raise RuntimeError(
-                f"{self.name}: {changed!r} has changed since the function was made an epilogue, of which it is a "
-                "constant; make it a Scalar operand, or decorate the function again"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,11 +145,11 @@ def trace(function: Callable[..., Any]) -> Traced | TracedResults:
     # The name is part of the names of kernels, and of a line of explanations.
     name = function.__name__[:_LONGEST_NAME] if function.__name__.isidentifier() else "epilogue"
     operands = _operands(function, f"{name} ({start})")
-    captured = constants.captures_of(function)
+    constants.check(function)
     optional = [number for number, operand in enumerate(operands) if operand.is_optional]
-    of_all = _trace(function, operands, name, start, captured)
+    of_all = _trace(function, operands, name, start)
     without: Any = {
-        absent: _trace(*_without(function, operands, absent), name, start, captured)
+        absent: _trace(*_without(function, operands, absent), name, start)
         for count in range(1, len(optional) + 1)
         for absent in itertools.combinations(optional, count)
     }
@@ -190,22 +179,21 @@ def _trace(
     operands: tuple[OperandSpec, ...],  # its operands
     name: str,  # an identifier
     start: str,  # `file:line` of where it begins, for messages
-    captured: constants.Captures = constants.NONE,  # values that it reads from outside, which may change
 ) -> Traced | TracedResults:
-    """`trace`, for a function whose operands and captured values are known."""
+    """`trace`, for a function whose operands are known, and whose captured values are checked."""
     from epigemm.epilogues.tracing import trace
 
     found = trace.trace_results(function, [operand.kind for operand in operands], name, start)
     if found.is_one_matrix:
-        return made(name, operands, found.program(found.results[0].value), captured)
-    return TracedResults(name, operands, captured, found.merged())
+        return made(name, operands, found.program(found.results[0].value))
+    return TracedResults(name, operands, found.merged())
 
 
 def _returns(found: Traced | TracedResults) -> object:
     """What a caller gets."""
     if isinstance(found, Traced):
         return None
-    return [each.about for each in found.results.results], found.results.structure
+    return filled(found.results.structure, [each.about for each in found.results.results])
 
 
 def traced(
@@ -228,7 +216,6 @@ def made(
     name: str,
     operands: tuple[OperandSpec, ...],
     program: Program,
-    captured: constants.Captures = constants.NONE,
     *,
     is_own: bool = False,
     stored: Program | None = None,
@@ -240,7 +227,7 @@ def made(
         text += source.functor_text(stored, kinds, STORED)
     graph = reference.reference_module(program)
     about = formulas.digest(text, kinds)
-    return Traced(name, operands, captured, program, graph, text, about, is_own, stored)
+    return Traced(name, operands, program, graph, text, about, is_own, stored)
 
 
 def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:

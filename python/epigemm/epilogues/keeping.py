@@ -59,7 +59,7 @@ def _with_product(traced: Traced, bias: int | None) -> Traced:
     steps = () if bias is None else (Step("add", (Ref(0), Ref(bias)), REAL, ""),)
     product = Program(count, steps, Ref(count + 1) if steps else Ref(0))
     name = f"{traced.name}_with_product"
-    return made(name, traced.operands, traced.program, traced.captured, stored=product)
+    return made(name, traced.operands, traced.program, stored=product)
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """A function with several results, taken apart into what kernels compute: one matrix each, or two beside a product.
 
-The matrix that all results go through is the product's epilogue. It is stored in x's dtype. Each other matrix is an
-elementwise function of it, and each reduction is one of a matrix. `Parts` is the one list of these that a call,
-`explain` and `precompile` go through. A GEMM that stores a matrix beside its result computes two of them at once
-(`Parts.pair`).
+The matrix that all results go through is the product's epilogue, in 16 bits as a rule the product itself. It is stored
+in x's dtype. Each other matrix is an elementwise function of it, and each reduction is one of a matrix. `Parts` is the
+one list of these that a call, `explain` and `precompile` go through. A GEMM that stores a matrix beside its result
+computes two of them at once (`Parts.pair`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MatrixPair(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """One reduction of a matrix; of `VAR`, the mean comes with it."""
+    """One reduction of a matrix; of `VAR`, the mean of `var_mean` comes with it."""
 
     matrix: int  # its number
     kind: str
@@ -188,11 +188,8 @@ class _Apart:
         if known is None:
             known = self._number(result.value, number, is_wide=not self._is_exact)
         every = self.parts.reductions
-        if result.kind == MEAN:
-            for place, each in enumerate(every):
-                if (each.matrix, each.kind, each.axis) == (known, VAR, result.axis):
-                    return place
-        made = Reduction(known, result.kind, result.axis, result.correction)
+        kind = VAR if result.comes_with_var else result.kind
+        made = Reduction(known, kind, result.axis, result.correction)
         if made not in every:
             every.append(made)
         return every.index(made)

@@ -87,9 +87,6 @@ class Epilogue:
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
 
-    def check_unchanged(self) -> None:
-        """Raises RuntimeError if a captured number has changed since. A built-in epilogue has none."""
-
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel: see csrc/open/functor.h."""
         from epigemm.epilogues.tracing.source import built_in_source

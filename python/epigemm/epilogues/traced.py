@@ -124,10 +124,6 @@ class LinkedEpilogue(Epilogue):
         # A function that does not read the product may have fewer rows: those of a matrix that several of them share.
         return result if result.shape == acc.shape else result.expand(acc.shape).contiguous()
 
-    def check_unchanged(self) -> None:
-        """As `Epilogue.check_unchanged`."""
-        self.traced.check_unchanged()
-
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""
         wide = "float64" in symbol

@@ -18,7 +18,7 @@ from epigemm.calls import beside, moments, reductions, stores, weight_slices
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracing.results import VAR, Result
+from epigemm.epilogues.tracing.results import MEAN, VAR, Result
 from epigemm.explain import explanation
 from epigemm.explain.explained import FUSED, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorder, dtype_name, record
@@ -91,6 +91,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     if dtype is torch.float64:
         casts = zip(names, form.results, strict=True)
         kernels += [f"torch cast to float32: {name}" for name, result in casts if result.is_fp32]
+    kernels += [f"torch copy: r{number}" for number in _repeated(form, dtype, at_hand)]
     needed = [each.backward for each in matrices if each.backward and not each.backward.startswith("not ")]
     first = both or next((each for each in matrices if each.op), matrices[0])
     return replace(
@@ -321,6 +322,19 @@ def _results_of(
         for place, each, source in every
         if not each.is_stored and source in places and takes(each)
     ]
+
+
+def _repeated(form: ResultsEpilogue, dtype: torch.dtype, at_hand: Mapping[_Source, list[int]]) -> list[int]:
+    """The numbers of the results that are what an earlier one is: each is a tensor of its own."""
+    source_of = {place: source for source, places in at_hand.items() for place in places}
+    seen, found = set[Any](), []
+    for number, (each, source) in enumerate(zip(form.results, form.parts(dtype).sources, strict=True)):
+        is_mean_at_hand = each.kind == MEAN and source in source_of
+        key = (each.kind, source_of[source] if is_mean_at_hand else source)
+        is_cast = each.is_fp32 and dtype is torch.float64
+        found += [number] if key in seen and not is_cast else []
+        seen |= set() if is_cast else {key}
+    return found
 
 
 def _readers(form: ResultsEpilogue, dtype: torch.dtype, *matrices: int) -> str:

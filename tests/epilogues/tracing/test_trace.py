@@ -6,10 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import epigemm
 from epigemm.epilogues.declaring import OperandSpec, trace
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, PerColumn
 from tests.epilogues.tracing.functions import swish_clamp
@@ -70,3 +74,92 @@ def test_unread_operands_are_seen() -> None:
     assert traced.reads == (False, True)
     text = traced.kernel_source((1, 2))
     assert "if (slot == 0)" not in text and "if (slot == 1) return 2;" in text
+
+
+NUMBERS: list[Callable[..., Any]] = [
+    lambda acc: torch.where(acc > 0, 1.0, 0.1) * acc,
+    lambda acc: torch.where(acc > 0, 1.0, torch.where(acc < -1, 0.3, 0.1)) * acc,
+    lambda acc: torch.tanh(torch.where(acc > 0, 1.0, -0.7)) * acc,
+    lambda acc: torch.full((), 0.1) * acc,
+    lambda acc: torch.tensor(0.1) * acc,
+    lambda acc: torch.scalar_tensor(0.1) * acc,
+    lambda acc: torch.ones(()) * 0.1 * acc,
+    lambda acc: (acc > 0) * 0.1 * acc,
+    lambda acc: (acc > 0) / 3 + acc,
+    lambda acc: torch.sigmoid(acc > 0) * acc,
+    lambda acc: torch.full_like(acc, 0.1) * acc,
+    lambda acc: (torch.where(acc > 0, 1.0, 0.1) + acc, torch.where(acc > 0, 0.7, 0.1).sum(0)),
+]
+
+
+@pytest.mark.parametrize("at_call", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("at_decoration", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_numbers_do_not_depend_on_the_default_dtype(
+    at_decoration: torch.dtype, at_call: torch.dtype, rng: torch.Generator
+) -> None:
+    """They are those of PyTorch under its own default, fp32; in fp64 calls, too."""
+    acc = torch.randn(4, 5, generator=rng)
+    try:
+        for function in NUMBERS:
+            torch.set_default_dtype(at_decoration)
+            made = epigemm.epilogue(function)
+            assert torch.get_default_dtype() == at_decoration
+            torch.set_default_dtype(at_call)
+            given = [each.to(dtype) for dtype in (torch.float32, torch.float64) for each in (acc,)]
+            found = [made.elementwise(each) for each in given]
+            torch.set_default_dtype(torch.float32)
+            for each, one in zip(given, found, strict=True):
+                torch.testing.assert_close(one, function(each), rtol=1e-6, atol=1e-6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_refusal_leaves_the_default_dtype_as_it_was() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(NotImplementedError):
+            trace(lambda acc: acc.softmax(0))
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("activation", [torch.tanh, torch.exp, F.gelu, F.silu])
+def test_fp32_beside_fp64_is_rounded_to_fp32(activation: Any) -> None:
+    """Two numbers chosen by a condition are fp32, as in PyTorch, and so is a function of them: here to its last bit."""
+
+    def function(acc: Tensor) -> Tensor:
+        return activation(torch.where(acc > 0, 0.3, -0.7)) * acc
+
+    acc = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    found = epigemm.epilogue(function).elementwise(acc) / acc
+    assert torch.equal(found, found.float().double())
+    torch.testing.assert_close(found, function(acc) / acc, rtol=2.0**-20, atol=0)
+
+
+SHAPES: list[Callable[..., Any]] = [
+    lambda acc: acc * 2 if acc.shape[0] == 1 else acc * 3,
+    lambda acc: acc * 2 if acc.shape[0] > 1 else acc * 3,
+    lambda acc: acc * 2 if acc.size(1) > 1 else acc * 3,
+    lambda acc: acc * 2 if acc.numel() == 1 else acc * 3,
+    lambda acc: acc * 2 if acc.stride(0) > 1 else acc * 3,
+    lambda acc: acc.squeeze(),
+]
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_a_shape_that_decides_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(NotImplementedError, match="the shape of a tensor decides|has the shape"):
+        trace(function)
+
+
+def test_shapes_that_decide_nothing() -> None:
+    for function in (
+        lambda acc: acc * 2 if acc.dim() == 2 and acc.ndim == 2 and len(acc.shape) == 2 else acc * 3,
+        lambda acc: acc.expand(acc.shape) * 2,
+        lambda acc: acc * 2 if isinstance(acc, Tensor) and acc.is_floating_point() else acc * 3,
+    ):
+        made = epigemm.epilogue(function)
+        for sizes in ((1, 1), (1, 3), (4, 1), (4, 3)):
+            acc = torch.ones(sizes)
+            assert torch.equal(made.elementwise(acc), acc * 2)

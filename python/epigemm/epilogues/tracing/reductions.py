@@ -76,6 +76,6 @@ def reduced(node: fx.Node, arguments: list[Any], whole: tuple[int, int], hints: 
     correction = by_name.get("correction", 0.0)
     correction = 1.0 if correction is None else float(correction)
     common = Result(0.0, OPERATORS[name], int(axes[0]) % 2, bool(by_name.get("keepdim", False)), correction)
-    mean = replace(common, kind=MEAN, correction=0.0)
+    mean = replace(common, kind=MEAN, comes_with_var=True)
     found = (common, mean) if name == "var_mean" else (common,)
     return tuple(replace(each, is_fp32=value.dtype is torch.float32) for each in found)

@@ -42,6 +42,7 @@ class Result:
         axis: of a reduction the axis of `[M, N]` that it goes along: 0 for one number a column, 1 for one a row.
         keeps_axis: whether that axis stays, with one element.
         correction: of `VAR`, what is subtracted from the number of elements that it divides by.
+        comes_with_var: of `MEAN`, whether it is that of `torch.var_mean`, whose correction it has.
         is_fp32: whether it is fp32 whatever x is; else a matrix has x's dtype, a reduction that of the arithmetic.
     """
 
@@ -50,6 +51,7 @@ class Result:
     axis: int = 0
     keeps_axis: bool = False
     correction: float = 0.0
+    comes_with_var: bool = False
     is_fp32: bool = False
 
     @property
@@ -83,7 +85,7 @@ class Results:
     operands: int  # how many there are beside the accumulator
     steps: tuple[Step, ...]
     results: tuple[Result, ...]
-    structure: Structure  # by their numbers
+    structure: Structure  # by their numbers, of which one stands twice if one tensor is returned twice
 
     @property
     def is_one_matrix(self) -> bool:
@@ -118,18 +120,18 @@ class Results:
         """The number of the last value that all results go through; 0, the accumulator, where there is no other.
 
         It is stored in x's dtype, and the results read it from there. In 16 bits, where that rounds (not `is_exact`),
-        it is a matrix that the function stores itself, or the product, with the bias that is added to it.
+        it is the product, or a matrix that is a result itself and whose rounded numbers all others are made of.
         """
         every = self._passed()
-        found = [every[each.value.number] for each in self.results if isinstance(each.value, Ref)]
-        passed = [numbers for numbers in found if numbers]  # those that depend on the accumulator
+        of_it = [each for each in self.results if isinstance(each.value, Ref) and every[each.value.number]]
+        passed = [every[each.value.number] for each in of_it]  # type: ignore[union-attr]
         common = frozenset[int]().union(*passed).intersection(*passed) if passed else frozenset((0,))
         if is_exact:
             whole = Program(self.operands, self.steps, 0.0)
             return max(number for number in common if whole.kind(Ref(number)) != BOOL)
-        stored = {each.value for each in self.results if each.is_stored and not each.is_fp32}
-        allowed = {value.number for value in stored if isinstance(value, Ref)} | {0, self._biased()}
-        return max(common & allowed)
+        is_one = len({each.value for each in of_it}) == 1 and not any(each.is_fp32 for each in of_it)
+        is_stored = any(each.is_stored for each in of_it)
+        return of_it[0].value.number if is_one and is_stored else 0  # type: ignore[union-attr]
 
     def rest(self, value: Value, shared: int) -> Program:
         """The steps from a shared value, in the accumulator's place, to another one."""
@@ -145,28 +147,6 @@ class Results:
             ways = [each for each in inputs if each]
             found.append(frozenset((number,)).union(ways[0].intersection(*ways)) if ways else frozenset())
         return found
-
-    def _biased(self) -> int:
-        """The number of the sum of the accumulator and a bias, if the accumulator is read nowhere else; or 0."""
-        live = set().union(*(self._live(each.value) for each in self.results))
-        readers = [number for number in live for each in self._inputs(number) if each == Ref(0)]
-        if len(readers) != 1 or any(each.value == Ref(0) for each in self.results):
-            return 0
-        return readers[0] if self.program(Ref(readers[0])).bias() is not None else 0
-
-    def _live(self, value: Value) -> set[int]:
-        """The steps that a value depends on, and itself."""
-        live: set[int] = set()
-        waiting = [value]
-        while waiting:
-            each = waiting.pop()
-            if isinstance(each, Ref) and each.number > self.operands and each.number not in live:
-                live.add(each.number)
-                waiting += self._inputs(each.number)
-        return live
-
-    def _inputs(self, number: int) -> tuple[Value, ...]:
-        return self.steps[number - self.operands - 1].inputs
 
 
 def narrowed(*programs: Program) -> tuple[list[Program], tuple[int, ...]]:
@@ -187,13 +167,15 @@ def _renumbered(program: Program, read: Sequence[int]) -> Program:
 
 
 def structured(returned: object) -> tuple[list[Any], Structure]:
-    """What a function returns: each part of a tuple or list, of such too, and how it is returned."""
+    """What a function returns: each part of a tuple or list, of such too, once, and how it is returned."""
     leaves: list[Any] = []
 
     def structure_of(part: Any) -> Structure:
         if type(part) not in (tuple, list) or not part:
-            leaves.append(part)
-            return len(leaves) - 1
+            known = (number for number, each in enumerate(leaves) if each is part)
+            number = next(known, len(leaves))
+            leaves[number:] = leaves[number:] or [part]
+            return number
         made = [structure_of(each) for each in part]
         return made if isinstance(part, list) else tuple(made)
 

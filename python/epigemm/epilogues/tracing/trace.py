@@ -1,62 +1,69 @@
 """A Python function -> a program: `make_fx` with the core ATen decompositions, then `steps`.
 
 The function is called with fake fp32 tensors whose sizes are symbols, and with scalars that are symbolic numbers. A
-decision that depends on one of them leaves a guard, which is an error here. Nothing is computed.
+decision that depends on one of them leaves a guard, which is an error here. Torch's symbols are never 1, so the
+function is traced a second time for one row and one column. Nothing is computed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import resolve_name
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
-from epigemm.epilogues.tracing import runs
 from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.decompositions import decompositions
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
 from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Step, Value, rewritten, words
-from epigemm.epilogues.tracing.results import Results, Structure, described, structured
-from epigemm.epilogues.tracing.runs import COLUMNS, ROWS, Recorder, Transcript
+from epigemm.epilogues.tracing.results import Results, Structure, described, filled, structured
 from epigemm.epilogues.tracing.steps import Builder, Refusal
 
+ROWS, COLUMNS = 5, 7  # different primes, so that a size in the wrong place is noticed
 _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
 
 
-class _Watch(Recorder):
+class _Watch(TorchFunctionMode):
     """Watches every call of torch that the user's function makes: notes its line, and refuses what is forbidden."""
 
-    def __init__(self, transcript: Transcript) -> None:
-        super().__init__(transcript)
+    def __init__(self, start: str) -> None:
+        super().__init__()
+        self.line = start  # of the present call; before the first call that of the function
+        self.tensors: list[Any] = []  # the function's arguments, then results of its calls
         # The first error, which the function may have caught, and its line.
         self.first: tuple[str, Exception] | None = None
         self.dtype_line = ""
         self.is_cast = False  # whether a tensor is cast to fp32, which rounds fp64 tensors
         self.lines: dict[str, str] = {}  # the user's lines by the names of the graph's nodes
 
-    def run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make a call, unless it is forbidden."""
+        kwargs = kwargs or {}
+        self.line = user_line(sys._getframe(1), self.line)
         try:
             # Only the user's calls come here: the mode is off inside a function of torch.
             self._judge(func, args, kwargs)
             result = func(*args, **kwargs)
         except (Refusal, RuntimeError) as error:
-            self.first = self.first or (self.transcript.line, error)
+            self.first = self.first or (self.line, error)
             raise
         finally:
             self._mark_nodes()
+        parts = result if isinstance(result, (tuple, list)) else [result]
+        self.tensors += [part for part in parts if isinstance(part, Tensor)]
         if isinstance(result, Tensor):
             self.is_cast |= result.dtype == torch.float32 and not _keeps_type(func, args, kwargs)
         return result
@@ -71,12 +78,12 @@ class _Watch(Recorder):
         for node in reversed(mode.tracer.graph.nodes):
             if node.name in self.lines:
                 break
-            self.lines[node.name] = self.transcript.line
+            self.lines[node.name] = self.line
 
     def _judge(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        name = runs.name_of(func)
+        name = _name_of(func)
         if name in _READS_A_VALUE:
             what = f"{name} reads a tensor's value: data-dependent control flow"
             raise Refusal(f"{what} is not supported; use torch.where")
@@ -94,18 +101,24 @@ class _Watch(Recorder):
         if kwargs.get("out") is not None:
             raise Refusal(f"{name} with out= writes in place; use its result")
         if name in ("dtype", "is_floating_point", "type", "element_size", "new_tensor"):
-            self.dtype_line = self.transcript.line
+            self.dtype_line = self.line
         if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
         if name in ("set_", "__setitem__", "copy_", "detach_", "data"):
             raise Refusal(f"{resolve_name(func) or name} writes in place; use torch.where and a new name")
         for tensor in tree_leaves((args, kwargs)):
             is_real = isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor)
-            if is_real and not any(tensor is known for known in self.transcript.tensors):
+            if is_real and not any(tensor is known for known in self.tensors):
                 raise Refusal(
                     f"{name} takes a captured tensor of shape {list(tensor.shape)}; give it as an operand (PerColumn, "
                     "PerRow, Matrix or Scalar)"
                 )
+
+
+def _name_of(function: Any) -> str:
+    """The name of a function or method of torch, or of the property that it reads."""
+    name = getattr(function, "__name__", "")
+    return name if name != "__get__" else getattr(getattr(function, "__self__", None), "__name__", "")
 
 
 def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -163,8 +176,26 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
+        _default_of_fp32(),
     ):
         return _trace_results(function, kinds, name, start)
+
+
+@contextlib.contextmanager
+def _default_of_fp32() -> Iterator[None]:
+    """Numbers such as `torch.where(condition, 1.0, 0.1)` are fp32, whatever torch's default dtype is at the decoration.
+
+    That setting is the whole process's, and is touched only if it is another one.
+    """
+    before = torch.get_default_dtype()
+    if before is torch.float32:
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 _one_at_a_time = threading.RLock()
@@ -173,10 +204,12 @@ _one_at_a_time = threading.RLock()
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
     found, watch = _trace_once(function, kinds, name, start, torch.float32)
-    try:
-        runs.check(function, kinds, start, watch.transcript)
-    except runs.Different as different:
-        raise NotImplementedError(f"{name} ({different.line}): {different}") from None
+    of_one, _ = _trace_once(function, kinds, name, start, torch.float32, (1, 1))
+    if _in_fp32(of_one) != _in_fp32(found):
+        raise NotImplementedError(
+            f"{name} ({start}): it is traced twice, and computes two things: the shape of a tensor decides what is "
+            "computed, or random numbers, the time or the like would become constants of the epilogue"
+        )
     if watch.dtype_line or watch.is_cast:
         wide, _ = _trace_once(function, kinds, name, start, torch.float64)
         if _in_fp32(wide) != _in_fp32(found):
@@ -195,7 +228,7 @@ def _in_fp32(found: Results) -> str:
         (_program_in_fp32(found.program(each.value)), replace(each.about, is_fp32=False))
         for each in found.results
     ]
-    return repr((every, found.structure))
+    return repr(filled(found.structure, every))  # `float()` of fp32 is the tensor itself
 
 
 def _program_in_fp32(program: Program) -> Program:
@@ -218,7 +251,12 @@ def _of_fp32(value: float) -> float:
 
 
 def _trace_once(
-    function: Callable[..., Any], kinds: Sequence[str], name: str, start: str, dtype: torch.dtype
+    function: Callable[..., Any],
+    kinds: Sequence[str],
+    name: str,
+    start: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, int] = (ROWS, COLUMNS),
 ) -> tuple[Results, _Watch]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -232,11 +270,11 @@ def _trace_once(
     def argument(kind: str, number: int) -> Any:
         origin = Source(f"{kind}{number}")
         if kind == SCALAR:
-            value = runs.scalar(number)
+            value = 1.7 + number  # not 0 or 1, which a trace would take for constants
             dynamic = DimDynamic.DYNAMIC
             symbol = environment.create_unspecified_symbol(value, source=origin, dynamic_dim=dynamic)
             return environment.create_symfloatnode(symbol, hint=value, source=origin)
-        shape = KINDS[kind].shape((ROWS,), COLUMNS)
+        shape = KINDS[kind].shape(sizes[:1], sizes[1])
         every: list[Any] = [DimDynamic.STATIC if size == 1 else DimDynamic.DYNAMIC for size in shape]
         symbols: Any = StatelessSymbolicContext(dynamic_sizes=every)
         return mode.from_tensor(
@@ -244,23 +282,20 @@ def _trace_once(
         )
 
     arguments = [argument(kind, number) for number, kind in enumerate((MATRIX, *kinds))]
-    transcript = Transcript(start, list(arguments))
-    watch = _Watch(transcript)
-
+    watch = _Watch(start)
     structure: Structure = 0
 
     def traced(*given: Any) -> list[Tensor]:
         nonlocal structure
-        transcript.tensors[:] = given
+        watch.tensors[:] = given
         with torch.device("cpu"), watch:
             result = function(*given)
         if watch.first is not None:  # the function has caught the error
-            transcript.line, error = watch.first
+            watch.line, error = watch.first
             raise error
-        transcript.returns(result)
         leaves, structure = structured(result)
         if not all(isinstance(each, Tensor) for each in leaves):
-            transcript.line = return_line(function, transcript.line)
+            watch.line = return_line(function, watch.line)
             raise Refusal(f"it returns {described(result)}; {_RETURNED}")
         return leaves
 
@@ -271,19 +306,19 @@ def _trace_once(
         module = make_fx(traced, decomposition_table=decompositions())(*arguments)
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
-        raise error(refused(*(watch.first or (transcript.line, refusal)))) from None
+        raise error(refused(*(watch.first or (watch.line, refusal)))) from None
     except Exception as cause:
-        raise _translated(cause, name, start, transcript.line) from cause
+        raise _translated(cause, name, start, watch.line) from cause
     _check_guards(environment, name, start)
 
     def location(node: fx.Node) -> str:
         return watch.lines.get(node.name, start)
 
-    builder = Builder(module, (ROWS, COLUMNS), location)
+    builder = Builder(module, sizes, location)
     line = ""
     try:
         found = builder.build(structure)
-        line = return_line(function, transcript.line)
+        line = return_line(function, watch.line)
         _check_results(module, builder, structure)
     except Refusal as refusal:
         line = line or (location(builder.node) if builder.node is not None else start)
@@ -333,12 +368,13 @@ def _check_guards(environment: Any, name: str, start: str) -> None:
                 f"{name} ({place}): the value of a scalar operand decides what is computed, or is made a constant; use "
                 f"torch.where and torch.clamp, and no float() or math function of it; {ON_SCALARS}"
             )
-        raise NotImplementedError(
-            f"{name} ({place}): the shape of a tensor decides what is computed, or is given to view or reshape; "
-            "operands broadcast by themselves: the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
-        )
+        raise NotImplementedError(f"{name} ({place}): {_SHAPE}")
 
 
+_SHAPE = (
+    "the shape of a tensor decides what is computed, or is given to view or reshape; operands broadcast by themselves: "
+    "the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
+)
 _RETURNED = "an epilogue returns a tensor, or a tuple or list of tensors"
 
 
@@ -352,7 +388,7 @@ def _check_results(module: fx.GraphModule, builder: Builder, structure: Structur
         value = result.meta.get("val") if isinstance(result, fx.Node) else None
         if not isinstance(value, Tensor):
             raise Refusal("it returns no tensor")
-        if builder.hints(value) != [ROWS, COLUMNS]:
+        if builder.hints(value) != list(builder.whole):
             raise Refusal(
                 f"{which} has the shape {builder.shape_in_words(value)}, not [M, N], that of the accumulator"
             )

@@ -1,0 +1,97 @@
+"""Random functions with several results, as epilogues: the few of each run of the suite, and that faults are found."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm import results_epilogue
+from epigemm.epilogues.tracing.results import MEAN, STORE, SUM, VAR, Result, Results, filled
+from tests.support.thorough import a_third_of, is_thorough
+from tools import random_functions
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradients", [False, True])
+def test_random_functions(gradients: bool) -> None:
+    """Other ones in each run: the seed is printed, and repeats them."""
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"python -m tools.random_functions --seed {seed}{' --gradients' * gradients}")
+    count = a_third_of(300) if not gradients or is_thorough() else 50
+    found = random_functions.run(range(seed, seed + count), CPU, gradients=gradients)
+    assert not found["failed"], found["failed"]
+
+
+def _rounds_early(self: Results, *, is_exact: bool) -> int:
+    return shared(self, is_exact=True)
+
+
+def _once(structure: Any, values: Any) -> Any:
+    """Equal tensors become one."""
+    known: list[Tensor] = []
+    for each in values:
+        same = (one for one in known if one.shape == each.shape and torch.equal(one, each))
+        known.append(next(same, each))
+    return filled(structure, known)
+
+
+shared = Results.shared
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "words"),
+    [
+        (Results, "shared", _rounds_early, "are off"),
+        (results_epilogue, "filled", _once, "what is one tensor, and what are two"),
+    ],
+)
+def test_faults_are_found(
+    owner: Any, name: str, fault: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, fault)
+    found = random_functions.run(range(40), CPU, gradients=False)["failed"]
+    assert any(words in each for each in found.values()), found
+
+
+def test_how_far_a_result_may_be_off() -> None:
+    """What errors of elements do to sums, means and variances, by trying the worst signs."""
+    value = torch.randn(50, 3, dtype=torch.float64)
+    error = torch.full_like(value, 1e-3)
+    for kind, function in (
+        (STORE, lambda z: z),
+        (SUM, lambda z: z.sum(0)),
+        (MEAN, lambda z: z.mean(0)),
+        (VAR, lambda z: z.var(0)),
+    ):
+        result = Result(0.0, kind, 0, correction=1.0)
+        bound = random_functions.off(result, value, error, torch.float64)
+        for sign in (torch.ones_like(value), (value - value.mean(0)).sign()):
+            change = (function(value + sign * error) - function(value)).abs()
+            assert bool((change <= bound * (1 + 1e-9)).all()), kind
+    assert bool((bound < 0.02).all())
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "record.json"
+    assert (
+        random_functions.main(["--count", "4", "--shard", "2/2", "--seed", "7", "--output", str(file)]) == 0
+    )
+    assert "2 functions from seed 7, 0 wrong" in capsys.readouterr().out
+    assert json.loads(file.read_text())["ran"] == 2
+    assert random_functions.main(["--count", "4", "--time-budget", "0"]) == 0
+    assert "0 functions from seed 0, 0 wrong, 4 left out: the time was up" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(results_epilogue, "filled", _once)
+    seed = next(iter(random_functions.run(range(40), CPU, gradients=False)["failed"]))
+    assert random_functions.main(["--seed", seed, "--only", "0"]) == 1
+    assert f"FAILED: --seed {seed} --only 0: AssertionError" in capsys.readouterr().out
