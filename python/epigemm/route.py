@@ -112,6 +112,17 @@ def linear_folded(
     bias, *others = vectors
     if all(vector is None for vector in others):
         return linear(BIAS, x, weight, bias, None, precision, out, strict, pack_use)
+    if _any_autocast() and promotes(x, vectors[1:2]):
+        # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
+        refuse_strict(strict)
+        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        _check_tensors({"x": x, "weight": plain}, _named(vectors))
+        like, plain, (first,) = autocast(x, plain, bias)
+        checks.linear(LinearCall(BIAS, like, plain, first))
+        checks.fold_batch_norm(like, (first, *others), eps, plain.shape[0])
+        product = linear(BIAS, like, plain, first, None, precision, None, False, pack_use).to(torch.float32)
+        wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
+        return elementwise(SCALE_BATCH_NORM, product, None, None, out, wide)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
 
@@ -336,6 +347,35 @@ def scalar_operand(
     return (), (checks.scalar_number(name, scalar),)
 
 
+def promotes(x: Tensor, operands: Sequence[Any]) -> bool:
+    """Whether autocast is on and an operand beside a product of x is fp32: what PyTorch makes of both is fp32.
+
+    Numbers and 0-d tensors promote nothing. Outside of autocast a result has x's type.
+    """
+    dtype = _autocast_dtype(x) if isinstance(x, Tensor) else None
+    if dtype is None or dtype.itemsize != 2 or x.dtype is torch.float64:
+        return False
+    return any(isinstance(each, Tensor) and each.dtype is torch.float32 and each.dim() for each in operands)
+
+
+def refuse_strict(strict: bool) -> None:
+    """RuntimeError for a strict call that `promotes`: no kernel stores another type than x's."""
+    if checks.flag("strict", strict):
+        raise RuntimeError(
+            "strict: got True under autocast for a call with a float32 operand, whose result is float32 and no fused "
+            "kernel's; accepted there is False, or operands of autocast's dtype"
+        )
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type that autocast gives a product of x, if x is no fp64; None where autocast is off."""
+    device_type = x.device.type
+    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
+    if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
 def _cast(
     x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Any, ...] | None
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...] | None]:
@@ -355,11 +395,10 @@ def autocast(
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
         return x, weight, biases  # the checks raise the error
-    device_type = x.device.type
-    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
-    if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+    dtype = _autocast_dtype(x)
+    if dtype is None:
         return x, weight, biases
-    dtype = torch.get_autocast_dtype(device_type)
+    device_type = x.device.type
 
     def cast(tensor: Tensor) -> Tensor:
         wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()

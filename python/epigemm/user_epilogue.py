@@ -31,6 +31,7 @@ _Given = TypeVar("_Given", bound=Tensor | float)
 _Choice = tuple[bool, ...]  # for each operand
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class UserEpilogue(Decorated):
@@ -60,6 +61,8 @@ class UserEpilogue(Decorated):
         bias = self.traced.program.bias()
         has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
         self._bias = bias - 1 if has_bias and bias is not None else None  # its place among the operands
+        # The places of the operands whose type the result's is promoted from. The bias has the product's.
+        self._typing = [number - 1 for number in self.traced.program.typing() - {0, bias if has_bias else 0}]
         self._usual = self.linked(self._are_scalars)
 
     def __call__(
@@ -113,10 +116,31 @@ class UserEpilogue(Decorated):
         pack_use: str | None,
     ) -> Tensor:
         """Like calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        if _any_autocast():
+            given = self._in_order(operands, named)
+            form = self.without[missing] if self.without and (missing := absent(given)) else self
+            given = [each for each in given if each is not None]
+            if _route.promotes(x, [given[place] for place in form._typing]):
+                z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
+                return form.elementwise(z, *operands, out=out)
+        return self.call_in_x_dtype(x, weight, operands, named, out, precision, strict, pack_use)
+
+    def call_in_x_dtype(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        operands: Sequence[Tensor | float | None],
+        named: Mapping[str, Tensor | float | None],
+        out: Tensor | None,
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> Tensor:
+        """As `call`, but under autocast too the result has the product's type, whatever the operands have."""
         given = self._in_order(operands, named)
         if self.without and (missing := absent(given)):
             other, rest = self.without[missing], [each for each in given if each is not None]
-            return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
+            return other.call_in_x_dtype(x, weight, rest, {}, out, precision, strict, pack_use)
         why_not: Reason | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, weight_packs.KEEP

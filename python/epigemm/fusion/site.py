@@ -145,7 +145,7 @@ class Site:
         if self._epilogue is None:
             bias = given[0] if given else None
             return _route.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
-        return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use)
+        return self._epilogue.call_in_x_dtype(x, weight, given, {}, None, None, False, self._pack_use)
 
     def _record(
         self, form: _Recorded, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]

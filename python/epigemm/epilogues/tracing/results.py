@@ -154,6 +154,15 @@ class Results:
             return 0
         return readers[0] if self.program(Ref(readers[0])).bias() is not None else 0
 
+    def bias(self) -> int | None:
+        """The number of an operand that is added to the accumulator, if no result reads either anywhere else."""
+        found = self.program(Ref(self._biased())).bias()
+        live = set().union(*(self._live(each.value) for each in self.results))
+        read = [value for number in live for value in self._inputs(number)] + [
+            each.value for each in self.results
+        ]
+        return found if found is not None and read.count(Ref(found)) == 1 else None
+
     def _live(self, value: Value) -> set[int]:
         """The steps that a value depends on, and itself."""
         live: set[int] = set()
