@@ -21,6 +21,7 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.calls import entry, moments, reductions, stores
+from epigemm.calls.layouts import unflattened
 from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
@@ -360,7 +361,7 @@ class ResultsEpilogue(Decorated):
             if result.is_stored:
                 value = matrices[source]
             else:
-                value = _of_pair(result, reduced[source]).reshape(result.shape(lead, columns))
+                value = unflattened(_of_pair(result, reduced[source]), result.shape(lead, columns))
             values.append(value.float() if result.is_fp32 else value)
         return filled(self.traced.results.structure, values)
 
@@ -429,4 +430,4 @@ def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> T
         )
         for row in range(count)
     ]
-    return torch.cat(parts).reshape(z.shape)
+    return unflattened(torch.cat(parts), z.shape)

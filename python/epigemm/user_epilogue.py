@@ -15,6 +15,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import entry, stores
+from epigemm.calls.layouts import unflattened
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, MATRIX, PER_COLUMN, SCALAR
@@ -166,7 +167,7 @@ class UserEpilogue(Decorated):
         target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
         flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
         result = _route.linear_linked(flat, precision, pack_use, why_not)
-        return result if is_flat else out if out is not None else result.reshape(*lead, columns)
+        return result if is_flat else out if out is not None else unflattened(result, (*lead, columns))
 
     def elementwise(
         self,
@@ -218,7 +219,7 @@ class UserEpilogue(Decorated):
             matrix = target  # in place: the same matrix
         flat = ElementwiseCall(epilogue, matrix, None, tensors, numbers, target)
         result = _route.elementwise_linked(flat, why_not)
-        return result if is_flat else out if out is not None else result.reshape(z.shape)
+        return result if is_flat else out if out is not None else unflattened(result, z.shape)
 
     def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from epigemm.arguments import precision
 from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.registry import fold_batch_norm_reference
 
 _torch_linear = torch.nn.functional.linear
@@ -61,4 +62,4 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) ->
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
     with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
-    return product if rows is x else product.reshape(*x.shape[:-1], weight.shape[0])
+    return unflattened(product, (*x.shape[:-1], weight.shape[0]))

@@ -12,6 +12,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
+from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.registry import named
 
@@ -21,7 +22,7 @@ def linear_batched(call: LinearCall) -> Tensor:
     x, weight = call.x, call.weight
     with _precision.as_asked(call.precision, x):
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        product = torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+        product = unflattened(torch.mm(rows, weight.t()), (*x.shape[:-1], weight.shape[0]))
     return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
 
 
