@@ -30,7 +30,7 @@ from epigemm.epilogues.registry import (
     SCALE_BATCH_NORM,
     Epilogue,
     compute_dtype,
-    fold_batch_norm_reference,
+    folded_by_reference,
 )
 from epigemm.operators import compiled
 from epigemm.operators import registration as _registration  # noqa: F401
@@ -41,6 +41,7 @@ from epigemm.planning.reasons import Reason
 # Looked up once, because a plain call takes the host only microseconds.
 _is_compiling = torch.compiler.is_compiling
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
@@ -266,12 +267,18 @@ def _fold(route: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Ten
         return elementwise_kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
     if _in_functional_derivative():
-        return fold_batch_norm_reference(like, vectors, eps).unbind(0)
+        return folded_by_reference(like, vectors, eps)
     # The fold reads the dtype and the device of x alone. If x kept its gradient, autograd would record the fold as a
     # function of x, and the layer's derivative would be made for operands that need a gradient.
-    like = like.detach() if like.requires_grad else like
+    like = detached(like)
     folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded.unbind(0)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
+    may_be_recorded = tensor.requires_grad or (not _is_compiling() and _functorch_interpreter() is not None)
+    return tensor.detach() if may_be_recorded else tensor
 
 
 def _in_functional_derivative() -> bool:

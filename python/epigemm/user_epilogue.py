@@ -91,7 +91,7 @@ class UserEpilogue(Decorated):
             named: operands by name.
 
         Returns:
-            `[..., N]`, of x's dtype.
+            `[..., N]`, of x's dtype; under autocast of what PyTorch promotes the product and the operands to.
 
         Raises:
             TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
@@ -381,8 +381,7 @@ def _built_in(traced: Traced) -> Epilogue | None:
 
 
 def _detached(value: _Given) -> _Given:
-    is_recorded = isinstance(value, Tensor) and value.requires_grad
-    return value.detach() if is_recorded else value  # type: ignore[union-attr, return-value]
+    return _route.detached(value) if isinstance(value, Tensor) else value  # type: ignore[return-value]
 
 
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from epigemm.arguments import precision
 from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.calls.layouts import unflattened
-from epigemm.epilogues.registry import fold_batch_norm_reference
+from epigemm.epilogues.registry import folded_by_reference
 
 _torch_linear = torch.nn.functional.linear
 
@@ -41,7 +41,7 @@ def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
     bias, operands = call.bias, call.operands
     if fold is not None:
         bias, *others = fold.vectors
-        operands = fold_batch_norm_reference(fold.like, (None, *others), fold.eps).unbind(0)
+        operands = folded_by_reference(fold.like, (None, *others), fold.eps)
     else:
         call = call.with_bias_in_product()
         bias, operands = call.bias, call.operands
