@@ -87,7 +87,7 @@ def test_types_are_as_with_pytorch(of_layer: Any, of_norm: Any, calls: list[int]
 
 def test_autocast(calls: list[int]) -> None:
     """The product in 16 bits, BatchNorm's parameters in fp32. PyTorch's BatchNorm runs where a scale is, too."""
-    narrow = layer()
+    narrow: Any = layer()
     narrow.scale = nn.Parameter(narrow.scale.detach().bfloat16())
     for made in (layer(), narrow, epigemm.nn.LinearBatchNormReLU(IN, OUT)):
         other, x = copy.deepcopy(made), torch.randn(ROWS, IN)

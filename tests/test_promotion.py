@@ -94,7 +94,7 @@ def test_gradients(case: Case, dtype: torch.dtype) -> None:
         for results, given in ((got, ours), (want, theirs)):
             loss = sum((each.float() * torch.arange(each.numel()).view(each.shape)).sum() for each in results)
             assert isinstance(loss, Tensor)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             del given
         for mine, other in zip(ours.leaves, theirs.leaves, strict=True):
             if other.grad is None:
@@ -133,7 +133,7 @@ def test_out(name: str) -> None:
     case = CASES[name]
     given = draw(case, [False] * len(case.operands), torch.bfloat16)
     arguments = (given.x, given.weight, given.bias, *given.operands)
-    function = epigemm.linear_scale_batch_norm if name == "scale_batch_norm" else case.call
+    function: Any = epigemm.linear_scale_batch_norm if name == "scale_batch_norm" else case.call
     out, narrow = torch.empty(*LEAD, N), torch.empty(*LEAD, N, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert function(*arguments, out=out) is out
@@ -212,7 +212,7 @@ def test_on_a_gpu(name: str, recorded: bool) -> None:
     if name == "cast":
         return
     given = draw(case, [False] * len(case.operands), torch.bfloat16)
-    moved = [None if each is None else each.cuda() for each in (*given[:3], *given.operands)]
+    moved: list[Any] = [None if each is None else each.cuda() for each in (*given[:3], *given.operands)]
     for each in moved:
         if recorded and each is not None and not name.endswith(("batch_norm", "batch_norm_relu")):
             each.requires_grad_()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,10 +89,10 @@ def test_elementwise(layout: str) -> None:
         if layout == "expanded":
             z = torch.randn(N).expand(*lead, N)
         calls: list[Callable[[], Any]] = [
-            lambda z=z: own.elementwise(z, bias),
-            lambda z=z: of_the_bias.elementwise(z, bias),
-            lambda z=z: epigemm.sigmoid(z),
-            lambda z=z: epigemm.bias_relu(z, bias),
+            partial(own.elementwise, z, bias),
+            partial(of_the_bias.elementwise, z, bias),
+            partial(epigemm.sigmoid, z),
+            partial(epigemm.bias_relu, z, bias),
         ]
         for call in calls:
             if lead == () and call is not calls[2]:
@@ -140,7 +141,7 @@ def test_compiled(name: str) -> None:
             return results
 
         torch._dynamo.reset()
-        arguments = (given.x, given.weight, given.bias, *given.operands)
+        arguments: Any = (given.x, given.weight, given.bias, *given.operands)
         results = torch.compile(call, backend="aot_eager", fullgraph=True)(*arguments)
         results[0].sum().backward()
         plain = tree_leaves(case.plain(F.linear(*arguments[:3]), *given.operands))
@@ -158,5 +159,5 @@ def test_transforms_of_results(lead: tuple[int, ...]) -> None:
 
     assert torch.autograd.gradgradcheck(call, (x,))
     assert torch.autograd.gradcheck(call, (x,), check_batched_grad=True)
-    _, tangent = torch.func.jvp(call, (x.detach(),), (torch.ones_like(x),))
+    tangent = torch.func.jvp(call, (x.detach(),), (torch.ones_like(x),))[1]
     torch.testing.assert_close(tangent, (1 - call(x) ** 2) * (torch.ones_like(x) @ weight.t()))

@@ -77,7 +77,7 @@ def batch_norm(z: Tensor, scale: Tensor | None, mean: Tensor, var: Tensor) -> Te
     return F.batch_norm(z.flatten(0, -2), mean, var).view(z.shape)
 
 
-def folded(x: Tensor, weight: Tensor, bias: Tensor, *vectors: Tensor) -> Tensor:
+def folded(x: Tensor, weight: Tensor, bias: Tensor, *vectors: Any) -> Tensor:
     return epigemm.linear_scale_batch_norm(x, weight, bias, *vectors)
 
 
