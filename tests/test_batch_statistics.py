@@ -37,10 +37,10 @@ def layer(dtype: Any = torch.float32, **options: Any) -> Layer:
 
 
 def plain(made: Layer, x: Tensor) -> Tensor:
-    """What PyTorch's layers compute. The scale in 16 bits: before autocast's type is promoted."""
+    """What PyTorch's layers compute."""
     z = made.linear(x)
     scale = getattr(made, "scale", None)
-    return made.bn(z if scale is None else z * scale.to(z.dtype))  # type: ignore[no-any-return]
+    return made.bn(z if scale is None else z * scale)  # type: ignore[no-any-return]
 
 
 def test_on_a_cpu_pytorchs_batch_norm_runs() -> None:
@@ -86,19 +86,22 @@ def test_types_are_as_with_pytorch(of_layer: Any, of_norm: Any, calls: list[int]
 
 
 def test_autocast(calls: list[int]) -> None:
-    """The product in 16 bits, BatchNorm's parameters in fp32."""
-    for made in (layer(), epigemm.nn.LinearBatchNormReLU(IN, OUT)):
+    """The product in 16 bits, BatchNorm's parameters in fp32. PyTorch's BatchNorm runs where a scale is, too."""
+    narrow: Any = layer()
+    narrow.scale = nn.Parameter(narrow.scale.detach().bfloat16())
+    for made in (layer(), narrow, epigemm.nn.LinearBatchNormReLU(IN, OUT)):
         other, x = copy.deepcopy(made), torch.randn(ROWS, IN)
         with torch.autocast("cpu", torch.bfloat16):
             found, expected = made(x), plain(other, x)
         expected = torch.relu(expected) if isinstance(made, epigemm.nn.LinearBatchNormReLU) else expected
-        assert found.dtype is expected.dtype is torch.bfloat16
+        is_wide = isinstance(made, epigemm.nn.LinearScaleBatchNorm1d) and made is not narrow
+        assert found.dtype is expected.dtype is (torch.float32 if is_wide else torch.bfloat16)
         torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
         upstream = torch.randn_like(found)
         backward(found, upstream)
         backward(expected, upstream)
         for mine, theirs in zip(made.parameters(), other.parameters(), strict=True):
-            assert mine.grad is not None and mine.grad.dtype is torch.float32
+            assert mine.grad is not None and mine.grad.dtype is mine.dtype
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-1, atol=2e-1)
     assert len(calls) == 2
 

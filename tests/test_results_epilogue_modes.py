@@ -216,6 +216,7 @@ def test_functional_derivatives(rng: torch.Generator) -> None:
 @pytest.mark.parametrize("function", [statistics, in_fp32, squares], ids=lambda f: f.traced.name)
 def test_autocast(function: ResultsEpilogue, device: torch.device, rng: torch.Generator) -> None:
     given = draw(function, rng, torch.float32, device)
+    given.operands = [each.bfloat16() if isinstance(each, Tensor) else each for each in given.operands]
     with torch.autocast(device.type, dtype=torch.bfloat16):
         got = function(given.x, given.weight, *given.operands)
     want = wanted(function, given.product, given.operands)

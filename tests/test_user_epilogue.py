@@ -315,8 +315,8 @@ def test_autocast(device: torch.device, rng: torch.Generator) -> None:
     with torch.autocast(device.type, dtype=torch.bfloat16):
         result = layer_scale(given.x, given.weight, *given.operands)
     want = expected(layer_scale, given.x.double() @ given.weight.double().t(), given.wide())
-    assert result.dtype == torch.bfloat16
-    assert_close(result, want, torch.bfloat16, 16.0)
+    assert result.dtype == torch.float32  # by its operands
+    assert_close(result.bfloat16(), want, torch.bfloat16, 16.0)
 
 
 def test_batch_invariance(device: torch.device, rng: torch.Generator) -> None:
@@ -406,3 +406,17 @@ def test_layer(device: torch.device, rng: torch.Generator) -> None:
         epigemm.nn.Linear(4, 4, bias=True, epilogue=gate)
     with pytest.raises(TypeError, match="epilogue: got function"):
         epigemm.nn.Linear(4, 4, epilogue=F.relu)  # type: ignore[arg-type]
+
+
+def test_an_operand_without_a_gradient_under_vmap() -> None:
+    """As PyTorch: what `detach` or a comparison ends has none, although a batched tensor does not tell of its own."""
+
+    @epigemm.epilogue
+    def ended(acc: Tensor, gate: Matrix) -> Tensor:
+        return acc * gate.detach()
+
+    x, weight, gate = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(2, 3, 5, requires_grad=True)
+    pairs = ((lambda x, r: ended(x, weight, r), x), (ended.elementwise, torch.randn(2, 3, 5)))
+    for call, first in pairs:
+        assert not torch.vmap(call)(first, gate).requires_grad
+        assert torch.vmap(call)(first.clone().requires_grad_(), gate).requires_grad

@@ -91,6 +91,8 @@ def linear_batch_norm(
         return None
     if not isinstance(x, Tensor) or not is_served(x) or (invariance.active and invariance.enabled()):
         return None
+    if _any_autocast() and _route.promotes(x, vectors[:1]):
+        return None  # the BatchNorm reads an fp32 matrix
     x, weight, (bias,) = _route.autocast(x, weight, bias)
     inputs = (x, weight, bias, *vectors)
     running = call.running
@@ -119,6 +121,8 @@ def why_not(asked: Asked, x: Tensor, weight: Tensor, bias: Tensor | None) -> str
         return f"epigemm has no kernels for batch statistics on {x.device}"
     if invariance.active and invariance.enabled():
         return "in the batch-invariant mode"
+    if _any_autocast() and _route.promotes(x, asked.vectors[:1]):
+        return "under autocast a float32 scale makes its input float32"
     if not _fits((x, weight, bias, *asked.vectors), asked.call):
         return "epigemm's kernels for batch statistics do not take these shapes, types or options"
     return ""

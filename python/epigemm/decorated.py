@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from epigemm import route as _route
+from epigemm.arguments import checks
 from epigemm.epilogues.declaring import Declared
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.registry import BIAS
 from epigemm.operators import compiled
+from epigemm.packs.weight_packs import PackedWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +34,9 @@ class Decorated:
 
     traced: Declared
     without: Mapping[tuple[int, ...], Any]
+    _bias: (
+        int | None
+    )  # the place among the operands of one that is added to the product, and read nowhere else
 
     def __init__(self, traced: Declared) -> None:
         self.traced = traced
@@ -84,6 +91,36 @@ class Decorated:
             if value is None and not spec.is_optional:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
+
+    def promoted(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        given: Sequence[Any],
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> tuple[Tensor, list[Any]]:
+        """A call whose result autocast makes fp32 (`route.promotes`): the product, and the operands of what follows.
+
+        The product and its bias are rounded to autocast's type, as in PyTorch, and then fp32 as all operands are. All
+        are checked before it is launched.
+        """
+        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        checks.tensors(x=x, weight=plain)
+        _route.refuse_strict(strict)
+        bias = None if self._bias is None else given[self._bias]
+        like, like_weight, (like_bias,) = _route.autocast(x, plain, bias)
+        checks.product(like, like_weight)
+        shape, values = (*x.shape[:-1], plain.shape[0]), []
+        for place, (spec, value) in enumerate(zip(self.traced.operands, given, strict=True)):
+            is_bias = place == self._bias
+            checks.operand(spec.kind, spec.name, like_bias if is_bias else value, like, shape)
+            if is_bias:  # -0 changes no sum
+                value = torch.full_like(value, -0.0, dtype=torch.float32, requires_grad=False)
+            values.append(value if spec.kind == SCALAR else value.to(torch.float32))
+        z = _route.linear(BIAS, like, like_weight, like_bias, None, precision, None, False, pack_use)
+        return z.to(torch.float32), values
 
     def _refuse_to_be_saved(self, under: str) -> None:
         raise NotImplementedError(

@@ -58,7 +58,10 @@ def run(
     x, weight, (bias,) = _route.autocast(x, weight, bias)
     if bias is not None:
         name, operands = f"bias_{name}", (bias, *operands)
-    return epilogue(name).call(x, weight, operands, {}, out, precision, strict, pack_use)
+    made = epilogue(name)
+    # Of a BatchNorm the vectors do not promote the type, in PyTorch neither.
+    call = made.call_in_x_dtype if name.endswith(OF_VECTORS) else made.call
+    return call(x, weight, operands, {}, out, precision, strict, pack_use)
 
 
 def checked_activation(activation: str) -> str:

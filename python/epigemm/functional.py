@@ -35,7 +35,8 @@ not fit, for `out=` with gradients, and by `strict`. All checks are made before 
 
 All functions are differentiable to any order in reverse mode, and `torch.compile(fullgraph=True)` can trace them. Under
 `torch.func.grad`, `jvp` and what builds on them they run as plain PyTorch operations. Under autocast the linear
-functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does.
+functions cast `x`, `weight` and `bias` to the autocast dtype, as `torch.nn.functional.linear` does, and the result has
+the dtype that PyTorch promotes to: beside an fp32 operand (no number or 0-d tensor) it is fp32.
 """
 
 from __future__ import annotations

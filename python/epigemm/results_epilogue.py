@@ -21,19 +21,21 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.calls import entry, moments, reductions, stores
+from epigemm.calls.layouts import unflattened
 from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import BIAS, compute_dtype
-from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, written
+from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, structured, written
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.user_epilogue import UserEpilogue
 
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class Part(NamedTuple):
@@ -74,6 +76,17 @@ class ResultsEpilogue(Decorated):
         self._parts = {is_exact: take_apart(traced, is_exact=is_exact) for is_exact in (True, False)}
         self._made = {is_exact: _made(parts) for is_exact, parts in self._parts.items()}
         self._pairs = {is_exact: _paired(parts) for is_exact, parts in self._parts.items()}
+        bias = traced.results.bias()
+        is_products = bias is not None and traced.kinds[bias - 1] == PER_COLUMN
+        self._bias = bias - 1 if is_products and bias is not None else None  # its place among the operands
+        # For each result, the places of the operands whose type it is promoted from. The bias has the product's.
+        excepted = {0, bias} if is_products else {0}
+        self._typing = [
+            [number - 1 for number in traced.results.program(each.value).typing() - excepted]
+            if each.is_stored
+            else []
+            for each in self.results
+        ]
         self._reduces_columns = any(not each.is_stored and each.axis == 0 for each in self.results)
 
     def __call__(
@@ -132,6 +145,9 @@ class ResultsEpilogue(Decorated):
     ) -> Any:
         """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
         form, given = self.form(operands, named)
+        if _any_autocast() and any(form.promoted_results(x, given)):
+            z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
+            return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, weight_packs.KEEP
         x, weight = form.checked(x, weight, given, out)
@@ -149,8 +165,22 @@ class ResultsEpilogue(Decorated):
             shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
         else:
             reads = matrix.operands(given)
-            shared = epilogue.call(x, weight, reads, {}, None, precision, strict, pack_use)
+            shared = epilogue.call_in_x_dtype(x, weight, reads, {}, None, precision, strict, pack_use)
         return form._results({0: shared}, given)
+
+    def promoted_results(self, x: Tensor, given: Sequence[Any]) -> list[bool]:
+        """For each result whether it is a matrix that autocast makes fp32, by an operand."""
+        return [_route.promotes(x, [given[place] for place in typing]) for typing in self._typing]
+
+    def _narrowed(self, results: Any, x: Tensor, given: Sequence[Any]) -> Any:
+        """Results in fp32, behind a product in autocast's type; each matrix in the type that PyTorch promotes it to."""
+        values, _ = structured(results)
+        for place, (result, is_fp32) in enumerate(
+            zip(self.results, self.promoted_results(x, given), strict=True)
+        ):
+            if result.is_stored and not result.is_fp32 and not is_fp32:
+                values[place] = values[place].to(torch.get_autocast_dtype(x.device.type))
+        return filled(self.traced.results.structure, values)
 
     def elementwise(
         self,
@@ -332,7 +362,10 @@ class ResultsEpilogue(Decorated):
             # Equal results are tensors of their own, as in PyTorch.
             made.append(value.clone() if any(value is each for each in made) else value)
         shapes = [result.shape(lead, columns) for result in self.results]
-        values = [each.reshape(shape) for each, shape in zip(made, shapes, strict=True)]
+        values = [
+            value if result.is_stored else unflattened(value, shape)
+            for result, value, shape in zip(self.results, made, shapes, strict=True)
+        ]
         return filled(self.traced.results.structure, values)
 
     def _matrices(self, found: dict[int, Tensor], given: Sequence[Any]) -> dict[int, Tensor]:
@@ -400,4 +433,4 @@ def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> T
         )
         for row in range(count)
     ]
-    return torch.cat(parts).reshape(z.shape)
+    return unflattened(torch.cat(parts), z.shape)

@@ -30,7 +30,7 @@ from epigemm.epilogues.registry import (
     SCALE_BATCH_NORM,
     Epilogue,
     compute_dtype,
-    fold_batch_norm_reference,
+    folded_by_reference,
 )
 from epigemm.operators import compiled
 from epigemm.operators import registration as _registration  # noqa: F401
@@ -41,6 +41,7 @@ from epigemm.planning.reasons import Reason
 # Looked up once, because a plain call takes the host only microseconds.
 _is_compiling = torch.compiler.is_compiling
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+_functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
@@ -112,6 +113,17 @@ def linear_folded(
     bias, *others = vectors
     if all(vector is None for vector in others):
         return linear(BIAS, x, weight, bias, None, precision, out, strict, pack_use)
+    if _any_autocast() and promotes(x, vectors[1:2]):
+        # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
+        refuse_strict(strict)
+        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        _check_tensors({"x": x, "weight": plain}, _named(vectors))
+        like, plain, (first,) = autocast(x, plain, bias)
+        checks.linear(LinearCall(BIAS, like, plain, first))
+        checks.fold_batch_norm(like, (first, *others), eps, plain.shape[0])
+        product = linear(BIAS, like, plain, first, None, precision, None, False, pack_use).to(torch.float32)
+        wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
+        return elementwise(SCALE_BATCH_NORM, product, None, None, out, wide)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
 
@@ -255,12 +267,18 @@ def _fold(route: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Ten
         return elementwise_kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
     if _in_functional_derivative():
-        return fold_batch_norm_reference(like, vectors, eps).unbind(0)
+        return folded_by_reference(like, vectors, eps)
     # The fold reads the dtype and the device of x alone. If x kept its gradient, autograd would record the fold as a
     # function of x, and the layer's derivative would be made for operands that need a gradient.
-    like = like.detach() if like.requires_grad else like
+    like = detached(like)
     folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded.unbind(0)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
+    may_be_recorded = tensor.requires_grad or (not _is_compiling() and _functorch_interpreter() is not None)
+    return tensor.detach() if may_be_recorded else tensor
 
 
 def _in_functional_derivative() -> bool:
@@ -336,6 +354,35 @@ def scalar_operand(
     return (), (checks.scalar_number(name, scalar),)
 
 
+def promotes(x: Tensor, operands: Sequence[Any]) -> bool:
+    """Whether autocast is on and an operand beside a product of x is fp32: what PyTorch makes of both is fp32.
+
+    Numbers and 0-d tensors promote nothing. Outside of autocast a result has x's type.
+    """
+    dtype = _autocast_dtype(x) if isinstance(x, Tensor) else None
+    if dtype is None or dtype.itemsize != 2 or x.dtype is torch.float64:
+        return False
+    return any(isinstance(each, Tensor) and each.dtype is torch.float32 and each.dim() for each in operands)
+
+
+def refuse_strict(strict: bool) -> None:
+    """RuntimeError for a strict call that `promotes`: no kernel stores another type than x's."""
+    if checks.flag("strict", strict):
+        raise RuntimeError(
+            "strict: got True under autocast for a call with a float32 operand, whose result is float32 and no fused "
+            "kernel's; accepted there is False, or operands of autocast's dtype"
+        )
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type that autocast gives a product of x, if x is no fp64; None where autocast is off."""
+    device_type = x.device.type
+    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
+    if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
 def _cast(
     x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Any, ...] | None
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...] | None]:
@@ -355,11 +402,10 @@ def autocast(
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
         return x, weight, biases  # the checks raise the error
-    device_type = x.device.type
-    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
-    if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+    dtype = _autocast_dtype(x)
+    if dtype is None:
         return x, weight, biases
-    dtype = torch.get_autocast_dtype(device_type)
+    device_type = x.device.type
 
     def cast(tensor: Tensor) -> Tensor:
         wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()

@@ -15,6 +15,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import entry, stores
+from epigemm.calls.layouts import unflattened
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, MATRIX, PER_COLUMN, SCALAR
@@ -31,6 +32,7 @@ _Given = TypeVar("_Given", bound=Tensor | float)
 _Choice = tuple[bool, ...]  # for each operand
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class UserEpilogue(Decorated):
@@ -60,6 +62,8 @@ class UserEpilogue(Decorated):
         bias = self.traced.program.bias()
         has_bias = bias is not None and self.traced.kinds[bias - 1] == PER_COLUMN
         self._bias = bias - 1 if has_bias and bias is not None else None  # its place among the operands
+        # The places of the operands whose type the result's is promoted from. The bias has the product's.
+        self._typing = [number - 1 for number in self.traced.program.typing() - {0, bias if has_bias else 0}]
         self._usual = self.linked(self._are_scalars)
 
     def __call__(
@@ -87,7 +91,7 @@ class UserEpilogue(Decorated):
             named: operands by name.
 
         Returns:
-            `[..., N]`, of x's dtype.
+            `[..., N]`, of x's dtype; under autocast of what PyTorch promotes the product and the operands to.
 
         Raises:
             TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
@@ -113,10 +117,31 @@ class UserEpilogue(Decorated):
         pack_use: str | None,
     ) -> Tensor:
         """Like calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        if _any_autocast():
+            given = self._in_order(operands, named)
+            form = self.without[missing] if self.without and (missing := absent(given)) else self
+            given = [each for each in given if each is not None]
+            if _route.promotes(x, [given[place] for place in form._typing]):
+                z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
+                return form.elementwise(z, *operands, out=out)
+        return self.call_in_x_dtype(x, weight, operands, named, out, precision, strict, pack_use)
+
+    def call_in_x_dtype(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        operands: Sequence[Tensor | float | None],
+        named: Mapping[str, Tensor | float | None],
+        out: Tensor | None,
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> Tensor:
+        """As `call`, but under autocast too the result has the product's type, whatever the operands have."""
         given = self._in_order(operands, named)
         if self.without and (missing := absent(given)):
             other, rest = self.without[missing], [each for each in given if each is not None]
-            return other.call(x, weight, rest, {}, out, precision, strict, pack_use)
+            return other.call_in_x_dtype(x, weight, rest, {}, out, precision, strict, pack_use)
         why_not: Reason | None = None
         if isinstance(weight, PackedWeight):
             weight, pack_use = weight.weight, weight_packs.KEEP
@@ -142,7 +167,7 @@ class UserEpilogue(Decorated):
         target = out if is_flat or out is None else _flat_out(out, (*lead, columns))
         flat = LinearCall(epilogue, matrix, weight, None, tensors, numbers, strict=strict, out=target)
         result = _route.linear_linked(flat, precision, pack_use, why_not)
-        return result if is_flat else out if out is not None else result.reshape(*lead, columns)
+        return result if is_flat else out if out is not None else unflattened(result, (*lead, columns))
 
     def elementwise(
         self,
@@ -194,7 +219,7 @@ class UserEpilogue(Decorated):
             matrix = target  # in place: the same matrix
         flat = ElementwiseCall(epilogue, matrix, None, tensors, numbers, target)
         result = _route.elementwise_linked(flat, why_not)
-        return result if is_flat else out if out is not None else result.reshape(z.shape)
+        return result if is_flat else out if out is not None else unflattened(result, z.shape)
 
     def runs_built_in(self, operands: Sequence[Tensor], x: Tensor) -> bool:
         """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
@@ -356,8 +381,7 @@ def _built_in(traced: Traced) -> Epilogue | None:
 
 
 def _detached(value: _Given) -> _Given:
-    is_recorded = isinstance(value, Tensor) and value.requires_grad
-    return value.detach() if is_recorded else value  # type: ignore[union-attr, return-value]
+    return _route.detached(value) if isinstance(value, Tensor) else value  # type: ignore[return-value]
 
 
 def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:

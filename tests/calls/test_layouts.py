@@ -44,7 +44,7 @@ def test_leading_axes() -> None:
     x = BASE.view(4, 2, 6)
     assert flattens(x) and flattens(x[:, :, :3]) and not flattens(x.transpose(0, 1))
     assert flattens(BASE.view(6, 8).t()), "two axes have no leading ones to merge"
-    result = unflattened(torch.zeros(8, 5), x)
+    result = unflattened(torch.zeros(8, 5), (*x.shape[:-1], 5))
     assert result.shape == (4, 2, 5) and result._base is None
     result.add_(1.0)
     assert bool((result == 1.0).all())

@@ -154,3 +154,13 @@ def test_a_bias_that_cancels_the_product(road: str, dtype: torch.dtype, device: 
     # Two roundings of a sum.
     bound = torch.finfo(dtype).eps * float(exact.abs().max()) + 1e-3
     assert float((found.double() - exact).abs().max()) <= bound
+
+
+def test_which_gradients_the_derivative_of_a_folded_call_has() -> None:
+    """That of x reads the scale, not the bias: as PyTorch's, it needs no gradient where only the bias does."""
+    x, weight, scale = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    bias = torch.randn(5, requires_grad=True)
+    found = torch.func.grad(lambda x: epigemm.linear_scale(x, weight, bias, scale).sum())(x)
+    want = torch.func.grad(lambda x: (torch.nn.functional.linear(x, weight, bias) * scale).sum())(x)
+    assert found.requires_grad is want.requires_grad is False
+    torch.testing.assert_close(found, want)

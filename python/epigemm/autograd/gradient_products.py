@@ -70,7 +70,7 @@ def product_gradients(
             if grad_x is None:
                 grad_x = _product_at_once(rows, weight.t(), precision) if x_is_own else _mm(rows, weight)
             if not is_matrix:
-                grad_x = unflattened(grad_x, grad)
+                grad_x = unflattened(grad_x, (*grad.shape[:-1], grad_x.shape[-1]))
         if needs_weight and grad_weight is None:
             columns = rows.t()
             grad_weight = _product_at_once(columns, x.t(), precision) if weight_is_own else _mm(columns, x)
@@ -91,7 +91,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
         acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
     else:  # on other devices there is no such product; and it has no derivative of its own
         acc = torch.mm(rows.float(), weight.float().t())
-    return acc.reshape(*x.shape[:-1], weight.shape[0])
+    return unflattened(acc, (*x.shape[:-1], weight.shape[0]))
 
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from epigemm.arguments import precision
 from epigemm.arguments.calls import FoldCall, LinearCall
-from epigemm.epilogues.registry import fold_batch_norm_reference
+from epigemm.calls.layouts import unflattened
+from epigemm.epilogues.registry import folded_by_reference
 
 _torch_linear = torch.nn.functional.linear
 
@@ -40,7 +41,7 @@ def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
     bias, operands = call.bias, call.operands
     if fold is not None:
         bias, *others = fold.vectors
-        operands = fold_batch_norm_reference(fold.like, (None, *others), fold.eps).unbind(0)
+        operands = folded_by_reference(fold.like, (None, *others), fold.eps)
     else:
         call = call.with_bias_in_product()
         bias, operands = call.bias, call.operands
@@ -61,4 +62,4 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) ->
     rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
     with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
-    return product if rows is x else product.reshape(*x.shape[:-1], weight.shape[0])
+    return unflattened(product, (*x.shape[:-1], weight.shape[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ def flattens(tensor: Tensor) -> bool:
     return True
 
 
-def unflattened(flat: Tensor, x: Tensor) -> Tensor:
-    """A result of [M, N] with x's leading dimensions. Not a view, which could not be written in place later."""
-    result: Tensor = _unsafe_view(flat, (*x.shape[:-1], flat.shape[-1]))
+def unflattened(flat: Tensor, shape: Sequence[int]) -> Tensor:
+    """A new result in its final shape. Not a view: autograd refuses to write a view that was made under `no_grad`."""
+    result: Tensor = flat if flat.shape == shape else _unsafe_view(flat, shape)
     return result
 
 

@@ -218,12 +218,17 @@ FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias"
 
 
 def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> Tensor:
+    """`folded_by_reference` as one tensor `[2, N]`."""
+    return torch.stack(folded_by_reference(like, vectors, eps))
+
+
+def folded_by_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
     """The fold of scale and inference BatchNorm into `multiplier` and `offset`, in differentiable PyTorch.
 
         multiplier = scale * g,  offset = (bias * scale - mean) * g + bn_bias,  g = bn_weight / sqrt(var + eps)
 
     An absent vector counts as neutral: 0 for bias, mean and bn_bias, 1 for scale and bn_weight. Without `running_var`
-    there is no normalisation (g = bn_weight). Returns `[2, N]` in the epilogue's arithmetic type.
+    there is no normalisation (g = bn_weight). Both are `[N]`, in the epilogue's arithmetic type.
     """
     bias, scale, running_mean, running_var, bn_weight, bn_bias = vectors
     # The offset is a difference of products, which may cancel. fp64 keeps all bits that fp32 can hold. MPS has no fp64.
@@ -238,5 +243,6 @@ def fold_batch_norm_reference(like: Tensor, vectors: Sequence[Tensor | None], ep
     scaled = read(scale, 1.0)
     multiplier = scaled * gain
     offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
-    # The offset depends on every vector, so it has the full shape.
-    return torch.stack((multiplier.expand_as(offset), offset)).to(compute_dtype(like.dtype))
+    # The offset depends on every vector, so it has the full shape; apart, each has the gradients of its own.
+    dtype = compute_dtype(like.dtype)
+    return multiplier.expand_as(offset).to(dtype), offset.to(dtype)

@@ -122,7 +122,9 @@ class LinkedEpilogue(Epilogue):
             values = [value.float() if isinstance(value, Tensor) else value for value in given]
             result = self.compute(acc.float(), *values).to(dtype)
         # A function that does not read the product may have fewer rows: those of a matrix that several of them share.
-        return result if result.shape == acc.shape else result.expand(acc.shape).contiguous()
+        if result.shape == acc.shape:
+            return result
+        return result.expand(acc.shape).clone(memory_format=torch.contiguous_format)
 
     def source(self, symbol: str) -> str:
         """The text for NVRTC that goes into an open kernel."""

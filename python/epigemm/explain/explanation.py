@@ -80,6 +80,9 @@ def of_recorded(
     else:
         backward = f"{derivative(call)} on the saved x"
         found = _explain_elementwise(call)
+        if recorder.earlier:  # a product in autocast's type
+            backward = f"{derivative(call)} on the saved product; {PRODUCTS}"
+            found = replace(found, path=_APART[found.path], reasons=[PROMOTED])
     if call.out is not None:
         backward = "none: a call with out= has no derivative"
     elif not differentiates:
@@ -90,7 +93,9 @@ def of_recorded(
     found = pair or found
     before = [_explain_recorded(each, differentiates, wants_gradients) for each in earlier]
     reasons = [*found.reasons, *(f"it reads another product: {'; '.join(each.kernels)}" for each in before)]
-    launches = [*recorder.casts, *folds, *itertools.chain(*(each.kernels for each in before)), *found.kernels]
+    products = itertools.chain(*(each.kernels for each in before))
+    launches = [*recorder.casts, *products, *(recorder.between if before else []), *folds, *found.kernels]
+    launches += [] if before else recorder.between
     found = replace(found, op=op, reasons=reasons, backward=backward, kernels=launches)
     for each in before:
         us = None if each.us is None or found.us is None else each.us + found.us
@@ -113,6 +118,11 @@ def _with_bias(found: Explanation) -> Explanation:
     return replace(found, kernel=kernel, kernels=kernels)
 
 
+_APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
+PROMOTED = (
+    "autocast: an operand is float32, and so is the result, as in PyTorch; the product is rounded to autocast's dtype, "
+    "and what follows is computed and stored in float32"
+)
 _ADDMM = "(addmm, with the bias)"
 _SAVED = (
     "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own"

@@ -60,7 +60,8 @@ class Recorded:
         self.folds: list[str] = []
         self.folded_bias: Tensor | None = None
         self.call: tuple[str, tuple[Any, ...]] | None = None
-        self.earlier: list[LinearCall] = []  # product calls whose results the last call reads as operands
+        self.earlier: list[LinearCall] = []  # product calls whose results the last call reads
+        self.between: list[str] = []  # casts of such a result
         self.pair: Pair | None = None  # one kernel for the last two products
         self.norm: Asked | None = None  # BatchNorm by batch statistics behind the product
         self._gradients_of_operands = False
@@ -74,9 +75,9 @@ class Recorded:
         self.folds.append(f"fold of {columns} columns into multiplier and offset (fold_batch_norm)")
         return columns
 
-    def note_cast(self, source: Tensor, dtype: torch.dtype) -> None:
+    def note_cast(self, source: Tensor, dtype: torch.dtype, *, of_product: bool = False) -> None:
         """A cast ahead of the call."""
-        self.casts.append(
+        (self.between if of_product else self.casts).append(
             f"torch cast of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
         )
 
@@ -134,7 +135,7 @@ class Recorder(Recorded, TorchFunctionMode):
             return self._product
         if is_cast(func, args):
             source, dtype = args
-            self.note_cast(source, dtype)
+            self.note_cast(source, dtype, of_product=source is self._product)
             return torch.empty_like(source, dtype=dtype, requires_grad=source.requires_grad)
         return func(*args, **(kwargs or {}))
 

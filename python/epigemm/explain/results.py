@@ -20,7 +20,7 @@ from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import MEAN, VAR, Result
 from epigemm.explain import explanation
-from epigemm.explain.explained import FUSED, REFERENCE, Explanation
+from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorder, dtype_name, record
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, OF_ROWS, ROWS_WITHIN, WITHIN
 from epigemm.packs.weight_packs import PackedWeight
@@ -76,6 +76,8 @@ def product_of(fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]
 
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     """As `explanation.explain`, of a function with several results or its `elementwise`."""
+    if isinstance(fn, ResultsEpilogue) and (promoted := _of_promoted(fn, *args, **kwargs)) is not None:
+        return promoted
     call = _taken(fn)(*args, **kwargs)
     form, dtype = call.form, call.like.dtype
     both = _of_both(call)
@@ -101,6 +103,40 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         kernels=kernels,
         backward="; ".join([*dict.fromkeys(needed), _OF_REDUCTIONS]) if needed else first.backward,
         results=[f"{name}: {each}" for name, each in zip(names, form.results, strict=True)],
+    )
+
+
+def _of_promoted(
+    made: ResultsEpilogue,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    *operands: Any,
+    out: None = None,
+    precision: str | None = None,
+    strict: bool = False,
+    **named: Any,
+) -> Explanation | None:
+    """A call with a matrix that autocast makes fp32; None of another."""
+    form, given = made.form(operands, named)
+    promoted = form.promoted_results(x, given)
+    if not any(promoted):
+        return None
+    with torch.no_grad(), Recorder() as recorded:
+        z, wide = form.promoted(x, weight, given, precision, strict, None)
+    wants = _wants_gradients(x, weight, *given)
+    product = explanation.of_recorded("linear", recorded, wants, torch.is_grad_enabled())
+    found = explain(form.elementwise, z.requires_grad_(wants), *wide, out=out)
+    names = [f"r{number}" for number in range(len(form.results))]
+    every = zip(names, form.results, promoted, strict=True)
+    return replace(
+        found,
+        op=f"{form.traced.name}: {form.named_results(names)}, of {product.op}",
+        path=GEMM_ELEMENTWISE if found.path == ELEMENTWISE else found.path,
+        reasons=[explanation.PROMOTED, *product.reasons, *found.reasons],
+        kernels=[*product.kernels, *found.kernels],
+        results=[
+            f"{name}: {replace(each, is_fp32=each.is_fp32 or is_fp32)}" for name, each, is_fp32 in every
+        ],
     )
 
 

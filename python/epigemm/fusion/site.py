@@ -14,6 +14,7 @@ from epigemm.arguments import invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import nodes
 from epigemm.calls import entry
+from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import BIAS, Epilogue, compute_dtype
 from epigemm.fusion.chains import Chain
@@ -109,7 +110,7 @@ class Site:
             sources = self._in_order(x, sources)
         if self._splits_rows:
             parts, given = self._split(x, weight, sources)
-            return self._run(parts, weight, given).reshape(*x.shape[:-1], weight.shape[0])
+            return unflattened(self._run(parts, weight, given), (*x.shape[:-1], weight.shape[0]))
         return self._run(x, weight, sources)
 
     def _run(self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
@@ -145,7 +146,7 @@ class Site:
         if self._epilogue is None:
             bias = given[0] if given else None
             return _route.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
-        return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use)
+        return self._epilogue.call_in_x_dtype(x, weight, given, {}, None, None, False, self._pack_use)
 
     def _record(
         self, form: _Recorded, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
@@ -171,7 +172,7 @@ class Site:
             for kind, value in zip(form.epilogue.traced.kinds, given, strict=True)
         ]
         result = self._record_call(LinearCall(epilogue, rows, weight, bias, operands))
-        return result if rows is x else result.reshape(*x.shape[:-1], columns)
+        return result if rows is x else unflattened(result, (*x.shape[:-1], columns))
 
     def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """The same for a product with only its bias."""

@@ -52,8 +52,7 @@ def linear_scale_batch_norm1d(
         strict: see `epigemm.functional`.
 
     Returns:
-        `[M, N]`. Under autocast it has the autocast dtype, where PyTorch promotes to the dtype of
-        `scale`.
+        `[M, N]`. Under autocast it has the type that PyTorch promotes autocast's and that of `scale` to.
 
     Raises:
         TypeError: `linear` or `bn` is of another class, also of one that is derived from torch's.

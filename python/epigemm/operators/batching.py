@@ -12,6 +12,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
+from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.registry import named
 
@@ -21,7 +22,7 @@ def linear_batched(call: LinearCall) -> Tensor:
     x, weight = call.x, call.weight
     with _precision.as_asked(call.precision, x):
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        product = torch.mm(rows, weight.t()).reshape(*x.shape[:-1], weight.shape[0])
+        product = unflattened(torch.mm(rows, weight.t()), (*x.shape[:-1], weight.shape[0]))
     return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
 
 
@@ -49,10 +50,8 @@ def fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple
 
 
 def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
-    if info.batch_size == 0:
-        raise ValueError(
-            f"{op}: got an empty batch of weights or vectors under vmap; accepted is an empty batch of x alone"
-        )
+    if info.batch_size == 0:  # the shape, and gradients of zero, are those of a call of zeros
+        return op(*_select(args, in_dims, None)).unsqueeze(0)[:0], 0
     return torch.stack([op(*_select(args, in_dims, index)) for index in range(info.batch_size)]), 0
 
 
@@ -60,10 +59,14 @@ def _any_batched(in_dims: Any) -> bool:
     return any(_any_batched(dim) if isinstance(dim, (list, tuple)) else dim is not None for dim in in_dims)
 
 
-def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int) -> list[Any]:
+def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int | None) -> list[Any]:
+    """The arguments of one call of a batch; None: of an empty one, the sums of its nothing."""
+
     def pick(arg: Any, dim: Any) -> Any:
         if isinstance(dim, (list, tuple)):
             return [pick(a, d) for a, d in zip(arg, dim, strict=True)]
-        return arg if dim is None else arg.select(dim, index)
+        if dim is None:
+            return arg
+        return arg.sum(dim) if index is None else arg.select(dim, index)
 
     return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]

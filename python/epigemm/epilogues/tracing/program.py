@@ -63,10 +63,17 @@ class Program:
 
     def with_gradient(self) -> frozenset[int]:
         """The numbers among `reads` whose gradient is not ended by a comparison or by `detach`."""
+        return self._reaching(lambda step: step.kind == BOOL or step.op in ("detach", "highest"))
+
+    def typing(self) -> frozenset[int]:
+        """The numbers among `reads` whose type the result's is promoted from: no comparison or cast ends it."""
+        return self._reaching(lambda step: step.kind != REAL or step.op == "highest")
+
+    def _reaching(self, is_end: Callable[[Step], bool]) -> frozenset[int]:
+        """The numbers among `reads` that the result depends on by other steps than these."""
         found = [frozenset((number,)) for number in range(self.operands + 1)]
         for step in self.steps:
-            is_end = step.kind == BOOL or step.op in ("detach", "highest")
-            inputs = () if is_end else [value.number for value in step.inputs if isinstance(value, Ref)]
+            inputs = () if is_end(step) else [value.number for value in step.inputs if isinstance(value, Ref)]
             found.append(frozenset().union(*(found[number] for number in inputs)))
         return found[self.result.number] if isinstance(self.result, Ref) else frozenset()
 

@@ -148,6 +148,37 @@ class Results:
             found.append(frozenset((number,)).union(ways[0].intersection(*ways)) if ways else frozenset())
         return found
 
+    def _biased(self) -> int:
+        """The number of the sum of the accumulator and a bias, if the accumulator is read nowhere else; or 0."""
+        live = set().union(*(self._live(each.value) for each in self.results))
+        readers = [number for number in live for each in self._inputs(number) if each == Ref(0)]
+        if len(readers) != 1 or any(each.value == Ref(0) for each in self.results):
+            return 0
+        return readers[0] if self.program(Ref(readers[0])).bias() is not None else 0
+
+    def bias(self) -> int | None:
+        """The number of an operand that is added to the accumulator, if no result reads either anywhere else."""
+        found = self.program(Ref(self._biased())).bias()
+        live = set().union(*(self._live(each.value) for each in self.results))
+        read = [value for number in live for value in self._inputs(number)] + [
+            each.value for each in self.results
+        ]
+        return found if found is not None and read.count(Ref(found)) == 1 else None
+
+    def _live(self, value: Value) -> set[int]:
+        """The steps that a value depends on, and itself."""
+        live: set[int] = set()
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, Ref) and each.number > self.operands and each.number not in live:
+                live.add(each.number)
+                waiting += self._inputs(each.number)
+        return live
+
+    def _inputs(self, number: int) -> tuple[Value, ...]:
+        return self.steps[number - self.operands - 1].inputs
+
 
 def narrowed(*programs: Program) -> tuple[list[Program], tuple[int, ...]]:
     """Programs of the operands alone that some of them reads, and the places of these."""
