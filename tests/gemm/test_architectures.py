@@ -56,7 +56,7 @@ def of_cublas(gpu: tuple[int, ...], dtype: str = "bfloat16", size: int = HUGE) -
     """The TFLOPS at which the planner expects PyTorch's GEMM to compute."""
     arithmetic = "split" if dtype == "float32" else "ieee"
     answer = plans.ask("bias", size, size, size, dtype, arithmetic, has_bias=False, gpu=gpu, any_family=True)
-    return 2e-6 * float(size) ** 3 / answer["fallback_us"]
+    return 2e-6 * float(size) ** 3 / float(answer["fallback_us"])
 
 
 def test_every_known_gpu_is_held_against_something() -> None:

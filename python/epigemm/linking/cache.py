@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from epigemm.linking import folder
-from epigemm.planning.measured import cache_dir
+from epigemm.planning.measured import LOCK, NAME, cache_dir
 
-# Names as `measured.cache_path`, `measured.merge` and `store.write` make them.
-_MEASURED = re.compile(r"[a-z0-9-]*-\d+\.\d[^/]*-[0-9a-f]{16}-\d+\.(json|lock)")
+# Names as `measured.merge` and `store.write` make them.
+_MEASURED = re.compile(rf"{re.escape(NAME)}|{re.escape(LOCK)}|{re.escape(NAME)}\w+\.tmp")
 _LINKED = re.compile(rf"[0-9a-f]{{64}}{re.escape(folder.SUFFIX)}|[0-9a-f]{{16}}\.tmp")
-_PREFIX = 16  # a temporary file's name begins with so many characters of the final name
 
 
 class Contents(NamedTuple):
@@ -38,8 +37,8 @@ class Contents(NamedTuple):
         if not self.where.is_dir():
             return f"{self.where} (not there yet)"
         kernels = sum(name.endswith(folder.SUFFIX) for name in self.linked)
-        choices = sum(name.endswith(".json") for name in self.measured)
-        text = f"{self.where}: {kernels} linked kernels, {choices} files of measured choices, {self.nbytes} bytes"
+        choices = "" if NAME in self.measured else "no "
+        text = f"{self.where}: {kernels} linked kernels, {choices}measured choices, {self.nbytes} bytes"
         return f"{text}; {self.why_not_linked}" if self.why_not_linked else text
 
 
@@ -48,13 +47,6 @@ def contents() -> Contents:
     where = cache_dir()
     found = _sizes(where)
     measured = {name: size for name, size in found.items() if _MEASURED.fullmatch(name)}
-    # Temporary files of processes that ended early.
-    beginnings = {name[:_PREFIX] for name in measured}
-    measured |= {
-        name: size
-        for name, size in found.items()
-        if name.endswith(".tmp") and any(map(name.startswith, beginnings))
-    }
     try:
         with folder.opened() as opened:
             linked = {name: size for name, size in _sizes(opened).items() if _LINKED.fullmatch(name)}
