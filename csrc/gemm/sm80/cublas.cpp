@@ -7,7 +7,7 @@
 namespace epigemm::sm80 {
 namespace {
 
-constexpr double kBaseUs = 5;  // about what fitted models of other GPUs have
+constexpr double kBaseUs = 5;        // about what fitted models of other GPUs have
 constexpr double kLeastGain = 1.10;  // how much faster a fused plan must be by assumed figures
 
 bool is_plain_fp32(const Problem& p) {
@@ -25,8 +25,8 @@ double product_us(const Problem& p) {
   const double m = as_double(p.m), n = as_double(p.n), k = as_double(p.k);
   const double cycles = 2 * m * n * k / (flops_per_cycle(p) * p.device.multiprocessors);
   const double bytes = element_bytes(p.x.element) * (m * k + n * k + m * n);
-  return kBaseUs + cost::norm4(cycles / p.device.clock_mhz, bytes / p.device.memory_bytes_per_us) /
-                       Sm80::kCublasEfficiency;
+  return kBaseUs +
+         cost::norm4(cycles / p.device.clock_mhz, bytes / p.device.memory_bytes_per_us) / Sm80::kCublasEfficiency;
 }
 
 class Ampere final : public Architecture {

@@ -10,7 +10,7 @@ struct Sm90 {
   static constexpr int kSharedBytes = 227 * 1024;  // of a CTA, at most
   static constexpr int kTmaAlignment =
       16;  // bytes: the alignment that the tensor memory accelerator requires of pointers and strides
-  static constexpr int kMostClusterCtas = 8;            // the largest cluster that every device supports
+  static constexpr int kMostClusterCtas = 8;  // the largest cluster that every device supports
 
   static constexpr bool is_of(const Device& device) { return device.capability / 10 == kCapability; }
 };
