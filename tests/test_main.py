@@ -15,7 +15,7 @@ from epigemm._native import registry
 from epigemm.calls import elementwise_kernels
 from epigemm.linking import libraries
 from epigemm.linking.libraries import Libraries, Library
-from epigemm.planning import calibrations, plans
+from epigemm.planning import plans
 from tests.support.pieces import pretend_gpu
 
 
@@ -83,22 +83,22 @@ def test_the_libraries_and_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path:
         "  nvJitLink 13.1: /b/libnvJitLink.so.13",
     ]
     version = tmp_path / "version"
-    monkeypatch.setattr(calibrations, "_DRIVER", version)
-    assert calibrations.driver() == "none"
+    monkeypatch.setattr(main, "_DRIVER", version)
+    assert main._driver() == "none"
     version.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (a@b)\n"
     )
-    assert calibrations.driver() == "580.159.04"
+    assert main._driver() == "580.159.04"
 
 
 def test_the_command_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
-    (tmp_path / "nvidia-h200-0.1.0-0123456789abcdef-2.json").write_text("{}")
+    (tmp_path / "measured.json").write_text("{}")
     assert main.main([]) == 0
     said = capsys.readouterr().out
-    assert f"cache: {tmp_path}: 0 linked kernels, 1 files of measured choices, 2 bytes\n" in said
+    assert f"cache: {tmp_path}: 0 linked kernels, measured choices, 2 bytes\n" in said
     assert said.endswith("self-test: results agree with float64\n")
     assert main.main(["--clear-cache"]) == 0
     assert capsys.readouterr().out == f"removed 1 files, 2 bytes: {tmp_path}\n"

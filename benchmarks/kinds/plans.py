@@ -79,7 +79,7 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
     assert isinstance(call, LinearCall)
     answers = {each.arithmetic: each.plan for each in consider(call).found.tried}
     for family in candidates.families(call, within=float("inf")):
-        arithmetic, left_out = family.kind.arithmetic, list(family.left_out)
+        arithmetic, left_out = family.arithmetic, list(family.left_out)
         predicted = {tuple(each["plan"]): each for each in answers[arithmetic].get("candidates", [])}
         chosen = []
         with family.setting():

@@ -14,13 +14,6 @@ struct Device {
   // used.
   bool has_half_rate_sums = false;
 
-  // As epigemm.calibrate measured them, beside memory_bytes_per_us. 0: it was not called, or the architecture's models
-  // are fitted.
-  double tensor_flops_per_us = 0;  // of all multiprocessors: mma.sync in 16 bits with fp32 sums
-  double cublas_efficiency = 0;    // of its roofline
-
-  constexpr bool is_calibrated() const { return tensor_flops_per_us > 0; }
-
   bool is_speed_assumed = false;  // the device does not report its clock or its memory's speed
 };
 

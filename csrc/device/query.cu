@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstring>
 #include <mutex>
 
@@ -49,23 +48,6 @@ Device query(int index) {
   return with_assumed_speed(device);
 }
 
-struct Slot {
-  std::once_flag asked;
-  Device told;  // by the device itself
-  std::atomic<const Device*> current{nullptr};
-};
-
-Slot& slot_of(int index) {
-  constexpr int kMaxDevices = 64;  // torch's own limit
-  static Slot slots[kMaxDevices];
-  Slot& slot = slots[index];
-  std::call_once(slot.asked, [&slot, index] {
-    slot.told = query(index);
-    slot.current.store(&slot.told, std::memory_order_release);
-  });
-  return slot;
-}
-
 }  // namespace
 
 std::string last_error() {
@@ -73,19 +55,12 @@ std::string last_error() {
   return error == cudaSuccess ? std::string() : cudaGetErrorString(error);
 }
 
-const Device& device(int index) { return *slot_of(index).current.load(std::memory_order_acquire); }
-
-void calibrate(int index, double memory_bytes_per_us, double tensor_flops_per_us, double cublas_efficiency) {
-  Slot& slot = slot_of(index);
-  if (tensor_flops_per_us <= 0) {
-    slot.current.store(&slot.told, std::memory_order_release);
-    return;
-  }
-  auto* const measured = new Device(slot.told);  // never freed: a call may still read the one before
-  measured->memory_bytes_per_us = memory_bytes_per_us;
-  measured->tensor_flops_per_us = tensor_flops_per_us;
-  measured->cublas_efficiency = cublas_efficiency;
-  slot.current.store(measured, std::memory_order_release);
+const Device& device(int index) {
+  constexpr int kMaxDevices = 64;  // torch's own limit
+  static std::once_flag asked[kMaxDevices];
+  static Device devices[kMaxDevices];
+  std::call_once(asked[index], [index] { devices[index] = query(index); });
+  return devices[index];
 }
 
 std::string status(int index) {

@@ -7,11 +7,8 @@
 
 namespace epigemm::cuda {
 
-// Attributes of a device, asked once and kept, with what was measured of it since.
+// Attributes of a device, asked once and kept.
 const Device& device(int index);
-
-// Has `device` tell these figures from now on; all 0: what the device tells itself. Safe beside calls of other threads.
-void calibrate(int index, double memory_bytes_per_us, double tensor_flops_per_us, double cublas_efficiency);
 
 // Empty when this build's kernels can run on the device, else the reason.
 std::string status(int index);

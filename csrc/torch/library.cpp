@@ -87,9 +87,6 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"
       " int[]? slots, Tensor(a!)[]? outs) -> ()");
   m.def("_load_measured(int device, int[] rows) -> ()");
-  m.def("_architecture(int[]? gpu, int device) -> str");
-  m.def("_calibrate(int device, int[] figures) -> ()");
-  m.def("_multiply_bare_out(int steps, Tensor(a!) sums, bool tf32=False) -> int");
   m.def("_call_functions() -> int");
   m.def("_set_ready(int device) -> ()");
   m.def("_build_info() -> str");

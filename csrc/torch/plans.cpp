@@ -104,11 +104,10 @@ std::string plan_json(const Problem& problem, const std::string& more_why_not) {
 }
 
 Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
-  constexpr std::size_t kMostNumbers = 8;
+  constexpr std::size_t kMostNumbers = 6;
   check(gpu.size() <= kMostNumbers && gpu.size() % 2 == 0,
         "gpu must be empty or [capability, multiprocessors], then perhaps clock_mhz and memory_bytes_per_us, then "
-        "perhaps l2_bytes and has_half_rate_sums, then perhaps tensor_flops_per_us and thousandths of "
-        "cublas_efficiency, got ",
+        "perhaps l2_bytes and has_half_rate_sums, got ",
         gpu.size(), " numbers");
   check(index >= -1 && index < measured::kMostDevices, "device must be the index of a CUDA device or -1, got ", index);
 #if EPIGEMM_WITH_CUDA
@@ -126,14 +125,9 @@ Device described_device(const std::vector<int64_t>& gpu, int64_t index) {
     device.clock_mhz = static_cast<double>(gpu[2]);
     device.memory_bytes_per_us = static_cast<double>(gpu[3]);
   }
-  if (gpu.size() >= 6) {
+  if (gpu.size() == kMostNumbers) {
     device.l2_bytes = static_cast<double>(gpu[4]);
     device.has_half_rate_sums = gpu[5] != 0;
-  }
-  if (gpu.size() == kMostNumbers) {
-    check(gpu[6] > 0 && gpu[7] > 0, "figures of a calibration must be positive, got ", gpu[6], " and ", gpu[7]);
-    device.tensor_flops_per_us = static_cast<double>(gpu[6]);
-    device.cublas_efficiency = 1e-3 * static_cast<double>(gpu[7]);
   }
   return with_assumed_speed(device);
 }

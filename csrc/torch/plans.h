@@ -15,8 +15,7 @@ namespace epigemm::binding {
 std::string plan_json(const Problem& problem, const std::string& why_not = "");
 
 // [capability, multiprocessors, then perhaps clock_mhz and memory_bytes_per_us, then perhaps l2_bytes and
-// has_half_rate_sums, then perhaps, of a calibration, tensor_flops_per_us and thousandths of cublas_efficiency] as a
-// device; empty: the CUDA device `index`.
+// has_half_rate_sums] as a device; empty: the CUDA device `index`.
 Device described_device(const std::vector<int64_t>& gpu, int64_t index);
 
 ElementType element_named(const Name& name);

@@ -39,10 +39,8 @@ from epigemm.functional import (
 from epigemm.glu import linear_glu
 from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
-from epigemm.planning.gpus import GPU
 from epigemm.precompiling import precompile
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.tuning.calibrating import Calibration, calibrate
 from epigemm.tuning.tuner import Tuning, tune
 from epigemm.user_epilogue import UserEpilogue
 
@@ -56,8 +54,6 @@ except PackageNotFoundError:  # Imported from a folder that was never installed.
     __version__ = str(build_info()["version"])
 
 __all__ = [
-    "GPU",
-    "Calibration",
     "Explanation",
     "FusionReport",
     "Matrix",
@@ -73,7 +69,6 @@ __all__ = [
     "batch_invariant",
     "bias_relu",
     "build_info",
-    "calibrate",
     "epilogue",
     "explain",
     "fuse",

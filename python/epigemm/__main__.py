@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -17,8 +19,8 @@ from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
 from epigemm.epilogues.registry import BIAS_RELU
 from epigemm.linking import cache, libraries
-from epigemm.planning import calibrations
 
+_DRIVER = Path("/proc/driver/nvidia/version")
 _K = 4096
 _CALLS = (
     ("fp16 and bf16", torch.bfloat16, "default"),
@@ -37,7 +39,7 @@ def report() -> str:
     ]
     setting = torch.backends.cuda.matmul.fp32_precision
     lines += [f"  fp32 matmul setting: {setting}{' (as highest)' if setting == 'none' else ''}"]
-    lines += [f"  driver: {calibrations.driver()}", ""]
+    lines += [f"  driver: {_driver()}", ""]
     lines += [*_devices(), "", *_libraries(), "", f"cache: {cache.contents()}", ""]
     lines += ["what would run here:"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -47,6 +49,15 @@ def report() -> str:
         lines += [f"[{str(dtype).removeprefix('torch.')}, 1024 x 4096 x 4096]"]
         lines += str(epigemm.explain(epigemm.linear_relu, x, weight)).splitlines()
     return "\n".join(lines)
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver, as the kernel's module tells it."""
+    try:
+        found = re.search(r"\b\d{3}\.\d+(\.\d+)*", _DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return "none"
+    return found.group() if found else "unknown"
 
 
 def _text(value: object) -> str:
@@ -135,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--clear-cache",
         action="store_true",
-        help="remove the linked kernels, the measured choices and the calibrations that epigemm has kept on disk, no "
-        "other file, and exit",
+        help="remove the linked kernels and the measured choices that epigemm has kept on disk, no other file, "
+        "and exit",
     )
     if parser.parse_args(arguments).clear_cache:
         removed = cache.clear()

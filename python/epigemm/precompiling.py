@@ -21,9 +21,9 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import loading
-from epigemm.planning import dry_runs, gpus
+from epigemm.planning import dry_runs
 from epigemm.planning.dry_runs import DryRun
-from epigemm.planning.gpus import GPU
+from epigemm.planning.gpus import GPU, KNOWN
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
@@ -63,7 +63,6 @@ def precompile(
     operand_dtype: torch.dtype | None = None,
     training: bool = False,
     arch: str | None = None,
-    gpu: GPU | str | None = None,
 ) -> list[str]:
     """Link an epilogue into the kernels that calls of these sizes need, so that no call waits for that.
 
@@ -82,27 +81,24 @@ def precompile(
         operand_dtype: of the operands: None or dtype itself; with 16 bits also fp32.
         training: whether to link the derivative's kernel, too, and on Hopper the one that stores the product beside
             the result.
-        arch: in place of `shapes` and `device`, a GPU that this machine need not have, as "sm_80" or "sm_120". All
-            kernels are linked that exist for every GPU since Ampere: `elementwise`, which also follows PyTorch's GEMM,
-            and the mma.sync kernels (in 16 bits; of fp32 in TF32, fp16x3 and fp16x1). No driver is needed.
-        gpu: in place of `device`, a GPU that need not be here, by its name, as "A100 80 GB" or "RTX 4090", or an
-            `epigemm.GPU`: what calls of these shapes take there by the cost models' choice: fused kernels, or the
-            elementwise one that follows PyTorch's GEMM. No driver is needed. What `epigemm.tune` and
-            `epigemm.calibrate` measured there is not known here.
+        arch: in place of `device`, an architecture that no GPU of this machine need have, as "sm_90" or "sm_120". No
+            driver is needed. With shapes: what calls of these take by the cost models' choice on GPUs of this
+            architecture, "sm_90": on H100 and H200. Without: all kernels that exist for every GPU since Ampere, which
+            are `elementwise`, which also follows PyTorch's GEMM, and the mma.sync kernels (in 16 bits; of fp32 in TF32,
+            fp16x3 and fp16x1).
 
     Returns:
         The names of the kernels that were linked now.
 
     Raises:
-        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, a dtype does not fit, or
-            `gpu` is neither a name nor an `epigemm.GPU`.
-        ValueError: `arch` is not such an architecture, or `shapes` or `device` is given, too; no GPU has the name
-            `gpu`, or `arch` or `device` is given beside it.
+        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, or a dtype does not fit.
+        ValueError: `arch` is not such an architecture, or `device` is given, too; or it is given beside shapes, and the
+            figures of no GPU of this architecture are known.
         RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
 
     Example:
         >>> epigemm.precompile(swish_clamp, [(1, 4096, 4096), (2048, 4096, 4096)])  # doctest: +SKIP
-        >>> epigemm.precompile(swish_clamp, [(2048, 4096, 4096)], gpu="A100 80 GB")  # doctest: +SKIP
+        >>> epigemm.precompile(swish_clamp, [(2048, 4096, 4096)], arch="sm_80")  # doctest: +SKIP
         ['epigemm_open_elementwise_bfloat16']
     """
     if not isinstance(function, (UserEpilogue, ResultsEpilogue)):
@@ -113,23 +109,15 @@ def precompile(
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
     forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype)), training))
-    if gpu is not None:
-        elsewhere = _described(gpu, arch, device)
-        chosen = [_chosen(form, sizes, precision, training, elsewhere) for form in forms]
-        return [
-            name
-            for form, symbols in zip(forms, chosen, strict=True)
-            if symbols
-            for name in _link_for(form, symbols, elsewhere.capability)
-        ]
     if arch is not None:
-        capability = _capability(arch, sizes, device)
-        return [
-            name
+        capability = _capability(arch, device)
+        gpus = _known(capability, arch) if sizes else []
+        symbols = [
+            _chosen(form, sizes, precision, training, gpus) if sizes else _of_any_gpu(form, training)
             for form in forms
-            if not form.is_pair
-            for name in _link_for(form, _of_any_gpu(form, training), capability)
         ]
+        pairs = zip(forms, symbols, strict=True)
+        return [name for form, each in pairs if each for name in _link_for(form, each, capability)]
     place = elementwise_kernels.gpu(device)
     linked: list[str] = []
     wanted = list(itertools.product(forms, sizes))
@@ -186,21 +174,32 @@ def _operand_dtype(dtype: torch.dtype, given: torch.dtype | None) -> torch.dtype
     )
 
 
-def _capability(arch: str, sizes: object, device: object) -> tuple[int, int]:
+def _capability(arch: str, device: object) -> tuple[int, int]:
     """The compute capability of an architecture's name."""
     found = re.fullmatch(r"sm_(\d+)(\d)a?", arch) if isinstance(arch, str) else None
     capability = (int(found[1]), int(found[2])) if found else (0, 0)
     if capability < (8, 0):
         raise ValueError(f"arch: got {arch!r}; accepted are sm_80 and later, such as 'sm_86'")
-    if sizes or device is not None:
-        raise ValueError(
-            f"arch: got {arch!r} beside {'shapes' if sizes else 'device'}; accepted is arch alone, or shapes and device"
-        )
+    if device is not None:
+        raise ValueError(f"arch: got {arch!r} beside device; it takes the place of that")
     return capability
 
 
+def _known(capability: tuple[int, int], arch: str) -> list[GPU]:
+    """The GPUs of an architecture that the planner can be asked about."""
+    found = [each for each in KNOWN.values() if each.capability == capability]
+    if not found:
+        known = ", ".join(
+            f"sm_{major}{minor}" for major, minor in sorted({each.capability for each in KNOWN.values()})
+        )
+        raise ValueError(f"arch: got {arch!r} beside shapes; accepted are {known}, or arch alone")
+    return found
+
+
 def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
-    """The kernels that are compiled for every GPU since Ampere."""
+    """The kernels that are compiled for every GPU since Ampere; those of a pair are not."""
+    if form.is_pair:
+        return []
     dtype, _ = form.types
     alone = _alone(dtype, training)
     if dtype == torch.float64 or not form.has_product:
@@ -224,26 +223,16 @@ def _alone(dtype: torch.dtype, training: bool) -> list[str]:
     return [f"epigemm_open_{kind}_{element}" for kind in kinds]
 
 
-def _described(gpu: object, arch: object, device: object) -> GPU:
-    """The GPU that is named or described."""
-    found = gpus.find(gpu)
-    if arch is not None or device is not None:
-        raise ValueError(
-            f"gpu: got {gpu!r} beside {'device' if arch is None else 'arch'}; it takes the place of either"
-        )
-    return found
-
-
 def _chosen(
     form: _Wanted,
     sizes: Sequence[tuple[int, int, int]],
     precision: str,
     training: bool,
-    gpu: GPU,
+    gpus: Sequence[GPU],
 ) -> list[str]:
-    """The kernels that calls of these sizes take on a GPU elsewhere, each once."""
+    """The kernels that calls of these sizes take on GPUs elsewhere, each once."""
     found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
-    for size in sizes:
+    for size, gpu in itertools.product(sizes, gpus):
         call = _call(form, size, precision, torch.device("meta"))
         plain, others = _dry_runs(form, call, gpu.numbers), _with_moments(form, call, gpu.numbers)
         for run, beside in (*((run, "") for run in plain), *((run, _BESIDE) for run in others)):

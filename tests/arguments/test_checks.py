@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import epigemm
 from tests.support.cases import poisoned
@@ -290,17 +291,30 @@ def test_out_overlaps_itself(function: Public, draw: Draw) -> None:
         assert bool((out == 0).all())
 
 
+def interleaved(given: Tensor, out_columns: int) -> tuple[Tensor, Tensor]:
+    """Columns of one buffer side by side, which share no element: a copy of the given ones, and others."""
+    columns = given.shape[1]
+    buffer = torch.full((len(given), columns + out_columns), NAN)
+    buffer[:, :columns] = given
+    return buffer[:, :columns], buffer[:, columns:]
+
+
+def strided(given: Tensor, out_columns: int) -> tuple[Tensor, Tensor]:
+    """Every second column of a matrix, and as many columns beside one another, some of which are the given ones."""
+    buffer = torch.zeros(len(given), 2 * max(given.shape[1], out_columns))
+    buffer[:, : 2 * given.shape[1] : 2] = given
+    return buffer[:, : 2 * given.shape[1] : 2], buffer[:, :out_columns]
+
+
 @functions
-def test_interleaved_views_do_not_overlap(function: Public, draw: Draw) -> None:
-    """What only looks like an overlap is accepted: columns of one buffer side by side."""
+@pytest.mark.parametrize("laid_out", [interleaved, strided])
+def test_views_whose_ranges_meet(function: Public, laid_out: Callable[..., Any], draw: Draw) -> None:
+    """Whether they share an element or not, the result is right: it is computed elsewhere, and copied."""
     arguments = draw(function)
-    columns = arguments["x"].shape[1]
-    buffer = torch.full((M, columns + N), NAN)
-    buffer[:, :columns] = arguments["x"]
     expected = function.call(**arguments)
-    arguments["x"] = buffer[:, :columns]
-    function.call(**arguments, out=buffer[:, columns:])
-    assert torch.equal(buffer[:, columns:], expected)
+    arguments["x"], out = laid_out(arguments["x"], N)
+    assert function.call(**arguments, out=out) is out
+    assert torch.equal(out, expected)
 
 
 BATCH_NORM = [function for function in PUBLIC if "running_var" in function.vectors]

@@ -29,7 +29,6 @@ ERRORS = {
     **dict.fromkeys(["asinh", "acosh", "atanh", "atan2"], 2.0**-18),
     **dict.fromkeys(["sin", "cos", "tan"], 2.0**-19),
     "hypot": 2.0**-21,
-    **dict.fromkeys(["erfinv", "i0", "lgamma", "digamma"], 2.0**-18),
     # csrc/epilogue/primitives/short_bfloat16.h
     "tanh_bfloat16": 2.0**-10.98,
     "gelu_bfloat16": 2.0**-11.39,
@@ -53,22 +52,6 @@ FORMS = {
     "asinh": ("std::asinh(x)", -3e38, 3e38),
     "atanh": ("std::atanh(x)", -0.99999994, 0.99999994),
     "acosh": ("std::acosh(x)", 1.0000001, 3e38),
-    "erfinv": ("epigemm::math::erfinv(x)", -0.99999994, 0.99999994),
-    "i0": ("epigemm::math::i0(x)", 0.0, 13.0),  # even; 65504 is reached before
-    "lgamma": ("std::lgamma(x)", -2.0, 4e36),
-    "digamma": ("epigemm::math::digamma(x)", 0.0, 3e38),
-}
-# Where a form is a sum whose terms cancel: from where and to where, the size of the terms, and the bound.
-TERMS = {
-    "lgamma": (-2.0, -4e6, "std::fabs(std::lgamma(-x)) + std::fabs(std::lgamma(x))", 2.0**-18),
-    "digamma": (
-        -LEAST,
-        -4e6,
-        "std::fabs(epigemm::math::digamma(1.0 - x)) + std::fabs(epigemm::math::digamma(x))",
-        2.0**-18,
-    ),
-    # Not a sum: to where fp32 overflows.
-    "i0": (13.0, 91.9, "epigemm::math::i0(x)", 2.0**-17),
 }
 # Of two numbers, at every pair of some: fp64, and the results within which the error is relative.
 PAIRS = {
@@ -95,10 +78,6 @@ AT_SPECIAL = {
     "asinh": [0.0, -0.0, INF, -INF, NAN, math.asinh(FAR), -math.asinh(FAR)],
     "atanh": [0.0, -0.0, NAN, NAN, NAN, NAN, NAN],
     "acosh": [NAN, NAN, INF, NAN, NAN, math.acosh(FAR), NAN],
-    "erfinv": [0.0, -0.0, NAN, NAN, NAN, NAN, NAN],
-    "i0": [1.0, 1.0, NAN, NAN, NAN, INF, INF],
-    "lgamma": [INF, INF, INF, INF, NAN, INF, INF],
-    "digamma": [-INF, INF, INF, NAN, NAN, math.log(FAR), NAN],
 }
 
 PROGRAM = """
@@ -113,20 +92,6 @@ void sweep(Form form, Exact exact, float near, float far, bool is_relative) {
     const float x = of_bits(bits);
     const double wanted = exact(double(x));
     const double error = std::fabs(form(x) - wanted) / (is_relative ? std::fabs(wanted) : 1.0);
-    if (!(error <= worst)) worst = error == error ? error : INFINITY;
-  }
-  std::printf("%.9g\\n", worst);
-}
-
-// As `sweep`, of the error beside the size of a sum's terms. At poles there is none.
-template <class Form, class Exact, class Terms>
-void sweep_terms(Form form, Exact exact, Terms terms, float near, float far) {
-  double worst = 0.0;
-  for (std::uint32_t bits = bits_of(near); bits <= bits_of(far); bits += 7 * STRIDE) {
-    const float x = of_bits(bits);
-    const double wanted = exact(double(x));
-    if (!std::isfinite(wanted)) continue;
-    const double error = std::fabs(form(x) - wanted) / terms(double(x));
     if (!(error <= worst)) worst = error == error ? error : INFINITY;
   }
   std::printf("%.9g\\n", worst);
@@ -225,9 +190,6 @@ def program() -> str:
             f"{call}{start}f, {end}f, {str(is_relative).lower()});"
             for _, start, end, is_relative in ends(name)
         ]
-    for name, (start, end, terms, _) in TERMS.items():
-        functions = ", ".join(f"[](double x) {{ return {text}; }}" for text in (FORMS[name][0], terms))
-        lines.append(f"  sweep_terms(epigemm::math::short_form::{name}, {functions}, {start}f, {end}f);")
     angle = "[](float x) { return std::atan(double(epigemm::math::short_form::tan(x))); }"
     lines.append(f"  sweep({angle}, [](double x) {{ return std::atan(std::tan(x)); }}, 1e5f, 3e38f, false);")
     for name, (exact, least, most, _) in PAIRS.items():
@@ -258,7 +220,6 @@ def test_errors(binary: Path, signs: tuple[float, float]) -> None:
     worst = printed(binary, 1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
     worst = worst[len(FORMS) * len(SPECIAL) + len(PAIRS) :]
     bounds = [(f"{name}, {start}", bound) for name in FORMS for bound, start, *_ in ends(name)]
-    bounds += [(f"{name}, terms, {start}", bound) for name, (start, _, _, bound) in TERMS.items()]
     bounds.append(("the angle of tan, far", 2.0**-20))
     bounds += [(name, bound) for name, (_, _, _, bound) in PAIRS.items()]
     assert len(worst) == len(bounds)
@@ -277,27 +238,6 @@ def test_special_values(binary: Path) -> None:
             same = math.isnan(value) if math.isnan(wanted) else near and signs
             assert same, (name, point, value, wanted)
     assert list(values) == [0.0] * len(PAIRS)
-
-
-def test_at_ends(tmp_path: Path) -> None:
-    """Infinities of the inverse of erf, poles of the gamma functions, subnormal numbers."""
-    assert COMPILER is not None
-    points = ["1.0f", "-1.0f", "1.0000001f", "-3.0f", "-8388609.0f", "1e-40f", "-1e-40f"]
-    lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
-    lines += [prelude(), "int main() {", "  using namespace epigemm::math;"]
-    for name in ("erfinv", "lgamma", "digamma"):
-        lines.append(
-            f'  for (float x : {{{", ".join(points)}}}) std::printf("%.9g\\n", short_form::{name}(x));'
-        )
-    (tmp_path / "ends.cpp").write_text("\n".join([*lines, "}"]))
-    command = [COMPILER, "-std=c++17", "-O1", str(tmp_path / "ends.cpp"), "-o", str(tmp_path / "ends")]
-    subprocess.run(command, check=True)
-    found = torch.tensor(printed(tmp_path / "ends"), dtype=torch.float64).view(3, -1)
-    one = 1.0 + 2.0**-23
-    x = torch.tensor([1.0, -1.0, one, -3.0, -8388609.0, 1e-40, -1e-40], dtype=torch.float32)
-    expected = [torch.erfinv(x.double()), torch.lgamma(x.double()), torch.digamma(x.double())]
-    expected[2][-2:] = torch.tensor([-INF, INF])  # beyond fp32
-    torch.testing.assert_close(found, torch.stack(expected), rtol=2.0**-16, atol=0.0, equal_nan=True)
 
 
 NEAR_PROGRAM = """

@@ -98,7 +98,7 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
     for pack_use in (weight_packs.KEEP, weight_packs.NONE):
         call = candidates.on_random_x(LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
-        (family,) = (each for each in candidates.families(call) if each.kind.arithmetic == name)
+        (family,) = (each for each in candidates.families(call) if each.arithmetic == name)
         operands = Operands(bias=bias, scalars=[2.0])
         bounded = reference.linear("relu_div", call.x, weight, operands, arithmetic, second_path=False)
         assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2

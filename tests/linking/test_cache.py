@@ -11,18 +11,14 @@ from epigemm.linking import cache, store
 from epigemm.linking.folder import SUFFIX
 from epigemm.planning import measured
 
-JSON = "nvidia-h100-80gb-hbm3-0.1.0-0123456789abcdef-2.json"
-
 
 @pytest.fixture
 def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with what the package writes, and files of others."""
     store.write("a" * 64, b"\x7fELF kernel")
     store.write("b" * 64, b"\x7fELF another kernel")
-    path = folder.parent / measured.cache_path("NVIDIA H200").name
-    measured.merge(path, "NVIDIA H200", [])
-    (folder.parent / JSON).write_text("[]")
-    (folder.parent / f"{JSON[:16]}_x1y2z3.tmp").write_text("half")
+    measured.merge("NVIDIA H200", [])
+    (folder.parent / f"{measured.NAME}_x1y2z3.tmp").write_text("half")
     (folder / f"{'0' * 16}.tmp").write_text("half a kernel")
     for name in OTHERS:
         file = folder.parent / name
@@ -32,7 +28,14 @@ def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-OTHERS = ("notes.json", "nvidia.json", "a.tmp", "cubins/readme.txt", "cubins/short.cubin", "other/x.json")
+OTHERS = (
+    "notes.json",
+    "measured.json.old",
+    "a.tmp",
+    "cubins/readme.txt",
+    "cubins/short.cubin",
+    "other/x.json",
+)
 
 
 def files(where: Path) -> set[str]:
@@ -45,7 +48,7 @@ def test_contents(filled: Path) -> None:
     ours = files(outer) - {*OTHERS, "cubins/link.cubin"}
     assert {*found.measured, *(f"cubins/{name}" for name in found.linked)} == ours
     assert found.nbytes == sum((outer / name).stat().st_size for name in ours) > 100
-    assert str(found) == f"{outer}: 2 linked kernels, 2 files of measured choices, {found.nbytes} bytes"
+    assert str(found) == f"{outer}: 2 linked kernels, measured choices, {found.nbytes} bytes"
 
 
 def test_what_others_wrote_stays(filled: Path) -> None:
@@ -66,7 +69,7 @@ def test_kernels_that_others_could_have_written_are_left(filled: Path) -> None:
     found = cache.clear()
     assert found.linked == {} and "others may write it" in found.why_not_linked
     assert "others may write it" in str(cache.contents())
-    assert (filled / f"{'a' * 64}{SUFFIX}").exists() and len(found.measured) == 4
+    assert (filled / f"{'a' * 64}{SUFFIX}").exists() and len(found.measured) == 3
 
 
 def test_what_cannot_be_removed_is_not_counted(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

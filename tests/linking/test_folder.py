@@ -48,8 +48,8 @@ def test_what_is_made_is_this_users_alone(
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(outer / "yet"))
     folder = outer / "yet" / folder.name
     if first == "choices":
-        measured.merge(folder.parent / "choices.json", "a GPU", [])
-        files = [folder.parent / "choices.json", folder.parent / "choices.lock"]
+        measured.merge("a GPU", [])
+        files = [folder.parent / measured.NAME, folder.parent / measured.LOCK]
         assert [mode_of(path) for path in files] == [0o600, 0o600]
     cubin(*JOB)
     assert [mode_of(path) for path in (outer.parent, outer, folder.parent, folder)] == [0o700] * 4
@@ -59,9 +59,9 @@ def test_what_is_made_is_this_users_alone(
 def test_the_lock_of_the_choices_is_no_link(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     measured.make_folder(folder.parent)
-    (folder.parent / "choices.lock").symlink_to(other)
-    with pytest.raises(OSError, match="choices"):
-        measured.merge(folder.parent / "choices.json", "a GPU", [])
+    (folder.parent / measured.LOCK).symlink_to(other)
+    with pytest.raises(OSError, match=measured.LOCK):
+        measured.merge("a GPU", [])
     assert not other.exists()
 
 

@@ -38,7 +38,6 @@ class Stage:
     module: Pretended = field(default_factory=Pretended)
     capturing: bool = False
     torch_us: float = TORCH_US
-    under_load: Callable[[tuple[int, ...]], float] = lambda plan: 1.0
 
     def make_timer(self, device: torch.device) -> Stage:
         return self
@@ -46,18 +45,13 @@ class Stage:
     def warm_up(self, run: Run) -> float:
         return 1.0
 
-    def in_turn(
-        self, runs: Sequence[Run], effort: Effort, host_us: float, rest_s: float = 0.0
-    ) -> list[list[float]]:
-        """A load lasts from the third of six rounds on; a rest ends it."""
+    def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+        """The first half of the rounds is too fast: the load has not lowered the clocks yet."""
+        rounds = effort.rounds
         return [
-            [self.time_of(run) / 1e3 * (self.load_of(run) if i > 2 and not rest_s else 1.0) for i in range(6)]
+            [self.time_of(run) / 1e3 * (0.9 if 2 * i < rounds - 1 else 1.0) for i in range(rounds)]
             for run in runs
         ]
-
-    def load_of(self, run: Any) -> float:
-        plan = self.plan_of(run)
-        return 1.0 if plan is None else self.under_load(plan)
 
     def time_of(self, run: Any) -> float:
         plan = self.plan_of(run)

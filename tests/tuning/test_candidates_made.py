@@ -101,7 +101,7 @@ def test_it_is_measured_once_all_kernels_are_linked(stage: Stage, links: Linking
         assert links.linker.most_at_once > 1
     assert sum(each.chosen for each in found.candidates) == 1
     assert source() == "cache"
-    assert measured.read(measured.cache_path("NVIDIA H200"), "NVIDIA H200") == {entry.key: entry}
+    assert measured.in_table(measured.read(), "NVIDIA H200") == {entry.key: entry}
     x, weight, bias = draw()
     expected = torch.relu(torch.nn.functional.linear(x, weight).float() + bias) * 2
     torch.testing.assert_close(doubled_relu(x, weight, bias), expected.to(x.dtype), rtol=2e-2, atol=1e-1)
@@ -161,9 +161,10 @@ def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
         forget(DEVICE)
         measured.load(DEVICE)
         assert source() == "model"
-        path = measured.cache_path("NVIDIA H200")
         epigemm.tune("linear_relu", *draw())
-        assert measured.read(path, "NVIDIA H200")[entry.key] == entry, "kept, though nobody knows the name"
+        assert measured.in_table(measured.read(), "NVIDIA H200")[entry.key] == entry, (
+            "kept, though nobody knows the name"
+        )
         again = traced.LinkedEpilogue(doubled_relu.traced, [False])
         assert (again.name, again.number) == (NAME, made.number)
         assert source() == "cache"

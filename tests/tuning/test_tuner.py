@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
 from epigemm.tuning import candidates, tuner
-from epigemm.tuning.timing import Effort, Run
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends
@@ -64,7 +62,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     text = str(explanation)
     assert "50.2 us measured" in text and "us predicted" in text
     epigemm.linear_relu_div(x, weight, bias, 2.0, strict=True)
-    assert measured.read(measured.cache_path("NVIDIA H200"), "NVIDIA H200") == {entry.key: entry}
+    assert measured.in_table(measured.read(), "NVIDIA H200") == {entry.key: entry}
 
 
 MEASURED = "measured on this GPU (cache)"
@@ -78,41 +76,6 @@ def test_a_choice_is_one_for_its_very_m(m: int, stage: Stage) -> None:
     assert asked()["source"] == "cache" and asked(m=m) == before and before["source"] == "model"
     explanation = epigemm.explain("linear_relu_div", *draw(m=m), 2.0)
     assert MEASURED not in str(explanation) and "us measured" not in str(explanation)
-
-
-@pytest.mark.parametrize(
-    ("slower_under_load", "chosen"), [(1.05, 1), (1.2, 0)], ids=["a little", "more than it is faster rested"]
-)
-def test_long_calls_must_do_well_under_load_too(stage: Stage, slower_under_load: float, chosen: int) -> None:
-    kernels = [kernel_of(plan) for plan in worth_measuring("bias_relu")]
-    times = {kernels[1]: 300.0, kernels[0]: 315.0}
-    stage.torch_us = 400.0
-    stage.us = lambda plan: times.get(kernel_of(plan), 330.0)
-    stage.under_load = lambda plan: slower_under_load if kernel_of(plan) == kernels[1] else 1.0
-    found = epigemm.tune("linear_relu", *draw())
-    assert kernel_of(found.entries[0].plan) == kernels[chosen]
-    assert found.entries[0].fused_us == pytest.approx(
-        300.0 * slower_under_load**0.5 if chosen == 1 else 315.0
-    )
-
-
-def test_short_calls_are_not_loaded(stage: Stage) -> None:
-    """Where one of the ways is short the call is: the power limit does not come into it."""
-    kernels = [kernel_of(plan) for plan in worth_measuring("bias_relu")]
-    stage.us = lambda plan: {kernels[1]: 150.0, kernels[0]: 155.0}.get(kernel_of(plan), 170.0)
-    efforts: list[float] = []
-    in_turn = stage.in_turn
-
-    def watching(
-        runs: Sequence[Run], effort: Effort, host_us: float, rest_s: float = 0.0
-    ) -> list[list[float]]:
-        efforts.append(rest_s)
-        return in_turn(runs, effort, host_us, rest_s)
-
-    stage.in_turn = watching  # type: ignore[method-assign]
-    found = epigemm.tune("linear_relu", *draw())
-    assert kernel_of(found.entries[0].plan) == kernels[1] and found.entries[0].fused_us == 150.0
-    assert set(efforts) == {0.0}
 
 
 def test_every_candidate_is_measured_and_shown(stage: Stage) -> None:
@@ -180,7 +143,7 @@ def test_of_equal_times_what_runs_now_goes_on(stage: Stage, fused_runs: bool) ->
     (entry,) = epigemm.tune("linear_relu_div", *draw(), 2.0).entries
     assert asked()["fused"] == fused_runs and entry.plan == plan
     assert entry.torch_us == stage.torch_us and entry.fused_us == pytest.approx(stage.torch_us, abs=2e-3)
-    known = measured.read(measured.cache_path("NVIDIA H200"), "NVIDIA H200")
+    known = measured.in_table(measured.read(), "NVIDIA H200")
     assert known == {entry.key: entry}
     measured.install(DEVICE, known.values())
     assert asked()["fused"] == fused_runs, "as the next process reads it"
@@ -231,10 +194,10 @@ def test_families_say_what_runs_now(stage: Stage) -> None:
     now = worth_measuring()[-1]
     measured.install(DEVICE, [at_present("relu_div", now)])
     (family,) = candidates.families(call)
-    assert family.now == now and family.kind.source == "cache"
+    assert family.now == now
     measured.install(DEVICE, [replace(at_present("relu_div", now), torch_us=0.5)])
     (family,) = candidates.families(call)
-    assert family.now == candidates.TORCH and family.kind.source == "cache"
+    assert family.now == candidates.TORCH
 
 
 def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:

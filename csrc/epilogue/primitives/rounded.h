@@ -10,7 +10,6 @@
 #include "epilogue/primitives/short_angles.h"
 #include "epilogue/primitives/short_bfloat16.h"
 #include "epilogue/primitives/short_quotients.h"
-#include "epilogue/primitives/short_special.h"
 
 namespace epigemm::math {
 
@@ -46,6 +45,10 @@ EPIGEMM_ROUNDED(sinh)
 EPIGEMM_ROUNDED(cosh)
 EPIGEMM_ROUNDED(erf)
 EPIGEMM_ROUNDED(erfc)
+EPIGEMM_ROUNDED(erfinv)
+EPIGEMM_ROUNDED(lgamma)
+EPIGEMM_ROUNDED(digamma)
+EPIGEMM_ROUNDED(i0)
 EPIGEMM_ROUNDED_2(copysign)
 EPIGEMM_ROUNDED_2(fmod)
 
@@ -62,10 +65,6 @@ EPIGEMM_ROUNDED_SHORT(atanh)
 EPIGEMM_ROUNDED_SHORT(sin)
 EPIGEMM_ROUNDED_SHORT(cos)
 EPIGEMM_ROUNDED_SHORT(tan)
-EPIGEMM_ROUNDED_SHORT(i0)
-EPIGEMM_ROUNDED_SHORT(digamma)
-EPIGEMM_ROUNDED_SHORT(lgamma)
-EPIGEMM_ROUNDED_SHORT(erfinv)
 
 // The near forms: see short_angles.h and short_quotients.h.
 #define EPIGEMM_ROUNDED_NEAR(name)                                                \

@@ -5,27 +5,11 @@
 
 namespace epigemm {
 
-// What a GPU has and reaches. Rates are those of one multiprocessor.
-struct Limits {
-  int shared_bytes;               // of a CTA, at most
-  double l2_bytes;                // 0: not known
-  double tensor_flops_per_cycle;  // in 16 bits with fp32 sums: by the instructions of the architecture's kernels
-  double cublas_flops_per_cycle;  // the same by cuBLAS's
-  double fp32_flops_per_cycle;    // without tensor cores
-  double cublas_efficiency;       // of its roofline; 0: its model is none
-};
-
 class Architecture {
  public:
   virtual ~Architecture() = default;
 
-  virtual const char* name() const = 0;
   virtual bool is_of(const Device&) const = 0;
-  virtual Limits limits(const Device&) const = 0;
-
-  // Whether the cost models are fitted to measurements. Else epigemm.calibrate's figures take the place of assumed
-  // ones.
-  virtual bool is_fitted() const = 0;
 
   // The product alone (torch.mm), or with a bias (torch.addmm). fp32 problems run in TF32 if that is allowed, else in
   // plain fp32.
@@ -40,7 +24,7 @@ class Architecture {
 
   // The least predicted gain over the fallback that a fused kernel must have for any problem. It is larger if the
   // figures are assumptions.
-  virtual double least_gain(const Device&) const { return 0; }
+  virtual double least_gain() const { return 0; }
 };
 
 // The architecture of a device; for one that is not listed, the first of the list.

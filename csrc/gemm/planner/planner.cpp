@@ -182,7 +182,7 @@ bool is_expected_to_gain(const Problem& problem, double fused_us, double fallbac
   const double least = problem.copies.any()      ? least_gain_on_copies(problem, fallback_us)
                        : is_by_elements(problem) ? least_gain_by_elements(problem)
                                                  : least_gain(problem, fallback_us);
-  return fallback_us >= std::max(least, architecture_of(problem.device).least_gain(problem.device)) * fused_us;
+  return fallback_us >= std::max(least, architecture_of(problem.device).least_gain()) * fused_us;
 }
 
 // The functor's additional time over a cheap one in the fused kernel and in the elementwise one, if it is the reason

@@ -1,8 +1,8 @@
 // Every GPU since Ampere, as mma.sync's kernels see it: what they may use, and what it reaches. Plain C++.
 //
 // None of these rates was measured. Those of the tensor cores are NVIDIA's published figures (dense, fp32 sums) divided
-// by multiprocessors and boost clock, and tests/planning/test_architectures.py holds them against data sheets.
-// Those of L2 and of cuBLAS are assumed. Where epigemm.calibrate has measured a device, its figures count.
+// by multiprocessors and boost clock, and tests/gemm/test_architectures.py holds them against data sheets.
+// Those of L2 and of cuBLAS are assumed.
 #pragma once
 
 #include "device/device.h"
@@ -37,7 +37,6 @@ struct Sm80 {
   // The rate of mma.sync in 16 bits with fp32 sums. Hopper and Blackwell reach their peak with other instructions. The
   // rate of mma.sync there is not published: A100's is assumed.
   static constexpr double tensor_flops_per_cycle(const Device& device) {
-    if (device.is_calibrated()) return device.tensor_flops_per_us / (device.multiprocessors * device.clock_mhz);
     if (is_of_data_centre(device) && device.capability != 87) return 2048;
     return device.has_half_rate_sums ? 512 : 1024;
   }
@@ -46,9 +45,6 @@ struct Sm80 {
   static constexpr double cublas_flops_per_cycle(const Device& device) {
     const int major = device.capability / 10;
     return major == 9 ? 4096 : major == 10 ? 8192 : tensor_flops_per_cycle(device);
-  }
-  static constexpr double cublas_efficiency(const Device& device) {
-    return device.is_calibrated() ? device.cublas_efficiency : kCublasEfficiency;
   }
 
   static constexpr double fp32_flops_per_cycle(const Device& device) {

@@ -7,10 +7,8 @@
 namespace epigemm::sm80 {
 namespace {
 
-constexpr double kBaseUs = 5;  // about what fitted models of other GPUs have
-// How much faster a fused plan must be: from assumed figures, and from those that epigemm.calibrate measured. What the
-// kernels reach stays assumed.
-constexpr double kLeastGain = 1.10, kLeastGainCalibrated = 1.05;
+constexpr double kBaseUs = 5;        // about what fitted models of other GPUs have
+constexpr double kLeastGain = 1.10;  // how much faster a fused plan must be by assumed figures
 
 bool is_plain_fp32(const Problem& p) {
   return p.x.element == ElementType::Float32 && !p.is_tf32_allowed && p.arithmetic != Arithmetic::TF32;
@@ -27,29 +25,20 @@ double product_us(const Problem& p) {
   const double m = as_double(p.m), n = as_double(p.n), k = as_double(p.k);
   const double cycles = 2 * m * n * k / (flops_per_cycle(p) * p.device.multiprocessors);
   const double bytes = element_bytes(p.x.element) * (m * k + n * k + m * n);
-  return kBaseUs + cost::norm4(cycles / p.device.clock_mhz, bytes / p.device.memory_bytes_per_us) /
-                       Sm80::cublas_efficiency(p.device);
+  return kBaseUs +
+         cost::norm4(cycles / p.device.clock_mhz, bytes / p.device.memory_bytes_per_us) / Sm80::kCublasEfficiency;
 }
 
 class Ampere final : public Architecture {
  public:
-  const char* name() const override { return "sm80"; }
   bool is_of(const Device& device) const override { return Sm80::is_of(device); }
-  bool is_fitted() const override { return false; }
-  Limits limits(const Device& device) const override {
-    return {Sm80::shared_of_cta(device),          Sm80::l2_bytes(device),
-            Sm80::tensor_flops_per_cycle(device), Sm80::cublas_flops_per_cycle(device),
-            Sm80::fp32_flops_per_cycle(device),   Sm80::cublas_efficiency(device)};
-  }
   double product_microseconds(const Problem& p) const override { return product_us(p); }
   double product_with_bias_microseconds(const Problem& p) const override { return product_us(p); }
 
   // It is not known where it is slower, so the bias stays in PyTorch's GEMM.
   bool adds_bias_apart(const Problem&) const override { return false; }
 
-  double least_gain(const Device& device) const override {
-    return device.is_calibrated() ? kLeastGainCalibrated : kLeastGain;
-  }
+  double least_gain() const override { return kLeastGain; }
 };
 
 }  // namespace

@@ -10,9 +10,7 @@ struct Sm90 {
   static constexpr int kSharedBytes = 227 * 1024;  // of a CTA, at most
   static constexpr int kTmaAlignment =
       16;  // bytes: the alignment that the tensor memory accelerator requires of pointers and strides
-  static constexpr int kMostClusterCtas = 8;            // the largest cluster that every device supports
-  static constexpr double kTensorFlopsPerCycle = 4096;  // of a multiprocessor, in 16 bits with fp32 sums
-  static constexpr double kFP32FlopsPerCycle = 256;     // the same without tensor cores
+  static constexpr int kMostClusterCtas = 8;  // the largest cluster that every device supports
 
   static constexpr bool is_of(const Device& device) { return device.capability / 10 == kCapability; }
 };

@@ -262,13 +262,7 @@ constexpr SlowReLU kSlowReLU[] = {
 
 class Hopper final : public Architecture {
  public:
-  const char* name() const override { return "sm90"; }
   bool is_of(const Device& device) const override { return Sm90::is_of(device); }
-  bool is_fitted() const override { return true; }
-  Limits limits(const Device& device) const override {
-    constexpr double kTensor = Sm90::kTensorFlopsPerCycle;
-    return {Sm90::kSharedBytes, device.l2_bytes, kTensor, kTensor, Sm90::kFP32FlopsPerCycle, /*cublas_efficiency=*/0};
-  }
 
   double product_microseconds(const Problem& p) const override {
     if (is_plain_fp32(p)) return sgemm_microseconds(p, kBareSgemm, /*is_bare=*/true);

@@ -300,25 +300,28 @@ def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) 
 
 def output_overlap(
     out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
-) -> None:
-    """RuntimeError if `out` overlaps an input or itself, so that a kernel's writes and reads would race."""
+) -> bool:
+    """Whether `out` may share memory with an input, so that the result has to be computed elsewhere and copied.
+
+    RuntimeError if it does for certain, or if it may overlap itself: a kernel's writes and reads would race.
+    """
     if out.is_meta:
-        return
-    if not (in_place and overlap.is_same_view(out, x)) and overlap.overlaps(out, x):
-        accepted = f"{first} itself or memory" if in_place else "memory"
+        return False
+    inputs = {name: other for name, other in others.items() if other is not None}
+    if not (in_place and overlap.is_same_view(out, x)):
+        inputs = {first: x, **inputs}
+    for name, other in inputs.items():
+        if overlap.shares(out, other):
+            accepted = "memory of its own"
+            if other is x:
+                accepted = f"{f'{first} itself or ' if in_place else ''}memory that {first} does not use"
+            raise RuntimeError(f"out: some of its elements share memory with {name}; accepted is {accepted}")
+    if overlap.meets_itself(out):
         raise RuntimeError(
-            f"out: some of its elements share memory with {first}; accepted is {accepted} that {first} does not use"
-        )
-    for name, other in others.items():
-        if other is not None and overlap.overlaps(out, other):
-            raise RuntimeError(
-                f"out: some of its elements share memory with {name}; accepted is memory of its own"
-            )
-    if overlap.overlaps_itself(out):
-        raise RuntimeError(
-            f"out: several indices address the same element (shape {_shape(out)}, strides {tuple(out.stride())}); "
+            f"out: several indices may address the same element (shape {_shape(out)}, strides {tuple(out.stride())}); "
             "accepted is a tensor without internal overlap"
         )
+    return any(overlap.may_share(out, other) for other in inputs.values())
 
 
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:

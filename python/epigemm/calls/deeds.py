@@ -239,7 +239,8 @@ def _look_at_overlap(attempt: _Linear) -> None:
     call = attempt.call
     assert call.out is not None
     others = call.others if attempt.fold is None else {"weight": call.weight, **attempt.fold.named}
-    checks.output_overlap(call.out, call.x, others, in_place=False)
+    if checks.output_overlap(call.out, call.x, others, in_place=False):
+        attempt.out = call.new_out()
     attempt.circumstances |= dry_runs.OUT_APART
 
 

@@ -29,11 +29,12 @@ def elementwise(call: ElementwiseCall) -> Tensor:
 def _elementwise(call: ElementwiseCall) -> Tensor:
     checks.elementwise(call)
     circumstances = dry_runs.ROUTED
+    asked: ElementwiseCall | None = call
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.others, in_place=True, first=call.epilogue.first)
+        if checks.output_overlap(call.out, call.x, call.others, in_place=True, first=call.epilogue.first):
+            asked = call._replace(out=None)
         circumstances |= dry_runs.OUT_APART
     plans.has_gpu_kernels(call.x)  # this makes the device known to C++
-    asked: ElementwiseCall | None = call
     result: Tensor | None = None
     while asked is not None and result is None:
         found = entry.elementwise_operator(asked, circumstances)

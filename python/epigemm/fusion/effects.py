@@ -129,14 +129,6 @@ def call(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def called(node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-    """A node's result for some arguments, and the operators that it runs."""
-    recorder = Recorder()
-    with recorder:
-        result = call(node, args, kwargs)
-    return result, [each[0] for each in recorder.calls]
-
-
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -47,15 +47,6 @@ from epigemm.fusion.values import (
 _WORTH = 0.97
 
 
-class _Was(NamedTuple):
-    """A node that was removed from a graph, with what is needed to make it again."""
-
-    node: fx.Node
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    half: int | None  # which half of the product's columns it was
-
-
 @dataclass
 class Pair:
     """Two products in place of one.
@@ -73,9 +64,6 @@ class Pair:
     one_us: float
     glu: tuple[fx.Node, ...] = ()
     glu_us: float = 0.0
-    _was: list[_Was] = field(default_factory=list)
-    _made: list[fx.Node] = field(default_factory=list)
-    _values: dict[fx.Node, Any] = field(default_factory=dict)  # the earlier values of views of the halves
 
     @property
     def products(self) -> tuple[fx.Node, fx.Node]:
@@ -86,36 +74,6 @@ class Pair:
         """The chains of both products."""
         return [chain for chain in judged if chain.product.node in self.products]
 
-    def undo(self) -> None:
-        """Restore the one product. Several views of one half become one."""
-        graph, again = self.first.graph, dict[fx.Node, fx.Node]()
-        for node, args, kwargs, half in self._was:
-            given, named = fx.map_arg((args, kwargs), lambda n: again.get(n, n))
-            with graph.inserting_before(self.glu[-1] if node.target is F.glu else self._place(given, named)):
-                again[node] = graph.create_node(node.op, node.target, given, named, node.name, node.type)
-            again[node].meta = node.meta
-            if node.target is F.glu:
-                self.glu[0].replace_all_uses_with(again[node])
-            elif half is not None:
-                self.products[half].replace_all_uses_with(again[node])
-        for node in (*self.glu, *reversed(self._made)):
-            graph.erase_node(node)
-        for node, value in self._values.items():
-            node.meta["example_value"] = value
-
-    def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """The node before which another one goes: the first new one, or a later one, behind all that it reads."""
-        read: set[fx.Node] = set()
-        fx.map_arg((args, kwargs), read.add)
-        place = self._made[0]
-        for node in self.first.graph.nodes:
-            if node is place:
-                if not read:
-                    break
-                place = node.next
-            read.discard(node)
-        return place
-
 
 class _Halves(NamedTuple):
     """The nodes that read a product by halves, in the graph's order."""
@@ -124,13 +82,10 @@ class _Halves(NamedTuple):
     glus: list[fx.Node]  # calls of `F.glu`
 
 
-def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collection[int] = ()) -> list[Pair]:
-    """Replace each product that is only read by halves by two; `leave`: those not to replace, by their positions.
-
-    `judge`: estimates the one product.
-    """
+def read_by_halves(graph: fx.Graph) -> list[tuple[Chain, _Halves]]:
+    """The chains of products that are only read by halves, and that may be two."""
     found, depth = [], 0
-    for node in list(graph.nodes):
+    for node in graph.nodes:
         depth += node.target is grad_mode._enter_inference_mode
         depth -= node.target is grad_mode._exit_inference_mode
         product = None if depth else matmuls.understand(node)
@@ -141,12 +96,17 @@ def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collect
             continue
         finder = ChainFinder(graph)
         if not finder.why_not(node, product):
-            found.append((node, halves, judge(finder.chain(product))))
-    return [
-        _made_two(node, halves, judged)
-        for place, (node, halves, judged) in enumerate(found)
-        if place not in leave
-    ]
+            found.append((finder.chain(product), halves))
+    return found
+
+
+def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collection[int] = ()) -> list[Pair]:
+    """Replace each product that is only read by halves by two; `leave`: those not to replace, by their positions.
+
+    `judge`: estimates the one product.
+    """
+    found = [(chain.product.node, halves, judge(chain)) for chain, halves in read_by_halves(graph)]
+    return [_made_two(*each) for place, each in enumerate(found) if place not in leave]
 
 
 def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> list[int]:
@@ -156,12 +116,6 @@ def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool)
         for place, pair in enumerate(pairs)
         if not _is_multiplied(pair, judged) or not _pays(pair, judged, one_by_one)
     ]
-
-
-def undo(pairs: list[Pair]) -> None:
-    """Restore the graph from before `take_apart`."""
-    while pairs:
-        pairs.pop().undo()
 
 
 class Before(NamedTuple):
@@ -344,7 +298,7 @@ def _made_two(node: fx.Node, halves: _Halves, judged: Judged) -> Pair:
             )
             for half in (0, 1)
         ]
-    pair = Pair(both[0], both[1], us, _made=list(made))
+    pair = Pair(both[0], both[1], us)
     for each in halves.glus:
         with graph.inserting_before(each):
             gate = add(each, torch.sigmoid, both[1])
@@ -356,13 +310,10 @@ def _made_two(node: fx.Node, halves: _Halves, judged: Judged) -> Pair:
             view.replace_all_uses_with(both[half])
     order = {each: place for place, each in enumerate(graph.nodes)}
     gone = sorted([node, *halves.views, *halves.glus], key=order.__getitem__)
-    which = {**dict.fromkeys(gone), **halves.views}
-    pair._was = [_Was(each, each.args, each.kwargs, which[each]) for each in gone]
     for each in reversed(gone):
         graph.erase_node(each)
     for each in graph.nodes:
         if each not in made and storage_of(whole) in map(storage_of, tensors_of(each)):
-            pair._values[each] = value_of(each)
             each.meta["example_value"] = _computed(each, whole)
     return pair
 

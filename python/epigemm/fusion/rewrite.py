@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, joined, layouts, matmuls, norms, pairs, profit
+from epigemm.fusion import formula, host, joined, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -51,9 +52,8 @@ def _warn(text: str) -> None:
 def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) -> FusionReport:
     """`fuse_graph` for a module's graph. If it fails, the module is not changed: see `failed`."""
     graph = graph_module.graph
-    was = copy.deepcopy(graph)
+    was = _copied(graph)
     for mine, other in zip(was.nodes, graph.nodes, strict=True):
-        vars(mine).update({key: value for key, value in vars(other).items() if key not in vars(mine)})
         mine.meta = other.meta  # Dynamo removes entries later, which must not stay in a copy
     try:
         report = fuse_graph(graph, **settings)
@@ -64,6 +64,15 @@ def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) 
     except Exception as error:  # an error of the rewriting must not be an error of the model
         graph_module.graph = was
         return FusionReport(skipped=[failed(error, strict=strict)])
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    """A copy, with the attributes that Dynamo has given to nodes."""
+    copied = copy.deepcopy(graph)
+    for mine, other in zip(copied.nodes, graph.nodes, strict=True):
+        vars(mine).update({key: value for key, value in vars(other).items() if key not in vars(mine)})
+        mine.meta = dict(other.meta)
+    return copied
 
 
 def fuse_graph(
@@ -88,29 +97,17 @@ def fuse_graph(
     Returns:
         The report. If it has no sites, the graph has not been changed.
     """
-    copies = layouts.put_in_rows(graph)
     settings = _Settings(keep_packs, launches, traced)
-    two = _pairs_that_pay(graph, settings)
 
-    def look() -> tuple[FusionReport, dict[Chain, profit.Judged], host.Verdict]:
-        report, judged = _judged(graph, settings)
+    def look(
+        at: fx.Graph, two: list[pairs.Pair]
+    ) -> tuple[FusionReport, dict[Chain, profit.Judged], host.Verdict]:
+        report, judged = _judged(at, settings)
         before = pairs.before(two, judged, one_by_one=launches.is_one_by_one)
-        return report, judged, host.verdict(graph, judged, launches, measures=measures, before=before)
+        return report, judged, host.verdict(at, judged, launches, measures=measures, before=before)
 
-    report, judged, (waits, is_unsure) = look()
-    paying = (node for chain, found in judged.items() if not found.why_not for node in chain.nodes)
-    if copies and (waits or not layouts.pay(copies, paying)):
-        pairs.undo(two)
-        while copies:
-            copies.pop().undo()
-        two = _pairs_that_pay(graph, settings)
-        report, judged, (waits, is_unsure) = look()
-    if two and waits:
-        pairs.undo(two)
-        report, judged, (waits, is_unsure) = look()
-    report.notes += [
-        f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies
-    ]
+    two = _pairs_that_pay(graph, settings, lambda at, two: not look(at, two)[2].why_not)
+    report, judged, (waits, is_unsure) = look(graph, two)
     report.notes += pairs.notes(two, name_of)
     if guards_sizes and any(each.fallback_us for each in judged.values()):
         host.guard_sizes(graph)
@@ -147,17 +144,23 @@ class _Settings(NamedTuple):
         )
 
 
-def _pairs_that_pay(graph: fx.Graph, settings: _Settings) -> list[pairs.Pair]:
-    """Replace products that are read by halves by two, where that is expected to be faster."""
-    two = pairs.take_apart(graph, settings.judged)
-    if not two:
-        return two
-    _, judged = _judged(graph, settings)
+def _pairs_that_pay(
+    graph: fx.Graph, settings: _Settings, is_fused: Callable[[fx.Graph, list[pairs.Pair]], bool]
+) -> list[pairs.Pair]:
+    """Replace products that are read by halves by two, where that is expected to be faster: tried on copies first.
+
+    `is_fused`: whether anything of such a graph will be fused.
+    """
+    if not pairs.read_by_halves(graph):
+        return []
+    trial = _copied(graph)
+    two = pairs.take_apart(trial, settings.judged)
+    _, judged = _judged(trial, settings)
     lost = pairs.lost(two, judged, one_by_one=settings.launches.is_one_by_one)
     if lost:
-        pairs.undo(two)
-        two = pairs.take_apart(graph, settings.judged, leave=lost)
-    return two
+        trial = _copied(graph)
+        two = pairs.take_apart(trial, settings.judged, leave=lost)
+    return pairs.take_apart(graph, settings.judged, leave=lost) if two and is_fused(trial, two) else []
 
 
 def _judged(graph: fx.Graph, settings: _Settings) -> tuple[FusionReport, dict[Chain, profit.Judged]]:

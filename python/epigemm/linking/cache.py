@@ -1,4 +1,4 @@
-"""All that epigemm keeps on disk: measured choices, calibrations, linked kernels. It touches no other file there."""
+"""All that epigemm keeps on disk: measured choices and linked kernels. It touches no other file there."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from epigemm.linking import folder
-from epigemm.planning.measured import cache_dir
+from epigemm.planning.measured import LOCK, NAME, cache_dir
 
-# Names as `measured.cache_path`, `measured.merge` and `store.write` make them.
-_MEASURED = re.compile(r"[a-z0-9-]*-\d+\.\d[^/]*-[0-9a-f]{16}-\d+\.(json|lock)")
-_CALIBRATED = re.compile(r"[a-z0-9-]+-calibrated-[^/]+\.json")  # as `calibrations.path_of` makes them
+# Names as `measured.merge` and `store.write` make them.
+_MEASURED = re.compile(rf"{re.escape(NAME)}|{re.escape(LOCK)}|{re.escape(NAME)}\w+\.tmp")
 _LINKED = re.compile(rf"[0-9a-f]{{64}}{re.escape(folder.SUFFIX)}|[0-9a-f]{{16}}\.tmp")
-_PREFIX = 16  # a temporary file's name begins with so many characters of the final name
 
 
 class Contents(NamedTuple):
     """The files in the cache, and their sizes in bytes."""
 
     where: Path
-    measured: dict[str, int]  # choices, and calibrations
+    measured: dict[str, int]
     linked: dict[str, int]
     why_not_linked: (
         str  # why the folder of linked kernels is not used; empty if it is used, or does not exist
@@ -39,12 +37,8 @@ class Contents(NamedTuple):
         if not self.where.is_dir():
             return f"{self.where} (not there yet)"
         kernels = sum(name.endswith(folder.SUFFIX) for name in self.linked)
-        calibrations = sum(bool(_CALIBRATED.fullmatch(name)) for name in self.measured)
-        choices = sum(name.endswith(".json") for name in self.measured) - calibrations
-        counts = f"{kernels} linked kernels, {choices} files of measured choices"
-        if calibrations:
-            counts += f", {calibrations} calibrations"
-        text = f"{self.where}: {counts}, {self.nbytes} bytes"
+        choices = "" if NAME in self.measured else "no "
+        text = f"{self.where}: {kernels} linked kernels, {choices}measured choices, {self.nbytes} bytes"
         return f"{text}; {self.why_not_linked}" if self.why_not_linked else text
 
 
@@ -52,16 +46,7 @@ def contents() -> Contents:
     """The files that epigemm has written into the user's cache."""
     where = cache_dir()
     found = _sizes(where)
-    measured = {
-        name: size for name, size in found.items() if _MEASURED.fullmatch(name) or _CALIBRATED.fullmatch(name)
-    }
-    # Temporary files of processes that ended early.
-    beginnings = {name[:_PREFIX] for name in measured}
-    measured |= {
-        name: size
-        for name, size in found.items()
-        if name.endswith(".tmp") and any(map(name.startswith, beginnings))
-    }
+    measured = {name: size for name, size in found.items() if _MEASURED.fullmatch(name)}
     try:
         with folder.opened() as opened:
             linked = {name: size for name, size in _sizes(opened).items() if _LINKED.fullmatch(name)}

@@ -1,7 +1,7 @@
-"""Measured times: the user's cache on disk, and the planner's copy.
+"""Measured times: a JSON table in the user's cache, and the planner's copy.
 
-A file belongs to one kind of GPU and one set of kernels. A damaged file causes no error: without a measurement the cost
-models decide.
+The table has the entries of every build of epigemm (its version and its set of kernels) and kind of GPU. A damaged one
+causes no error: without a measurement the cost models decide.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ import torch
 from epigemm._native import build_info, ops
 from epigemm.epilogues import registry
 
-FORMAT = 2
+FORMAT = 3
+NAME, LOCK = "measured.json", "measured.lock"
 ELEMENTS = ("float16", "bfloat16", "float32")
 ARITHMETICS = ("ieee", "tf32", "split", "scaled")
 
@@ -54,69 +55,25 @@ class Entry:
         flags = (self.packed, self.bias, self.tf32_allowed)
         return (self.epilogue, self.dtype, self.arithmetic, *flags, self.m, self.n, self.k)
 
-    @classmethod
-    def from_json(cls, value: Any) -> Entry:
-        """An entry of a file, perhaps for an epilogue that has not been made yet; ValueError if it is not valid."""
-        if not isinstance(value, dict) or set(value) != {each.name for each in fields(cls)}:
-            raise ValueError(f"an entry must be an object with {[each.name for each in fields(cls)]}")
-        for names, fits, accepted in _ACCEPTED:
-            for name in names:
-                if not fits(value[name]):
-                    raise ValueError(f"{name} must be {accepted}, got {value[name]!r}")
-        entry = cls(**{**value, "plan": tuple(value["plan"])})
-        entry.row(_checked_number(entry.epilogue))
-        return entry
-
-    def to_json(self) -> dict[str, Any]:
-        """In the form that `from_json` reads."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
     def row(self, epilogue: int) -> list[int]:
         """In the form of `_load_measured`, with the epilogue's number; ValueError for unknown names."""
+        family, tile, raster, swizzle, splits = self.plan
         indices = [epilogue, ELEMENTS.index(self.dtype), ARITHMETICS.index(self.arithmetic)]
         flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
         times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
-        return [*indices, *flags, self.m, self.n, self.k, *self.plan, *times]
+        return [*indices, *flags, self.m, self.n, self.k, family, tile, raster, swizzle, splits, *times]
 
+
+Entries = dict[Key, Entry]
+Table = dict[str, dict[str, list[dict[str, Any]]]]
+"""Of a file: entries by build and GPU."""
 
 _MADE = re.compile(r".+\.[0-9a-f]{16}")
 """A pattern of the names of epilogues that are made at run time: see `epigemm.epilogues.traced`."""
-
-
-def _number(name: str) -> int | None:
-    """An epilogue's number in this process; None if it has not been made here."""
-    epilogue = registry.named(name)
-    return None if epilogue is None else epilogue.number
-
-
-def _checked_number(name: Any) -> int:
-    """A number to check an entry with: that of its epilogue, or any number if the epilogue may still be made."""
-    if not isinstance(name, str):
-        raise ValueError(f"epilogue must be a name, got {name!r}")
-    number = _number(name)
-    if number is None and not _MADE.fullmatch(name):
-        raise ValueError(f"there is no epilogue {name!r}")
-    return number or 0
-
-
 _NO_DEVICE = -1  # rows for it are checked and not kept
-_LEAST_US, _MOST_US = 1e-3, 1e12  # whole nanoseconds that an int64 holds
-_ACCEPTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("plan",), lambda v: isinstance(v, list) and [type(each) for each in v] == [int] * 5, "five integers"),
-    (("m", "n", "k"), lambda v: type(v) is int and 0 < v < 2**31, "a positive integer"),
-    (("packed", "bias", "tf32_allowed"), lambda v: type(v) is bool, "true or false"),
-    (
-        ("fused_us", "torch_us"),
-        lambda v: type(v) in (int, float) and _LEAST_US <= v < _MOST_US,
-        "a time in microseconds",
-    ),
-)
-"""The rules for an entry of a file: names of fields, a test of the value, and a text for accepted values."""
-
-Entries = dict[Key, Entry]
 
 
-# --- where -----------------------------------------------------------------------------------------------------------
+# --- the file --------------------------------------------------------------------------------------------------------
 
 
 def cache_dir() -> Path:
@@ -131,75 +88,60 @@ def cache_dir() -> Path:
         return Path(tempfile.gettempdir()) / "epigemm"
 
 
-def slug(gpu: str) -> str:
-    """A GPU's name as part of a file name: "NVIDIA H200" -> "nvidia-h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-
-
-def cache_path(gpu: str) -> Path:
-    """The file of the user's cache for one kind of GPU and this build's set of kernels."""
+def build() -> str:
+    """What a plan's numbers belong to."""
     info = build_info()
-    return cache_dir() / f"{slug(gpu)}-{info['version']}-{info['tiles_fingerprint']}-{FORMAT}.json"
+    return f"{info['version']} {info['tiles_fingerprint']} {FORMAT}"
 
 
-def _outdated(path: Path, gpu: str) -> Path | None:
-    """If this build has no cache: a file that another version, or a build with other kernels, has left."""
-    if path.exists():
-        return None
-    start = f"{slug(gpu)}-"
-    # A version begins with digits and a point: "nvidia-h100-80gb-hbm3-..." is not of an "NVIDIA H100".
-    others = (
-        each
-        for each in path.parent.glob(f"{start}*.json")
-        if re.match(r"\d+\.\d", each.name.removeprefix(start))
-    )
-    return max(others, default=None)
-
-
-# --- reading and writing ---------------------------------------------------------------------------------------------
-
-
-def read(path: Path, gpu: str) -> Entries:
-    """The entries of a file for a GPU of this name; none if there is no file.
-
-    Raises:
-        ValueError: it is damaged, of another format, for another GPU or for other kernels.
-        OSError: it cannot be read.
-    """
+def read() -> Table:
+    """The file; ValueError if it is damaged, OSError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        table = json.loads((cache_dir() / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    try:
-        table = json.loads(text)
     except RecursionError as error:
         raise ValueError("too deeply nested") from error
-    if not isinstance(table, dict) or type(table.get("format")) is not int:
-        raise ValueError("it must be an object with the number of its format")
-    if table["format"] != FORMAT:
-        raise ValueError(f"it is of format {table['format']}, this version reads format {FORMAT}")
-    if table.get("gpu") != gpu:
-        raise ValueError(f"it was measured on {table.get('gpu')!r}, not on {gpu!r}")
-    if table.get("kernels") != build_info()["tiles_fingerprint"]:
-        raise ValueError("it was measured with other kernels than those of this build")
-    if not isinstance(table.get("entries"), list):
-        raise ValueError("it must have a list of entries")
-    entries = [Entry.from_json(value) for value in table["entries"]]
+    if not isinstance(table, dict) or not all(isinstance(of_build, dict) for of_build in table.values()):
+        raise ValueError("it must be an object of objects")
+    return table
+
+
+def in_table(table: Table, gpu: str) -> Entries:
+    """The entries of this build for a GPU of this name; ValueError for damaged ones."""
     try:
+        entries = [
+            Entry(**{**each, "plan": tuple(each["plan"])}) for each in table.get(build(), {}).get(gpu, [])
+        ]
         _pass_on(_NO_DEVICE, [entry.row(_checked_number(entry.epilogue)) for entry in entries])
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-    return {entry.key: entry for entry in entries}
+        return {entry.key: entry for entry in entries}
+    except (TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"an entry is damaged: {first_line(error)}") from error
 
 
-def write(path: Path, gpu: str, entries: Entries) -> None:
-    """Write the entries atomically: a reader sees the old file or the new one."""
-    info = build_info()
-    about = {"format": FORMAT, "gpu": gpu, "epigemm": info["version"], "kernels": info["tiles_fingerprint"]}
-    lines = [json.dumps(entries[key].to_json()) for key in sorted(entries)]
-    text = json.dumps({**about, "torch": torch.__version__})[:-1]
-    text += ', "entries": [\n' + ",\n".join(lines) + "\n]}\n"
-    write_whole(path, text.encode())
+def _checked_number(name: str) -> int:
+    """A number to check an entry with: that of its epilogue, or any number if the epilogue may still be made."""
+    number = _number(name)
+    if number is None and not _MADE.fullmatch(name):
+        raise ValueError(f"there is no epilogue {name!r}")
+    return number or 0
+
+
+def merge(gpu: str, entries: Iterable[Entry]) -> None:
+    """Add entries to the file, which other processes may do at the same time; a damaged file is replaced."""
+    folder = cache_dir()
+    make_folder(folder)
+    lock_file = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(lock_file, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+        table: Table = {}
+        known: Entries = {}
+        with suppress(ValueError):
+            table = read()
+            known = in_table(table, gpu)
+        known.update((entry.key, entry) for entry in entries)
+        table.setdefault(build(), {})[gpu] = [asdict(known[key]) for key in sorted(known)]
+        _write_whole(folder / NAME, json.dumps(table, indent=1).encode())
 
 
 def make_folder(folder: Path) -> None:
@@ -210,10 +152,9 @@ def make_folder(folder: Path) -> None:
                 each.mkdir(mode=0o700)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def _write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically: a reader sees no file, the old one or the new one."""
-    make_folder(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name[:16], suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -221,21 +162,6 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def merge(path: Path, gpu: str, entries: Iterable[Entry]) -> None:
-    """Add entries to a file, which other processes may do at the same time; a damaged file is replaced."""
-    make_folder(path.parent)
-    lock_file = os.open(
-        path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
-    with os.fdopen(lock_file, "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
-        try:
-            known = read(path, gpu)
-        except ValueError:
-            known = {}
-        write(path, gpu, {**known, **{entry.key: entry for entry in entries}})
 
 
 # --- the planner's copy ----------------------------------------------------------------------------------------------
@@ -246,18 +172,16 @@ _known: dict[int, Entries] = {}  # by device, including those of epilogues that 
 
 def load(device: int) -> None:
     """Load the user's measurements for a CUDA device into the planner."""
-    gpu = torch.cuda.get_device_name(device)
-    path = cache_path(gpu)
+    gpu, path = torch.cuda.get_device_name(device), cache_dir() / NAME
     try:
-        install(device, read(path, gpu).values())
-        outdated = _outdated(path, gpu)
+        table = read()
+        install(device, in_table(table, gpu).values())
     except (OSError, ValueError, RuntimeError) as error:
         warn_once(path, f"the measured choices in {path} are ignored: {first_line(error)}")
         return
-    if outdated is not None:
+    if build() not in table and any(gpu in of_build for of_build in table.values()):
         warn_once(
-            path,
-            f"the measured choices in {outdated} are ignored: another version or other kernels left them",
+            path, f"the measured choices in {path} are ignored: another version or other kernels left them"
         )
 
 
@@ -273,6 +197,12 @@ def install(device: int, entries: Iterable[Entry]) -> None:
         _pass_on(device, _rows(known.values()))
         if device != _NO_DEVICE:
             _known[device] = known
+
+
+def _number(name: str) -> int | None:
+    """An epilogue's number in this process; None if it has not been made here."""
+    epilogue = registry.named(name)
+    return None if epilogue is None else epilogue.number
 
 
 def _rows(entries: Iterable[Entry]) -> list[list[int]]:
@@ -307,10 +237,9 @@ def remember(device: int, entries: Iterable[Entry]) -> None:
     if not entries:
         return
     install(device, entries)
-    gpu = torch.cuda.get_device_name(device)
-    path = cache_path(gpu)
+    path = cache_dir() / NAME
     try:
-        merge(path, gpu, entries)
+        merge(torch.cuda.get_device_name(device), entries)
     except OSError as error:
         warn_once(
             path.parent, f"measured choices last as long as this process: {path} cannot be written: {error}"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from epigemm._native import build_info, cuda_status, ops
-from epigemm.planning import calibrations, measured
+from epigemm.planning import measured
 
 _ALIGNED = 256  # bytes: the least alignment of torch's allocator
 
@@ -25,7 +25,6 @@ def usable(device: int) -> bool:
     if cuda_status(device):
         return False
     measured.load(device)
-    calibrations.load(device)
     ops._set_ready(device)
     return True
 
@@ -58,9 +57,8 @@ def ask(
     alignment: int = _ALIGNED,  # bytes; the addresses of all three are multiples of it
     any_family: bool = False,  # whether to include mma.sync kernels where TMA's run, on Hopper
     # compute capability (90 for 9.0), multiprocessors and then perhaps clock in MHz and memory bandwidth in bytes a
-    # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce), then
-    # perhaps, as `epigemm.calibrate` measures them, the tensor cores' flops a microsecond and cuBLAS's efficiency in
-    # thousandths; empty: those of `device`
+    # microsecond, then perhaps bytes of L2 and 1 where fp32 sums take the tensor cores twice as long (GeForce); empty:
+    # those of `device`
     gpu: tuple[int, ...] = (),
     device: int = -1,  # the CUDA device whose measurements are used; -1: none
 ) -> dict[str, Any]:

@@ -69,10 +69,8 @@ class Timer(abc.ABC):
         self.synchronize()
         return statistics.median(host)
 
-    def in_turn(
-        self, runs: Sequence[Run], effort: Effort, host_us: float, rest_s: float = 0.0
-    ) -> list[list[float]]:
-        """Samples of each alternative, all of them interleaved; with a rest before each round if `rest_s` is given."""
+    def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+        """Samples of each alternative, all of them interleaved."""
         if not runs:
             return []
         samples: list[list[float]] = [[] for _ in runs]
@@ -81,9 +79,6 @@ class Timer(abc.ABC):
         while done < wanted:
             first = done % len(runs)
             order = [(first + i) % len(runs) for i in range(len(runs))]
-            if rest_s:
-                time.sleep(rest_s)
-                runs[order[-1]]()  # wakes the device
             for index, ms in zip(order, self.round([runs[i] for i in order], host_us), strict=True):
                 samples[index].append(ms)
             done += 1

@@ -6,12 +6,11 @@ decide for calls with the same M, N and K. For calls with another M the cost mod
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,21 +26,15 @@ from epigemm.explain.recorder import dtype_name, record
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
-from epigemm.tuning.candidates import TORCH, Candidate, Kind, families, on_random_x
-from epigemm.tuning.timing import Effort, Run, Timer, make_timer
+from epigemm.tuning.candidates import TORCH, Family, families, on_random_x
+from epigemm.tuning.timing import Effort, make_timer
 
-# Milliseconds of GPU time for a measurement: a quarter for a rough time of every candidate, the rest for the best ones.
-_BUDGET_MS = 200.0
-_ROUGH_ROUNDS, _CAREFUL_ROUNDS = (1, 3), (3, 25)  # at least and at most
-_FINALISTS, _WITHIN = (
-    6,
-    1.15,
-)  # measured with more rounds: at most so many, and none slower than this times the fastest
+_BUDGET_MS, _ROUNDS = 200.0, (3, 25)  # of the best candidates: GPU time, and rounds at least and at most
+_OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
+_ROUGH_ROUNDS = 2  # of every candidate
+_FINALISTS, _WITHIN = 6, 1.15  # the best ones: at most so many, and none slower than this times the fastest
 _LEAST_DIFFERENCE_US = 1e-3  # times are kept in nanoseconds
 _NOISE = 0.01  # a plan replaces the one that runs now if it is faster by more than this
-# From this time on the GPU's power limit matters, and under it other tiles are the fastest. So such a call is timed on
-# a rested GPU and under sustained load.
-_LONG_MS, _REST_S, _RESTED_ROUNDS = 0.2, 0.02, 3
 _LOCK = threading.Lock()  # one measurement at a time
 
 
@@ -53,7 +46,7 @@ class Timed:
         arithmetic: of its products; "torch" for the fallback.
         text: the kernel.
         plan: family, tile, raster, swizzle, splits; empty for the fallback.
-        measured_us: the median of its calls, in microseconds.
+        measured_us: the time of a call, in microseconds; a median for the fastest ones.
         chosen: whether it runs from now on.
     """
 
@@ -163,25 +156,6 @@ def _joined(found: Sequence[Tuning]) -> Tuning:
     )
 
 
-def entry_for(call: LinearCall, kind: Kind) -> Entry:
-    """An entry for a measurement, without its results."""
-    n, k = call.weight.shape
-    return Entry(
-        epilogue=call.epilogue.name,
-        dtype=dtype_name(call.x.dtype),
-        arithmetic=kind.arithmetic,
-        packed=kind.packed,
-        bias=call.bias is not None,
-        tf32_allowed=kind.tf32_allowed,
-        n=n,
-        k=k,
-        m=call.rows,
-        plan=(0, 0, 0, 1, 1),
-        fused_us=0.0,
-        torch_us=0.0,
-    )
-
-
 def measure(call: LinearCall) -> Tuning:
     """Time all candidates of a call. Nothing is kept, so no candidate is marked as chosen."""
     device = call.x.device
@@ -191,103 +165,82 @@ def measure(call: LinearCall) -> Tuning:
         f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
     )
     with torch.no_grad(), torch.cuda.device(device), progress.doing(f"tuning {result.problem}"):
-        _measure_families(call, result)
+        for family in families(on_random_x(call)):
+            result.left_out.extend(each for each in family.left_out if each not in result.left_out)
+            if family.candidates:
+                with family.setting():
+                    times = _times(family, device)
+                _add(result, call, family, times)
     return result
 
 
-def _measure_families(call: LinearCall, result: Tuning) -> None:
-    for family in families(on_random_x(call)):
-        result.left_out.extend(each for each in family.left_out if each not in result.left_out)
-        if not family.candidates:
-            continue
-        with family.setting():
-            timings = _time([family.fallback, *family.candidates], call.x.device, family.now)
-        _add(result, entry_for(call, family.kind), timings, family.now)
+def _times(family: Family, device: torch.device) -> list[tuple[bool, float]]:
+    """Of the fallback and each candidate: whether it is none of the best, and microseconds.
 
-
-class _Timing(NamedTuple):
-    rough: bool  # sorts behind what was timed with care
-    us: float
-    of: Candidate
-
-
-def _add(result: Tuning, about: Entry, timings: Sequence[_Timing], now: tuple[int, ...]) -> None:
-    """Add one arithmetic's times to the result, and its best plan to the entries; `now`: the present plan."""
-    torch_us = next(timing.us for timing in timings if timing.of.plan == TORCH)
-    ordered = sorted(timings, key=lambda timing: timing[:2])
-    best = next(timing for timing in ordered if timing.of.plan != TORCH)
-    for timing in ordered:
-        if timing.of.plan == now != TORCH and not timing.rough and timing.us <= (1 + _NOISE) * best.us:
-            best = timing
-    fused_us = best.us
-    if abs(fused_us - torch_us) <= _NOISE * torch_us:
-        # The same except for noise: the present plan stays, so the times are set accordingly.
-        fused_us, torch_us = max(fused_us, torch_us), min(fused_us, torch_us)
-        if now != TORCH:
-            fused_us, torch_us = torch_us, fused_us
-        else:
-            fused_us = max(
-                fused_us, torch_us + _LEAST_DIFFERENCE_US
-            )  # of equal times the fused one would run
-    result.entries.append(replace(about, plan=best.of.plan, fused_us=fused_us, torch_us=torch_us))
-    for _, us, of in ordered:
-        arithmetic = "torch" if of.plan == TORCH else about.arithmetic
-        result.candidates.append(Timed(arithmetic, of.text, of.plan, us, chosen=False))
-
-
-def _time(candidates: Sequence[Candidate], device: torch.device, now: tuple[int, ...]) -> list[_Timing]:
-    """Time all of them roughly; then the fastest ones, the first and the present plan with more rounds."""
+    Of all of them rough times; of the fastest, the fallback and the present plan medians of more rounds, without the
+    first half, in which the load lowers the clocks.
+    """
     timer = make_timer(device)
-    runs = [candidate.run for candidate in candidates]
-    for run in runs:
-        run()  # the first call loads the kernel
-    host_us = max(timer.warm_up(run) for run in (runs[0], runs[-1]))
-    times = timer.in_turn(runs, _effort(1), host_us)
-    # More samples of each, within a quarter of the budget.
-    if rounds := _rounds(_BUDGET_MS / 4, [samples[0] for samples in times], _ROUGH_ROUNDS) - 1:
-        more = timer.in_turn(runs, _effort(rounds), host_us)
-        times = [[*first, *others] for first, others in zip(times, more, strict=True)]
-    medians = [statistics.median(samples) for samples in times]
-    fast = sorted(range(1, len(runs)), key=medians.__getitem__)[:_FINALISTS]
-    finalists = {0, *(i for i in fast if medians[i] <= _WITHIN * medians[fast[0]])}
-    finalists |= {i for i, candidate in enumerate(candidates) if candidate.plan == now}
-    chosen = sorted(finalists)
-    careful = _time_with_care(timer, [runs[i] for i in chosen], host_us, [medians[i] for i in chosen])
-    for index, median in zip(chosen, careful, strict=True):
-        medians[index] = median
-    return [
-        _Timing(index not in finalists, 1e3 * medians[index], candidate)
-        for index, candidate in enumerate(candidates)
+    every = [family.fallback, *family.candidates]
+    for each in every:
+        each.run()  # the first call loads the kernel
+    host_us = max(timer.warm_up(each.run) for each in (every[0], every[-1]))
+    rough = timer.in_turn([each.run for each in every], _effort(_ROUGH_ROUNDS), host_us)
+    times = [min(samples) for samples in rough]
+    fast = sorted(range(1, len(every)), key=times.__getitem__)[:_FINALISTS]
+    best = [
+        index
+        for index, each in enumerate(every)
+        if each.plan in (TORCH, family.now) or (index in fast and times[index] <= _WITHIN * times[fast[0]])
     ]
+    rounds = int(_BUDGET_MS / sum(times[index] + _OVERHEAD_MS for index in best))
+    effort = _effort(min(max(rounds, _ROUNDS[0]), _ROUNDS[1]))
+    careful = timer.in_turn([every[index].run for index in best], effort, host_us)
+    for index, samples in zip(best, careful, strict=True):
+        times[index] = statistics.median(samples[len(samples) // 2 :])
+    return [(index not in best, 1e3 * ms) for index, ms in enumerate(times)]
 
 
 def _effort(rounds: int) -> Effort:
     return Effort(rounds=rounds, min_ms=0.0, max_rounds=rounds)
 
 
-def _rounds(budget_ms: float, typical_ms: Sequence[float], limits: tuple[int, int]) -> int:
-    """The number of rounds for all of them, with the timer's own time for each call."""
-    least, most = limits
-    return min(max(int(budget_ms / sum(ms + _OVERHEAD_MS for ms in typical_ms)), least), most)
-
-
-_OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
-
-
-def _time_with_care(
-    timer: Timer, runs: Sequence[Run], host_us: float, typical_ms: Sequence[float]
-) -> list[float]:
-    """The median of each; for long calls the geometric mean of two medians, rested and under sustained load."""
-    rounds = _rounds(_BUDGET_MS, typical_ms, _CAREFUL_ROUNDS)
-    if min(typical_ms) < _LONG_MS:
-        return [statistics.median(samples) for samples in timer.in_turn(runs, _effort(rounds), host_us)]
-    rested = timer.in_turn(runs, _effort(_RESTED_ROUNDS), host_us, _REST_S)
-    sustained = timer.in_turn(runs, _effort(rounds), host_us)
-    return [
-        # The first half of the load lowers the clocks, and is left out.
-        math.sqrt(statistics.median(cool) * statistics.median(hot[len(hot) // 2 :]))
-        for cool, hot in zip(rested, sustained, strict=True)
-    ]
+def _add(result: Tuning, call: LinearCall, family: Family, times: Sequence[tuple[bool, float]]) -> None:
+    """Add one arithmetic's times to the result, and its best plan to the entries."""
+    (_, torch_us), *of_plans = times
+    (_, fused_us), best = min(zip(of_plans, family.candidates, strict=True), key=lambda pair: pair[0])
+    for (_, us), each in zip(of_plans, family.candidates, strict=True):
+        if each.plan == family.now and us <= (1 + _NOISE) * fused_us:
+            fused_us, best = us, each
+    least, most = sorted((fused_us, torch_us))
+    kept_us, kept_torch_us = fused_us, torch_us
+    if (
+        most - least <= _NOISE * torch_us
+    ):  # the same but for noise: what runs now goes on, by times that say so
+        kept_us, kept_torch_us = least, most
+        if family.now == TORCH:  # of equal times the fused one would run
+            kept_us, kept_torch_us = max(most, least + _LEAST_DIFFERENCE_US), least
+    n, k = call.weight.shape
+    result.entries.append(
+        Entry(
+            epilogue=call.epilogue.name,
+            dtype=dtype_name(call.x.dtype),
+            arithmetic=family.arithmetic,
+            packed=family.packed,
+            bias=call.bias is not None,
+            tf32_allowed=family.tf32_allowed,
+            m=call.rows,
+            n=n,
+            k=k,
+            plan=best.plan,
+            fused_us=kept_us,
+            torch_us=kept_torch_us,
+        )
+    )
+    ordered = sorted(zip(times, (family.fallback, *family.candidates), strict=True), key=lambda pair: pair[0])
+    for (_, us), of in ordered:
+        arithmetic = "torch" if of.plan == TORCH else family.arithmetic
+        result.candidates.append(Timed(arithmetic, of.text, of.plan, us, chosen=False))
 
 
 def _with_choice(call: LinearCall, found: Tuning) -> Tuning:

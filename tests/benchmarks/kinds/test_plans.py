@@ -59,9 +59,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         plans_ = (RIGHT, OTHER, REFUSED, OTHER_ORDER)
         found = [Candidate(plan, "any", lambda plan=plan: run(plan)) for plan in plans_]  # type: ignore[misc]
         fallback = Candidate((), "torch", lambda: run(RIGHT))
-        kind = SimpleNamespace(arithmetic="any")
         yield SimpleNamespace(
-            kind=kind, candidates=found, fallback=fallback, setting=nullcontext, left_out=()
+            arithmetic="any", candidates=found, fallback=fallback, setting=nullcontext, left_out=()
         )
 
     answers = [

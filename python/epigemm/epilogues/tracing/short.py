@@ -28,8 +28,6 @@ UNITS = {
     **dict.fromkeys(words("atan2 asinh acosh atanh pow"), 64),
     **dict.fromkeys(words("tanh expm1 elu gelu gelu_tanh"), 128),
     **dict.fromkeys(words("log1p softplus logaddexp logaddexp2"), 256),
-    # csrc/epilogue/primitives/short_special.h: up to 2^-18 (i0: for results in fp16's range).
-    **dict.fromkeys(words("erfinv i0 lgamma digamma"), 64),
 }
 """The errors of the functions of `Rounded`, in units. All others are those of float."""
 UNITS_OF_BFLOAT16 = {
