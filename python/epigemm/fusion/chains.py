@@ -111,6 +111,11 @@ class ChainFinder:
             return ""
         if product.value.requires_grad and self.is_written_after(node, (product.bias,)):
             return "what it adds is written before its derivative would read it again"
+        if product.bias is not None:
+            try:
+                formula_of(Region(product, {node: None}), (node,))
+            except Refused as refusal:
+                return f"its summand {refusal}"
         return "a tensor gets another shape in place" if self._changes_shapes else ""
 
     def chain(self, product: Product) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from dataclasses import dataclass
 
@@ -12,16 +13,21 @@ from torch import Tensor, fx
 from epigemm.fusion.values import is_contiguous, known, same_sizes, storage_of, tensor_of, value_at
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_MATRICES = (torch.mm, torch.addmm, torch.bmm)
-_FUNCTIONS = (F.linear, torch.matmul, operator.matmul, operator.imatmul, *_MATRICES)
+_FUNCTIONS = (F.linear, torch.matmul, operator.matmul, operator.imatmul, torch.mm, torch.addmm, torch.bmm)
 _METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
-_LIKE_MATMUL = ("imatmul", "__matmul__", "mm", "bmm")
-_PARAMETERS = {
-    "linear": ((0, "input"), (1, "weight"), (2, "bias")),
-    "matmul": ((0, "input"), (1, "other"), (2, "")),
-    "addmm": ((1, "mat1"), (2, "mat2"), (0, "input")),
+# PyTorch's signatures: the names of x, of the weight and of the summand come first. A call that fits none of them is of
+# another overload, such as `addmm(beta, input, mat1, mat2)`, and is left alone.
+_MATMUL = inspect.signature(lambda input, other, *, out=None: None)
+_MM = inspect.signature(lambda input, mat2, *, out=None: None)
+_SIGNATURES: dict[str, tuple[tuple[str, str, str | None], inspect.Signature]] = {
+    "linear": (("input", "weight", "bias"), inspect.signature(lambda input, weight, bias=None: None)),
+    "addmm": (
+        ("mat1", "mat2", "input"),
+        inspect.signature(lambda input, mat1, mat2, *, beta=1, alpha=1, out=None: None),
+    ),
+    **dict.fromkeys(("mm", "bmm"), (("input", "mat2", None), _MM)),
+    **dict.fromkeys(("matmul", "__matmul__", "imatmul"), (("input", "other", None), _MATMUL)),
 }
-"""The positions and names of the arguments for x, the weight and the summand of each function."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +66,31 @@ def understand(node: fx.Node) -> Product | str | None:
     name = _name(node)
     if name is None:
         return None
-    kind = "matmul" if name in _LIKE_MATMUL else name
-    x, weight, added = (
-        node.args[at] if at < len(node.args) else node.kwargs.get(given) for at, given in _PARAMETERS[kind]
-    )
-    left, right = tensor_of(x), tensor_of(weight)
+    roles, signature = _SIGNATURES[name]
+    try:
+        given = signature.bind(*node.args, **node.kwargs).arguments
+    except TypeError:
+        return "it is called by another overload"
+    x, weight, added = (given.get(role) for role in roles)
+    left, right, result = tensor_of(x), tensor_of(weight), tensor_of(node)
     if left is None or right is None:
         return "an operand is no plain tensor"
-    is_batch = right.dim() == 3 and left.dim() == 3 and known(right.stride(0) == 0)
+    if result is None:
+        return "its result is no plain tensor"
+    is_batch = right.dim() == 3 and known(right.stride(0) == 0) and known(right.shape[0] != 0)
     if left.dim() < 2 or (right.dim() != 2 and not is_batch):
         return None
+    if not same_sizes(result.shape[:-1], left.shape[:-1]):
+        return None  # x is broadcast to the weight's batch
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
-    if kind == "addmm" and any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+    if any(given.get(factor, 1) != 1 for factor in ("alpha", "beta")):
         return "it is scaled by alpha or beta"
-    if node.kwargs.get("out") is not None:
+    if given.get("out") is not None:
         return "it is written to out="
-    if reason := _why_not(node, left, right):
+    if reason := _why_not(result, left, right):
         return reason
     bias = added if isinstance(added, fx.Node) else None
-    if kind == "linear":
+    if name == "linear":
         return Product(node, x, weight, bias, is_kn=False)
     origin = None if is_batch else _transposed(weight, right, node)
     return Product(node, x, origin or weight, bias, origin is None, is_batch)
@@ -93,10 +105,7 @@ def _name(node: fx.Node) -> str | None:
     return str(getattr(node.target, "__name__", ""))
 
 
-def _why_not(node: fx.Node, left: Tensor, right: Tensor) -> str:
-    result = tensor_of(node)
-    if result is None:
-        return "its result is no plain tensor"
+def _why_not(result: Tensor, left: Tensor, right: Tensor) -> str:
     if result.device.type not in ("cpu", "cuda"):
         return f"it is on {result.device}"
     if result.dtype not in DTYPES:
