@@ -89,6 +89,9 @@ def batch_norm_relu(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
+    if not checks.is_folded(vectors[3], eps):
+        y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
+        return y.relu() if out is None else y.relu_()
     x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
     is_16 = x.dtype.itemsize == 2
     vectors = (None if is_16 else bias, *vectors[1:])

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm._native import ops
@@ -45,6 +46,7 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
+_NO_NORM = (None,) * 4  # for the vectors of BatchNorm among those of `FOLDED`
 _PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
 """The routes of a call, as the entry names them."""
 
@@ -124,8 +126,31 @@ def linear_folded(
         product = linear(BIAS, like, plain, first, None, precision, None, False, pack_use).to(torch.float32)
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
         return elementwise(SCALE_BATCH_NORM, product, None, None, out, wide)
+    if not checks.is_folded(vectors[3], eps):
+        _check_unfolded(strict)
+        scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
+        return _unfolded(scaled, vectors[2:], eps, out)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
+
+
+def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:
+    """batch_norm(z) by PyTorch's operators, where `checks.is_folded` says no; `norm`: FOLDED[2:]."""
+    columns = z.shape[-1]
+    checks.fold_batch_norm(z, (None, None, *norm), eps, columns)
+    if out is not None:
+        checks.elementwise(ElementwiseCall(BIAS, z, None, (), (), out))
+    mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
+    rows = z.reshape(-1, columns) if z.dim() != 2 else z
+    y = F.batch_norm(rows, mean, var, gain, shift, training=False, eps=eps).view_as(z)
+    return y if out is None else out.copy_(y)
+
+
+def _check_unfolded(strict: bool) -> None:
+    if strict:
+        raise RuntimeError(
+            "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"
+        )
 
 
 def linear_linked(
@@ -204,6 +229,9 @@ def elementwise(
 ) -> Tensor:
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
     found: Tensor | Reason
+    if fold is not None and not checks.is_folded(fold[3], fold[-1]):
+        z = x if fold[1] is None else elementwise(epilogue, x, None, None, None, (*fold[:2], *_NO_NORM, 0.0))
+        return _unfolded(z, fold[2:-1], fold[-1], out)
     if _is_compiling():
         if epilogue.scalar is not None:
             scalar = compiled.scalar(epilogue.scalar.name, scalar, x)

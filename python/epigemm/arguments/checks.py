@@ -23,6 +23,7 @@ from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtyp
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _STRIDED = torch.strided
+_LEAST_EPS = torch.finfo(torch.float32).tiny
 
 
 def epilogue_named(name: str, *, linear: bool) -> Epilogue:
@@ -134,6 +135,11 @@ def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | N
     if columns is None:
         raise ValueError(f"{', '.join(FOLDED)}: got None for all; at least one vector is needed")
     return FoldCall(like, columns, vectors, eps)
+
+
+def is_folded(running_var: Tensor | None, eps: float) -> bool:
+    """Whether a BatchNorm may be folded: the fold multiplies infinities where a variance of 0 and `eps` round to 0."""
+    return running_var is None or not isinstance(eps, (int, float)) or not 0 <= eps < _LEAST_EPS
 
 
 def check_eps(eps: float) -> None:

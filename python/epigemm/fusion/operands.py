@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.graph import _parse_stack_trace
 
+from epigemm.arguments import checks
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
 from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
 from epigemm.fusion.matmuls import Product
@@ -296,6 +297,8 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
         raise Refused(f"{node} is a BatchNorm of an input that is not [M, N]")
     if not isinstance(eps, float) or not 0 <= eps < math.inf:
         raise Refused(f"{node} has an eps that is no finite number, or negative")
+    if not checks.is_folded(tensor_of(given["running_var"]), eps):
+        raise Refused(f"{node} has an eps of {eps}, with which a variance of 0 gives infinities")
     vectors = [given[name] for name in _NORM]
     found = [tensor_of(vector) for vector in vectors if vector is not None]
     if any(each is None or kind_of(each, value, product) != PER_COLUMN or each.dim() != 1 for each in found):

@@ -1,0 +1,104 @@
+"""BatchNorm in eval with an eps that rounds to 0: PyTorch's infinities and NaNs, by functions, layers and graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+
+M, K, N = 6, 4, 6
+VARIANCES = [0.0, 1.0, -1.0, math.inf, 1e-30, 2.0]
+
+
+class Layer(nn.Module):
+    """A linear layer, a scale, BatchNorm and perhaps a ReLU."""
+
+    def __init__(self, eps: float, *, bias: bool, scaled: bool, relu: bool) -> None:
+        super().__init__()
+        self.fc, self.bn, self.relu = nn.Linear(K, N, bias), nn.BatchNorm1d(N, eps), relu
+        self.scale = nn.Parameter(torch.randn(N)) if scaled else None
+        assert self.bn.running_mean is not None and self.bn.running_var is not None
+        self.bn.running_mean.normal_()
+        self.bn.running_var.copy_(torch.tensor(VARIANCES))
+        nn.init.normal_(self.bn.weight)
+        nn.init.normal_(self.bn.bias)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(x)
+        y = self.bn(z if self.scale is None else z * self.scale)
+        return torch.relu(y) if self.relu else y
+
+
+def by_function(layer: Layer, x: Tensor) -> Tensor:
+    bn: Any = layer.bn
+    norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
+    out = None if x.requires_grad else x.new_empty(M, N)
+    if layer.relu:
+        return epigemm.linear_batch_norm_relu(x, layer.fc.weight, layer.fc.bias, *norm, out=out)
+    return epigemm.linear_scale_batch_norm(x, layer.fc.weight, layer.fc.bias, layer.scale, *norm, out=out)
+
+
+def elementwise(layer: Layer, x: Tensor) -> Tensor:
+    bn: Any = layer.bn
+    norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
+    y = epigemm.scale_batch_norm(F.linear(x, layer.fc.weight, layer.fc.bias), layer.scale, *norm)
+    return torch.relu(y) if layer.relu else y
+
+
+def by_layer(layer: Layer, x: Tensor) -> Tensor:
+    if layer.relu:
+        return epigemm.nn.LinearBatchNormReLU.from_layers(layer.fc, layer.bn).eval()(x)  # type: ignore[no-any-return]
+    return epigemm.nn.linear_scale_batch_norm1d(x, layer.fc, layer.scale, layer.bn)
+
+
+def compiled(layer: Layer, x: Tensor) -> Tensor:
+    return torch.compile(layer, backend="epigemm", options={"backend": "aot_eager"})(x)  # type: ignore[no-any-return]
+
+
+def fused(layer: Layer, x: Tensor) -> Tensor:
+    return epigemm.fuse(layer, strict=True)(x)
+
+
+WAYS: list[Callable[[Layer, Tensor], Tensor]] = [by_function, elementwise, by_layer, compiled, fused]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("eps", [0.0, 1e-50, 1e-40, 1e-5])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("scaled", "relu"), [(False, False), (True, False), (False, True)])
+def test_batch_norm_without_an_eps(
+    way: Callable[[Layer, Tensor], Tensor],
+    eps: float,
+    bias: bool,
+    scaled: bool,
+    relu: bool,
+    device: torch.device,
+) -> None:
+    torch.compiler.reset()
+    layer = Layer(eps, bias=bias, scaled=scaled, relu=relu).to(device)
+    x = torch.randn(M, K, device=device)
+    with torch.no_grad():
+        expected = layer(x)
+        torch.testing.assert_close(way(layer, x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+    x.requires_grad_()
+    torch.testing.assert_close(way(layer, x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_strict() -> None:
+    layer, x = Layer(0.0, bias=True, scaled=False, relu=False), torch.randn(M, K)
+    bn: Any = layer.bn
+    norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, 0.0)
+    for function, given in (
+        (epigemm.linear_scale_batch_norm, (layer.fc.bias, None)),
+        (epigemm.linear_batch_norm_relu, (layer.fc.bias,)),
+    ):
+        with pytest.raises(RuntimeError, match="strict: got True with an eps that rounds to 0"):
+            function(x, layer.fc.weight, *given, *norm, strict=True)  # type: ignore[operator]
