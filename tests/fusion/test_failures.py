@@ -70,7 +70,7 @@ class Layers(nn.Module):
 
 @pytest.fixture(autouse=True)
 def nobody_was_warned() -> None:
-    rewrite._warn.cache_clear()
+    rewrite.warn_once.cache_clear()
 
 
 def run_quietly(call: Any, x: Tensor) -> tuple[Tensor, list[str]]:

@@ -291,6 +291,43 @@ def test_gradients_and_training() -> None:
     assert not torch.equal(first, second)
 
 
+class Recorded(nn.Module):
+    """Results that autograd records, some of them as views and some through a parameter alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.gain = nn.Linear(64, 64), nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = torch.relu(self.fc(x))
+        with torch.no_grad():
+            detached = h * 2
+        return h, h.view(-1)[:8], detached, detached + self.gain, self.gain.view(8, 8)
+
+
+@pytest.mark.parametrize("way", ["fuse", "reduce-overhead"])
+def test_results_keep_their_requires_grad(way: str) -> None:
+    model = Recorded().cuda()
+    mine = (
+        graphed(model) if way == "fuse" else torch.compile(model, backend="epigemm", mode="reduce-overhead")
+    )
+    for grad in (True, False, True):
+        for _ in range(4):
+            x = torch.randn(16, 64, device="cuda")
+            torch.compiler.cudagraph_mark_step_begin()
+            with torch.set_grad_enabled(grad):
+                found, expected = mine(x), model(x)
+            for one, other in zip(found, expected, strict=True):
+                assert one.requires_grad == other.requires_grad
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            if grad:
+                gradients = [
+                    torch.autograd.grad((each[0].sum() + each[3].sum()), list(model.parameters()))
+                    for each in (found, expected)
+                ]
+                torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+
+
 # --- what cannot be captured -----------------------------------------------------------------------------------------
 
 

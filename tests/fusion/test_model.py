@@ -6,9 +6,12 @@ import copy
 import gc
 import io
 import pickle
+import random
+import warnings
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +20,7 @@ from torch.nn.utils import parametrizations, prune
 
 import epigemm
 from epigemm import fusion
+from epigemm.fusion import rewrite
 from tests.fusion.test_spellings import report_of
 from tests.support.untyped import backward
 
@@ -91,6 +95,58 @@ def test_dry_run_changes_nothing(x: Tensor) -> None:
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, state[name], rtol=0, atol=0)
     assert len(epigemm.fuse(model, dry_run=True, example_inputs={"x": x}).sites) == 3
+
+
+class Writes(nn.Module):
+    """Changes all that a call can change."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.cache = nn.Linear(8, 8), torch.zeros(8)
+        self.code = nn.Parameter(torch.zeros(8), requires_grad=False)
+        self.recorded = self.fc.weight * 2  # a tensor with a history, which deepcopy refuses
+        self.seen: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        Writes.calls += 1
+        self.seen.append(1)
+        self.fresh = 1
+        h = torch.relu(self.fc(x))
+        with torch.no_grad():
+            self.cache.add_(1)
+            self.code.add_(h.mean(0))
+            self.recorded.add_(1)
+            x.mul_(2)
+        return h * random.random() * float(np.random.rand()) + torch.rand(8)
+
+
+def test_a_dry_run_undoes_what_forward_writes() -> None:
+    model, x = Writes(), torch.ones(4, 8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    recorded = model.recorded.detach().clone()
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[union-attr,index]
+    epigemm.fuse(model, dry_run=True, example_inputs=(x,))
+    assert (Writes.calls, model.seen, hasattr(model, "fresh")) == (0, [], False)
+    assert torch.equal(x, torch.ones(4, 8)) and torch.equal(model.cache, torch.zeros(8))
+    assert torch.equal(model.recorded, recorded)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[2])
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[union-attr,index]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_where_dynamo_is_turned_off(model: Block, x: Tensor, inplace: bool, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    rewrite.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="TORCHDYNAMO_DISABLE"):
+        epigemm.fuse(model, inplace=inplace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is said once
+        fused = epigemm.fuse(model, inplace=inplace)
+    assert "TORCHDYNAMO_DISABLE" in str(fused.fusion_report)
+    torch.testing.assert_close(fused(x), model(x), rtol=0, atol=0)
 
 
 def test_parameters_and_buffers_are_the_same_objects(model: Block) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,18 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_BUILT_IN = (nn.Module, object)
+
 
 @contextmanager
 def kept(module: nn.Module) -> Iterator[None]:
     """Restore what a call changes in a module and in random generators.
 
-    During the call, buffers are copies. Afterwards attributes of the modules (numbers, flags, hooks, other objects) and
-    the generators of the CPU and of all GPUs are restored. Changes inside an object that is not a buffer, such as a
-    list, are not undone.
+    During the call, buffers are copies. Afterwards attributes of the modules and of their classes (numbers, flags,
+    hooks, other objects) and the generators of Python, NumPy, the CPU and all GPUs are restored. Changes inside an
+    object that is not a buffer, such as a list, are not undone.
     """
     was = [(each, _attributes(each)) for each in module.modules()]
     copies: dict[int, Tensor] = {}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    kinds = {kind for each in module.modules() for kind in type(each).__mro__ if kind not in _BUILT_IN}
+    classes = [(kind, dict(vars(kind))) for kind in kinds]
     try:
         for each, _ in was:
             for name, buffer in each._buffers.items():
@@ -30,8 +38,23 @@ def kept(module: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices):
             yield
     finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+        for kind, members in classes:
+            _restore_class(kind, members)
         for each, attributes in was:
             _restore(each, attributes)
+
+
+def _restore_class(kind: type, members: dict[str, Any]) -> None:
+    for name, value in list(vars(kind).items()):
+        if name not in members:
+            delattr(kind, name)
+        elif value is not members[name]:
+            setattr(kind, name, members[name])
+    for name in members.keys() - vars(kind).keys():
+        setattr(kind, name, members[name])
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

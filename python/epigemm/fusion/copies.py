@@ -20,6 +20,14 @@ def copied(model: nn.Module) -> nn.Module | str:
     return _why_no_copy(model, made) or made
 
 
+def copied_apart(value: Any) -> Any:
+    """A copy of a model and what belongs to it that shares no memory with them."""
+    # deepcopy refuses tensors with a history.
+    recorded = [each for each in _tensors_within(value, set()) if not each.is_leaf]
+    memo: dict[int, Any] = {id(each): each.detach().clone() for each in recorded}
+    return copy.deepcopy(value, memo)
+
+
 def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """The tensors that can be reached from an object, also through modules and lists that are not registered."""
     if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):

@@ -6,6 +6,7 @@ The model keeps its class, its parameters and its forward. Only its call changes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
@@ -14,9 +15,10 @@ from torch import fx, nn
 
 from epigemm.arguments import checks
 from epigemm.explain.state import kept
-from epigemm.fusion.copies import copied
+from epigemm.fusion.copies import copied, copied_apart
 from epigemm.fusion.model_call import ModelCall
 from epigemm.fusion.report import FusionReport
+from epigemm.fusion.rewrite import warn_once
 from epigemm.fusion.trials import Decide, measures
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -156,6 +158,9 @@ def _check_model(model: object) -> None:
 
 def _why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
+    if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1" or torch._dynamo.config.disable:
+        warn_once("Dynamo is turned off (TORCHDYNAMO_DISABLE), and the model runs as it was")
+        return "Dynamo is turned off (TORCHDYNAMO_DISABLE)"
     own = model.__dict__.get(_CALL)
     if own is not None and not isinstance(own, ModelCall):
         return "it has been compiled already, by model.compile()"
@@ -184,12 +189,15 @@ def _dry_run(model: nn.Module, inputs: Any, **settings: bool) -> FusionReport:
             f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
             "arguments, or a mapping of them by name"
         )
-    made = trial_copy(model, **settings)
-    if isinstance(made, str):
-        return FusionReport(notes=[f"left alone: {made}"])
+    if reason := _why_not(model):
+        return FusionReport(notes=[f"left alone: {reason}"])
+    try:
+        made, given = copied_apart((model, inputs))
+    except Exception as error:  # any error of the model's attributes
+        return FusionReport(notes=[f"left alone: it cannot be copied ({type(error).__name__}: {error})"])
+    report = _install(made, **settings).report
     with kept(made):
-        made(**inputs) if isinstance(inputs, Mapping) else made(*inputs)
-    report: FusionReport = vars(made)[_REPORT]
+        made(**given) if isinstance(given, Mapping) else made(*given)
     return report
 
 

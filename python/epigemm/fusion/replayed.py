@@ -134,7 +134,11 @@ class Replayed:
             if entry is not None:
                 self._replayed += 1
                 return launcher.replay(entry, args)
-        return self._run(*args)
+        results = self._run(*args)
+        # Not every fake tensor of the graph tells that autograd records it. The first call of a kind does.
+        if any(isinstance(each, Tensor) and each.grad_fn is not None for each in results):
+            self._leave(RECORDED)
+        return results
 
     @property
     def is_left(self) -> bool:

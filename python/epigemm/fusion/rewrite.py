@@ -40,13 +40,14 @@ def failed(error: Exception, *, strict: bool) -> Skipped:
     reason = f"epigemm's pass failed, and it runs as it was: {type(error).__name__}: {text}"
     if strict:
         raise FusionError(f"epigemm's pass failed on a graph: {type(error).__name__}: {text}") from error
-    _warn(reason)
+    warn_once(f"a graph of a fused model: {reason}")
     return Skipped("graph", reason)
 
 
 @cache
-def _warn(text: str) -> None:
-    warnings.warn(f"a graph of a fused model: {text}", stacklevel=2)
+def warn_once(text: str) -> None:
+    """Warn, the first time that a text is given."""
+    warnings.warn(text, stacklevel=2)
 
 
 def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) -> FusionReport:
