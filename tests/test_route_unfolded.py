@@ -64,7 +64,7 @@ def compiled(layer: Layer, x: Tensor) -> Tensor:
 
 
 def fused(layer: Layer, x: Tensor) -> Tensor:
-    return epigemm.fuse(layer, strict=True)(x)
+    return epigemm.fuse(layer, strict=True)(x)  # type: ignore[no-any-return]
 
 
 WAYS: list[Callable[[Layer, Tensor], Tensor]] = [by_function, elementwise, by_layer, compiled, fused]
@@ -96,9 +96,10 @@ def test_strict() -> None:
     layer, x = Layer(0.0, bias=True, scaled=False, relu=False), torch.randn(M, K)
     bn: Any = layer.bn
     norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, 0.0)
-    for function, given in (
+    functions: list[tuple[Any, tuple[Any, ...]]] = [
         (epigemm.linear_scale_batch_norm, (layer.fc.bias, None)),
         (epigemm.linear_batch_norm_relu, (layer.fc.bias,)),
-    ):
+    ]
+    for function, given in functions:
         with pytest.raises(RuntimeError, match="strict: got True with an eps that rounds to 0"):
-            function(x, layer.fc.weight, *given, *norm, strict=True)  # type: ignore[operator]
+            function(x, layer.fc.weight, *given, *norm, strict=True)

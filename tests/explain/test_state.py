@@ -92,9 +92,9 @@ def test_generators_of_others_and_classes_are_put_back() -> None:
         calls = 0
 
     module, state = Counted(), random.getstate()
-    numbers = np.random.get_state()[1].tolist()  # type: ignore[union-attr,index]
+    numbers = np.random.get_state()[1].tolist()  # type: ignore[index]
     with kept(module):
         random.random(), np.random.rand()
         Counted.calls, Counted.made = 1, 2  # type: ignore[attr-defined]
     assert random.getstate() == state and Counted.calls == 0 and not hasattr(Counted, "made")
-    assert np.random.get_state()[1].tolist() == numbers  # type: ignore[union-attr,index]
+    assert np.random.get_state()[1].tolist() == numbers  # type: ignore[index]

@@ -314,7 +314,7 @@ def test_results_keep_their_requires_grad(way: str) -> None:
     for grad in (True, False, True):
         for _ in range(4):
             x = torch.randn(16, 64, device="cuda")
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             with torch.set_grad_enabled(grad):
                 found, expected = mine(x), model(x)
             for one, other in zip(found, expected, strict=True):

@@ -145,7 +145,7 @@ def run(road: str, model: nn.Module, *inputs: Tensor) -> tuple[Any, list[Any]]:
         fused: Any = epigemm.fuse(model, decide="predict", strict=True)
         return fused(*inputs), [fused.fusion_report]
     reports: list[Any] = []
-    options = {"backend": "aot_eager", "report": reports.append, "strict": True}
+    options: dict[str, Any] = {"backend": "aot_eager", "report": reports.append, "strict": True}
     return torch.compile(model, backend="epigemm", options=options)(*inputs), reports
 
 

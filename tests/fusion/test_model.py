@@ -126,14 +126,14 @@ def test_a_dry_run_undoes_what_forward_writes() -> None:
     model, x = Writes(), torch.ones(4, 8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     recorded = model.recorded.detach().clone()
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[union-attr,index]
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
     epigemm.fuse(model, dry_run=True, example_inputs=(x,))
     assert (Writes.calls, model.seen, hasattr(model, "fresh")) == (0, [], False)
     assert torch.equal(x, torch.ones(4, 8)) and torch.equal(model.cache, torch.zeros(8))
     assert torch.equal(model.recorded, recorded)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[2])
-    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[union-attr,index]
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("inplace", [False, True])

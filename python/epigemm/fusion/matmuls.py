@@ -19,14 +19,14 @@ _METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
 # another overload, such as `addmm(beta, input, mat1, mat2)`, and is left alone.
 _MATMUL = inspect.signature(lambda input, other, *, out=None: None)
 _MM = inspect.signature(lambda input, mat2, *, out=None: None)
-_SIGNATURES: dict[str, tuple[tuple[str, str, str | None], inspect.Signature]] = {
+_SIGNATURES: dict[str, tuple[tuple[str, str, str], inspect.Signature]] = {
     "linear": (("input", "weight", "bias"), inspect.signature(lambda input, weight, bias=None: None)),
     "addmm": (
         ("mat1", "mat2", "input"),
         inspect.signature(lambda input, mat1, mat2, *, beta=1, alpha=1, out=None: None),
     ),
-    **dict.fromkeys(("mm", "bmm"), (("input", "mat2", None), _MM)),
-    **dict.fromkeys(("matmul", "__matmul__", "imatmul"), (("input", "other", None), _MATMUL)),
+    **dict.fromkeys(("mm", "bmm"), (("input", "mat2", ""), _MM)),
+    **dict.fromkeys(("matmul", "__matmul__", "imatmul"), (("input", "other", ""), _MATMUL)),
 }
 
 
