@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.cases import Case
+from epigemm.tuning.timing import Late
 
 OURS, PLAIN, BUILTIN = "epigemm", "epigemm_plain", "builtin"
 EAGER, COMPILE, MAX_AUTOTUNE, ADDMM = "eager", "compile", "max_autotune", "addmm_activation"
@@ -50,20 +51,22 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of single calls in milliseconds: median, quartiles, minimum, and how many calls."""
+    """Times of single calls in milliseconds: median, quartiles, minimum, how many calls, and how many `Late` ones."""
 
     median_ms: float
     q1_ms: float
     q3_ms: float
     min_ms: float
     samples: int
+    late: int = 0
 
     @classmethod
     def of(cls, samples_ms: Sequence[float]) -> Timing:
         """Median and quartiles of the samples (at least one)."""
         several = samples_ms if len(samples_ms) > 1 else [*samples_ms, *samples_ms]
         q1, median, q3 = statistics.quantiles(several, method="inclusive")
-        return cls(median, q1, q3, min(samples_ms), len(samples_ms))
+        late = sum(isinstance(each, Late) for each in samples_ms)
+        return cls(median, q1, q3, min(samples_ms), len(samples_ms), late)
 
 
 @dataclass
