@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 import epigemm
 
 PACKAGE = Path(epigemm.__file__).parent
@@ -100,7 +102,8 @@ def _is_outside(kind: type) -> bool:
 
 
 def _of_function(name: str, function: Callable[..., Any]) -> str:
-    signature = inspect.signature(function)
+    is_torchs = getattr(function, "__init__", None) is nn.Module.__init__
+    signature = inspect.Signature() if is_torchs else inspect.signature(function)
     parameters = [
         each.replace(annotation=_unquoted(each.annotation)) for each in signature.parameters.values()
     ]
