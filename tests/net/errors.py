@@ -8,11 +8,10 @@ the compiler's backend says of the models in `models.txt`.
 from __future__ import annotations
 
 import inspect
-import math  # noqa: F401 # of functions in refused.txt, as os, random and time
+import math  # noqa: F401 # of functions in refused.txt, as os and random
 import os  # noqa: F401
 import random  # noqa: F401
 import re
-import time  # noqa: F401
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
