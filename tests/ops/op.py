@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,8 +158,8 @@ class Op:
 
     def leaves(self, arguments: Arguments) -> list[str]:
         """Names of the tensors that may have a gradient."""
-        names = self.differentiable or tuple(self.operands)
-        return [name for name in names if isinstance(arguments.get(name), Tensor)]
+        chosen = self.differentiable or tuple(self.operands)
+        return [name for name in self.operands if name in chosen and isinstance(arguments.get(name), Tensor)]
 
     def call(self, *args: Any, **arguments: Any) -> Any:
         """The function, or the layer as a function of all its tensors: those that it writes are results, too."""
@@ -180,6 +181,7 @@ class Op:
         if self.layer is None:
             return Holder(self, arguments), inputs
         made, held = self.made(arguments)
+        made = copy.deepcopy(made)
         made.load_state_dict(held, strict=False)
         return made.train(bool(self.of_kind(COUNT))), inputs
 
@@ -195,7 +197,15 @@ class Op:
         weight = arguments[self.of_kind(WEIGHT, TWO_WEIGHTS)[0]]
         rows = weight.shape[0] // (2 if self.of_kind(TWO_WEIGHTS) else 1)
         has_bias = arguments.get("bias") is not None
-        return self.layer(rows, weight.shape[1], weight.dtype, has_bias).to(weight.device), held
+        sizes = (rows, weight.shape[1], weight.dtype, has_bias)
+        key = (self.name, *sizes, weight.device)
+        if key not in _LAYERS:
+            _LAYERS[key] = self.layer(*sizes).to(weight.device)
+        return _LAYERS[key], held
+
+
+_LAYERS: dict[tuple[Any, ...], nn.Module] = {}
+"""Layers of every size: under `vmap` none can be made, as that takes random numbers."""
 
 
 class Holder(nn.Module):

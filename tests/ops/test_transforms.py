@@ -26,6 +26,7 @@ def matrices(op: Op, found: Any) -> list[Tensor]:
 def test_vmap_over_each_operand(op: Op, rng: torch.Generator) -> None:
     """And over all of them, along their first or their last axis, one in another."""
     arguments = op.draw(rng, (3,), 4, 5, dtype=torch.float64, tensor_numbers=True)
+    op.call(**arguments)  # what a row makes, it makes outside of transforms
     tensors = {name: value for name, value in tensors_of(arguments).items() if value.is_floating_point()}
     stacked = {name: torch.stack([value, value + 1, value * 2]) for name, value in tensors.items()}
     for names, axis in (*(((name,), 0) for name in tensors), (tuple(tensors), 0), (tuple(tensors), -1)):
@@ -47,10 +48,11 @@ def test_vmap_over_each_operand(op: Op, rng: torch.Generator) -> None:
 
 @rows("empty vmap", lambda op: op.is_vmappable)
 def test_vmap_over_nothing(op: Op, rng: torch.Generator) -> None:
-    """A batch of no elements, of x and of every tensor."""
+    """A batch of no elements, of x, and of everything that has a row for each of x."""
     arguments = op.draw(rng, (3,), 4, 5)
-    every = {name: value for name, value in tensors_of(arguments).items() if value.is_floating_point()}
-    for names in ((op.input,), tuple(every)):
+    op.call(**arguments)
+    every = tensors_of(arguments)
+    for names in ((op.input,), tuple(op.inputs())):
         shapes = []
         for of in (op.call, op.reference):
             found = torch.vmap(
@@ -64,6 +66,7 @@ def test_vmap_over_nothing(op: Op, rng: torch.Generator) -> None:
 def test_functional_derivatives(op: Op, rng: torch.Generator) -> None:
     """`grad`, `jvp`, `jacrev` and `hessian` of x, of the first result."""
     arguments = op.draw(rng, (2,), 3, 4, dtype=torch.float64)
+    op.call(**arguments)
     x = arguments.pop(op.input)
     tangent = torch.randn(x.shape, generator=rng, dtype=torch.float64)
     found: list[list[Any]] = []

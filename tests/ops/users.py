@@ -25,7 +25,8 @@ def dequantised(acc: Tensor, of_row: PerRow, of_column: PerColumn) -> Tensor:
 
 
 def clamped(acc: Tensor, low: Scalar, high: Scalar = 0.75) -> Tensor:
-    return torch.clamp(acc, low, high)
+    result: Tensor = torch.clamp(acc, low) * high
+    return result
 
 
 def without_operands(acc: Tensor) -> Tensor:
