@@ -12,16 +12,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.ops.bounds import assert_right
 from tests.ops.op import COUNT, NUMBER, Op, results_of
-from tests.ops.table import OPS, rows
-from tests.support.thorough import a_third
+from tests.ops.table import rows, some
 from tests.support.untyped import backward
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-SOME = [*a_third([op.name for op in OPS]), "linear_gated-gelu", "linear_glu-two_weights", "@of_every_operand"]
-"""Each of the others has the same way through a compiler."""
 
-
-@rows("compiled")
+@rows("compiled", some)
 def test_compiled(op: Op, device: torch.device, rng: torch.Generator) -> None:
     """As a module, without gradients and with them: `fullgraph`, and the same strides."""
     lead = (2, 5) if op.takes_any_lead else (10,)
@@ -47,7 +43,7 @@ def test_compiled(op: Op, device: torch.device, rng: torch.Generator) -> None:
         torch.testing.assert_close(mine, other)
 
 
-@rows("compiled out", lambda op: op.takes_out and op.name in SOME)
+@rows("compiled out", lambda op: op.takes_out and some(op))
 def test_compiled_into_out(op: Op, device: torch.device, rng: torch.Generator) -> None:
     arguments = op.draw(rng, device=device)
     expected = op.call(**arguments)
@@ -57,7 +53,7 @@ def test_compiled_into_out(op: Op, device: torch.device, rng: torch.Generator) -
     torch.testing.assert_close(out, expected)
 
 
-@rows("dynamic", lambda op: op.function is not None and op.name in SOME)
+@rows("dynamic", lambda op: op.function is not None and some(op))
 def test_dynamic_rows_have_one_graph(op: Op, rng: torch.Generator) -> None:
     counter: Any = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(op.call, dynamic=True, fullgraph=True, backend=counter)
@@ -67,7 +63,7 @@ def test_dynamic_rows_have_one_graph(op: Op, rng: torch.Generator) -> None:
     assert counter.frame_count == 1
 
 
-@rows("compiled numbers", lambda op: bool(op.of_kind(NUMBER)) and op.function is not None)
+@rows("compiled numbers", lambda op: bool(op.of_kind(NUMBER)) and some(op))
 def test_a_new_number_is_not_traced_again(op: Op, rng: torch.Generator) -> None:
     """A number that has changed becomes a symbol: one trace for the first, one for all others."""
     counter: Any = CompileCounterWithBackend("aot_eager")
@@ -94,7 +90,7 @@ def test_inductor(op: Op, device: torch.device, rng: torch.Generator) -> None:
     torch.testing.assert_close(compiled(*inputs), call(*inputs), rtol=1e-4, atol=1e-4)
 
 
-@rows("compiled vmap", lambda op: op.is_vmappable and op.function is not None and op.name in SOME)
+@rows("compiled vmap", lambda op: op.is_vmappable and op.function is not None and some(op))
 def test_compiled_vmap(op: Op, rng: torch.Generator) -> None:
     arguments = op.draw(rng, (3,), dtype=torch.float64)
     stacked = torch.stack([arguments[op.input], 2 * arguments[op.input]])
@@ -107,7 +103,7 @@ def test_compiled_vmap(op: Op, rng: torch.Generator) -> None:
     torch.testing.assert_close(results_of(compiled(stacked)), results_of(mapped(stacked)), rtol=1e-5, atol=1e-5)
 
 
-@rows("exported", lambda op: op.is_exported)
+@rows("exported", lambda op: op.is_exported and some(op))
 def test_exported(op: Op, rng: torch.Generator) -> None:
     """A program that holds operators of epigemm, and computes without the module."""
     module, inputs = op.module(op.draw(rng))
@@ -120,7 +116,7 @@ def test_exported(op: Op, rng: torch.Generator) -> None:
             torch.testing.assert_close(results_of(one(*inputs)), results_of(module(*inputs)), rtol=1e-5, atol=1e-5)
 
 
-@rows("export refused", lambda op: op.name.startswith("@"))
+@rows("export refused", lambda op: op.name.startswith("@") and some(op))
 def test_programs_of_users_functions_are_refused(op: Op, rng: torch.Generator) -> None:
     """A saved program would need the Python function."""
     arguments = op.draw(rng)

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.op import Op
-from tests.ops.table import rows
+from tests.ops.table import rows, some
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
@@ -32,7 +32,7 @@ def copied(given: Any) -> Any:
     )
 
 
-@rows("opcheck")
+@rows("opcheck", some)
 def test_opcheck(op: Op, device: torch.device, rng: torch.Generator) -> None:
     """Of an eager call, with numbers and with tensors in their place; into `out`; compiled."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # fp32 may be split there

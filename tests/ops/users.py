@@ -140,7 +140,7 @@ SEVERAL = [
     ),
     (squares, {}, (BY_COLUMN,), {"is_row_by_row": False}),
     (of_rows, {"bias": COLUMN, "gain": ROW}, (ELEMENT, ELEMENT, BY_ROW, BY_ROW, BY_ROW), {}),
-    (in_fp32, {"bias": COLUMN, "residual": MATRIX}, (ELEMENT, FP32, FP32_ROW), {}),
+    (in_fp32, {"bias": COLUMN, "residual": MATRIX}, (ELEMENT, FP32, FP32_ROW), {"shared": ("residual",)}),
     (
         of_every_operand,
         {"bias": COLUMN, "row": ROW, "other": MATRIX, "gate": MATRIX, "limit": NUMBER},
