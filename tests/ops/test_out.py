@@ -1,0 +1,125 @@
+"""`out=`: it is filled and returned, wherever it lies; what does not fit is refused before anything is written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ops.bounds import assert_within, bounded
+from tests.ops.op import Op, tensors_of
+from tests.ops.table import rows
+from tests.support.untyped import backward
+
+with_out = rows("out", lambda op: op.takes_out)
+N = 16
+
+
+def poisoned(*shape: int, like: Tensor) -> Tensor:
+    """An element that was never written shows up as NaN."""
+    return torch.full(shape, float("nan"), dtype=like.dtype, device=like.device)
+
+
+@with_out
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_filled_and_returned(op: Op, dtype: torch.dtype, device: torch.device, rng: torch.Generator) -> None:
+    """The same bits where it is contiguous; for another layout a product may add in another order."""
+    for lead in ((2, 3), (), (9,)):
+        arguments = op.draw(rng, lead, dtype=dtype, device=device)
+        expected = op.call(**arguments)
+        out = poisoned(*lead, N, like=expected)
+        assert op.call(**arguments, out=out) is out
+        assert torch.equal(out, expected)
+    want, allowed = bounded(op, arguments, dtype)
+    for out in (
+        poisoned(N, 9, like=expected).t(),
+        poisoned(9, 2 * N, like=expected)[:, :N],
+        poisoned(9, 2 * N, like=expected)[:, ::2],
+        poisoned(9 * N + 1, like=expected)[1:].view(9, N),
+    ):
+        assert op.call(**arguments, out=out) is out
+        assert_within(op, [out], want, allowed, dtype)
+
+
+@with_out
+def test_written_is_noticed(op: Op, rng: torch.Generator) -> None:
+    """By what saved `out` for its own backward pass."""
+    leaf, saved = torch.randn(9, N, requires_grad=True), torch.randn(9, N)
+    product = leaf * saved
+    op.call(**op.draw(rng), out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward(product.sum())
+
+
+@rows("out", lambda op: op.takes_out and not op.is_linear)
+def test_in_place(op: Op, device: torch.device, rng: torch.Generator) -> None:
+    """An elementwise call may write its own argument."""
+    arguments = op.draw(rng, device=device)
+    expected = op.call(**arguments)
+    out = arguments[op.input]
+    assert op.call(**arguments, out=out) is out
+    assert torch.equal(out, expected)
+
+
+@with_out
+def test_gradients_are_refused(op: Op, rng: torch.Generator) -> None:
+    """As PyTorch's `out=` does, by the name of the function; under `no_grad` it is written."""
+    arguments = op.draw(rng, tensor_numbers=True)
+    out = poisoned(9, N, like=arguments[op.input])
+    for value in (arguments[name] for name in op.leaves(arguments)):
+        value.requires_grad_()
+        with pytest.raises(RuntimeError, match=r"out=\.\.\. arguments don't support automatic differentiation"):
+            op.call(**arguments, out=out)
+        assert bool(out.isnan().all())
+        with torch.no_grad():
+            op.call(**arguments, out=out)
+        assert not bool(out.isnan().any())
+        value.requires_grad_(False)
+        out.fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="out"):
+        op.call(**arguments, out=out.requires_grad_())
+
+
+@with_out
+def test_what_does_not_fit_is_refused(op: Op, rng: torch.Generator) -> None:
+    """The message says what was got and what is accepted, and nothing is written."""
+    arguments = op.draw(rng)
+    wrong: list[tuple[Any, str]] = [
+        (torch.full((9, N + 1), 7.0), rf"got shape \[9, {N + 1}\]; accepted is \[9, {N}\]"),
+        (torch.full((9 * N,), 7.0), rf"got shape \[{9 * N}\]; accepted is \[9, {N}\]"),
+        (torch.full((9, N), 7.0).double(), "got dtype torch.float64; accepted is torch.float32"),
+        (torch.full((9, N), 7.0, device="meta"), "got device meta; accepted is cpu"),
+        (torch.full((1, N), 7.0).expand(9, N), "several indices address the same element"),
+        (torch.full((9, N), 7.0).to_sparse(), "layout"),
+        (7.0, "got float"),
+    ]
+    for out, words in wrong:
+        with pytest.raises((RuntimeError, TypeError), match="out: .*" + words) as caught:
+            op.call(**arguments, out=out)
+        assert type(caught.value) is (TypeError if isinstance(out, float) else RuntimeError)
+        if isinstance(out, Tensor) and out.layout is torch.strided and not out.is_meta:
+            assert bool((out == 7).all())
+
+
+@rows("memory of an argument", lambda op: op.takes_out)
+def test_memory_of_an_argument_is_refused(op: Op, rng: torch.Generator) -> None:
+    """It is named. Rows beside it, in the same storage, are accepted."""
+    arguments = op.draw(rng, n=24)  # a square of x and its result
+    for name, value in tensors_of(arguments).items():
+        if value.dim() == 0 or (not op.is_linear and name == op.input):
+            continue
+        memory = torch.randn(max(9 * 24, value.numel()) + 24)
+        lying = memory[: value.numel()].view(value.shape).copy_(value)
+        out = memory[: 9 * 24].view(9, 24)
+        words = re.escape(f"out: some of its elements share memory with {name};")
+        kept = memory.clone()
+        with pytest.raises(RuntimeError, match=words):
+            op.call(**{**arguments, name: lying}, out=out)
+        assert torch.equal(memory, kept)
+    beside = torch.randn(18, 24)
+    beside[9:] = arguments[op.input]
+    expected = op.call(**arguments)
+    assert torch.equal(op.call(**{**arguments, op.input: beside[9:]}, out=beside[:9]), expected)
