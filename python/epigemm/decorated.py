@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.epilogues.declaring import Declared
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN
-from epigemm.operators import compiled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_is_compiling = torch.compiler.is_compiling
 # Dynamo before torch 2.13: an object's attribute that has `__get__`, such as `self.activation = swish_clamp` in a
 # module, is looked for in its class, and breaks the graph.
 _TAKES_ATTRIBUTES_FOR_METHODS = torch.torch_version.TorchVersion(torch.__version__) < "2.13"
@@ -62,10 +61,10 @@ class Decorated:
     def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
         """The operands' values in order, one for each."""
         specs = self.traced.operands
-        if not _is_compiling():
-            self.traced.check_unchanged()
-        elif compiled.is_exporting():
+        if is_exporting():
             self._refuse_to_be_saved("torch.export")
+        elif not is_traced():
+            self.traced.check_unchanged()
         if not named and len(operands) == len(specs) and not self.without:
             return operands
         if len(operands) > len(specs):

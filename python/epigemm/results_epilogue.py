@@ -20,6 +20,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
+from epigemm.arguments.traced import is_traced
 from epigemm.calls import entry, moments, reductions, stores
 from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
@@ -32,7 +33,6 @@ from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.user_epilogue import UserEpilogue
 
-_is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 
 
@@ -235,7 +235,7 @@ class ResultsEpilogue(Decorated):
         self, x: Tensor, first: str, shape: Sequence[int], given: Sequence[Tensor | float], out: object
     ) -> None:
         """What no part checks before another is launched. `shape`: of a matrix; `first`: the name of x."""
-        if not _is_compiling() and _tracing_state() is not None:
+        if not is_traced() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         if out is not None:
             raise RuntimeError(
@@ -269,7 +269,7 @@ class ResultsEpilogue(Decorated):
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
         pair = self.pair(x.dtype)
-        if pair is None or _is_compiling() or precision not in (None, *ARITHMETIC):
+        if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
         call, seen = pair.call(x, weight, given, precision, strict=strict)
         found = stores.linear(call._replace(pack_use=pack_use), seen)
@@ -288,7 +288,7 @@ class ResultsEpilogue(Decorated):
         strict: bool,
     ) -> tuple[Tensor, dict[int, Moments]] | None:
         """The shared matrix and its moments by the axis, of one call; None if it is a call without them."""
-        if _is_compiling() or precision not in (None, *ARITHMETIC) or invariance.enabled():
+        if is_traced() or precision not in (None, *ARITHMETIC) or invariance.enabled():
             return None
         wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
         if wanted is None:
@@ -356,7 +356,7 @@ class ResultsEpilogue(Decorated):
         if matrix.is_wide:
             kinds = zip(epilogue.traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
-        if invariance.enabled() and z.is_cpu and z.numel() and not _is_compiling():
+        if invariance.enabled() and z.is_cpu and z.numel() and not is_traced():
             return _row_by_row(epilogue, z, operands)
         return epilogue.elementwise(z, *operands)
 

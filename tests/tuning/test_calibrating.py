@@ -190,7 +190,7 @@ def test_in_a_capture_or_under_tracing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(calibrating, "capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="calibrate: got a call during CUDA graph capture"):
         epigemm.calibrate()
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(calibrating, "is_exporting", lambda: True)
     with pytest.raises(RuntimeError, match="calibrate: got a call under tracing"):
         epigemm.calibrate()
     assert stage.told == [] and not stage.machine.steps

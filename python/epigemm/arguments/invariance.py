@@ -13,15 +13,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-import torch
-
 from epigemm.arguments import checks
 from epigemm.arguments.modes import Block, Mode, Shared
+from epigemm.arguments.traced import is_traced
 
 active = False
 """Whether the mode is on in some thread. If not, a call reads nothing else. Compiled code is guarded by it."""
 
-_is_compiling = torch.compiler.is_compiling
 
 _shared = Shared(__name__)
 _mode = Mode(_shared)
@@ -35,7 +33,7 @@ def enabled() -> bool:
     """
     if not active:
         return False
-    if _is_compiling():
+    if is_traced():
         return True
     return _mode.enabled()
 

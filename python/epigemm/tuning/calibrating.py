@@ -14,6 +14,7 @@ from torch import Tensor
 
 from epigemm import progress
 from epigemm._native import ops
+from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.calls import elementwise_kernels
 from epigemm.cuda_graphs import capturing
 from epigemm.planning import architectures, calibrations, plans
@@ -103,7 +104,7 @@ def calibrate(device: torch.device | str | None = None) -> Calibration:
     Example:
         >>> print(epigemm.calibrate())  # doctest: +SKIP
     """
-    if torch.compiler.is_compiling():
+    if is_traced() or is_exporting():
         raise RuntimeError("calibrate: got a call under tracing; accepted is a plain call")
     place = elementwise_kernels.gpu(device)
     if capturing(place):
