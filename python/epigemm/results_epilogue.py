@@ -25,7 +25,7 @@ from epigemm.calls import entry, moments, reductions, stores
 from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import BIAS, compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, Result, filled, written
@@ -356,8 +356,6 @@ class ResultsEpilogue(Decorated):
         if matrix.is_wide:
             kinds = zip(epilogue.traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
-        if invariance.enabled() and z.is_cpu and z.numel() and not is_traced():
-            return _row_by_row(epilogue, z, operands)
         return epilogue.elementwise(z, *operands)
 
 
@@ -376,28 +374,3 @@ def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:
     """A reduction; a mean may come beside its variance."""
     value, mean = pair
     return mean if result.kind == MEAN and mean is not None else value
-
-
-def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> Tensor:
-    """Each row alone, at the same alignment: PyTorch's operators compute the ends of a tensor by other instructions."""
-    count, columns = math.prod(z.shape[:-1]), z.shape[-1]
-    kinds = epilogue.traced.kinds
-
-    def of_row(kind: str, value: Any, row: int) -> Any:
-        if kind == SCALAR or not KINDS[kind].by_row:
-            return value
-        if KINDS[kind].lacks_last_axis:
-            return value.reshape(count)[row : row + 1]
-        every = value.reshape(-1, columns)  # a matrix may have a row for several of the result's
-        place = row * len(every) // count
-        return every[place : place + 1]
-
-    rows = z.reshape(count, columns)
-    parts = [
-        epilogue.elementwise(
-            rows[row : row + 1].clone(),
-            *(of_row(kind, value, row) for kind, value in zip(kinds, operands, strict=True)),
-        )
-        for row in range(count)
-    ]
-    return torch.cat(parts).reshape(z.shape)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import epigemm
 from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.calls import entry
+from tests.support.other_threads import compile_until, export_until, others
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
-TIMEOUT = 60.0
 
 
 @epigemm.epilogue
@@ -32,30 +30,6 @@ def sums(acc: Tensor, bias: epigemm.PerColumn) -> Any:
     return z, z.sum(0)
 
 
-class Holding(nn.Module):
-    """A model whose trace waits inside."""
-
-    def __init__(self, inside: Callable[[], None]) -> None:
-        super().__init__()
-        self.inside = inside
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.inside()
-        return x * 2
-
-
-def compile_until(inside: Callable[[], None]) -> None:
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        inside()
-        return graph.forward
-
-    torch.compile(lambda x: x * 2, backend=backend)(X)
-
-
-def export_until(inside: Callable[[], None]) -> None:
-    torch.export.export(Holding(inside), (X,))
-
-
 def run_in_the_mode(inside: Callable[[], None]) -> None:
     with epigemm.batch_invariant():
         inside()
@@ -64,35 +38,6 @@ def run_in_the_mode(inside: Callable[[], None]) -> None:
 def keep_packs(inside: Callable[[], None]) -> None:
     with epigemm.keep_packs():
         inside()
-
-
-@contextmanager
-def others(*works: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """In the block each of these is at its innermost point, in a thread of its own."""
-    done, errors = threading.Event(), list[BaseException]()
-    reached = [threading.Event() for _ in works]
-
-    def run(work: Callable[[Callable[[], None]], None], inside: threading.Event) -> None:
-        def wait() -> None:
-            inside.set()
-            assert done.wait(TIMEOUT)
-
-        try:
-            work(wait)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=each) for each in zip(works, reached, strict=True)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert all(each.wait(TIMEOUT) for each in reached)
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(TIMEOUT)
-    assert not errors
 
 
 CALLS: dict[str, Callable[[], Any]] = {

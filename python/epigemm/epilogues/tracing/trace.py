@@ -1,4 +1,4 @@
-"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `steps`.
+"""A Python function -> a program: what `make_fx` makes, with the core ATen decompositions, then `steps`.
 
 The function is called with fake fp32 tensors whose sizes are symbols, and with scalars that are symbolic numbers. A
 decision that depends on one of them leaves a guard, which is an error here. Nothing is computed.
@@ -10,7 +10,6 @@ import functools
 import itertools
 import re
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing import runs
 from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
-from epigemm.epilogues.tracing.decompositions import decompositions
+from epigemm.epilogues.tracing.graphs import traced_graph
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
 from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Step, Value, rewritten, words
 from epigemm.epilogues.tracing.results import Results, Structure, described, structured
@@ -156,7 +155,6 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
 
     # Modes around the decoration must not affect the epilogue: fake tensors, inference mode, autocast.
     with (
-        _one_at_a_time,
         torch._guards.tracing(None),
         _disable_current_modes(),
         torch.inference_mode(False),
@@ -165,10 +163,6 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
         torch.autocast("cuda", enabled=False),
     ):
         return _trace_results(function, kinds, name, start)
-
-
-_one_at_a_time = threading.RLock()
-"""`make_fx` replaces parts of torch while it traces."""
 
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
@@ -222,7 +216,6 @@ def _trace_once(
 ) -> tuple[Results, _Watch]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     environment = _environment_type()(specialize_zero_one=True, duck_shape=True)
@@ -268,7 +261,7 @@ def _trace_once(
         return f"{name} ({line}): {reason}"
 
     try:
-        module = make_fx(traced, decomposition_table=decompositions())(*arguments)
+        module = traced_graph(traced, arguments)
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
         raise error(refused(*(watch.first or (transcript.line, refusal)))) from None
