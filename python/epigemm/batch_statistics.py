@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.traced import is_traced
 from epigemm.autograd import batch_norm as _nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, entry
@@ -68,7 +69,7 @@ def of_module(
     pack_use: str,
 ) -> Tensor | None:
     """bn((x @ weight.T + bias) * scale), and perhaps its ReLU, if `bn` is a plain layer; its buffers are updated."""
-    if torch.compiler.is_compiling():
+    if is_traced():
         return None
     is_plain = _is_plain(bn)
     if not is_plain and noted.calls is None:

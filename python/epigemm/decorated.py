@@ -11,16 +11,15 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import checks
+from epigemm.arguments.traced import is_exporting
 from epigemm.epilogues.declaring import Declared
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import BIAS
-from epigemm.operators import compiled
 from epigemm.packs.weight_packs import PackedWeight
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_is_compiling = torch.compiler.is_compiling
 # Dynamo before torch 2.13: an object's attribute that has `__get__`, such as `self.activation = swish_clamp` in a
 # module, is looked for in its class, and breaks the graph.
 _TAKES_ATTRIBUTES_FOR_METHODS = torch.torch_version.TorchVersion(torch.__version__) < "2.13"
@@ -69,7 +68,7 @@ class Decorated:
     def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
         """The operands' values in order, one for each."""
         specs = self.traced.operands
-        if _is_compiling() and compiled.is_exporting():
+        if is_exporting():
             self._refuse_to_be_saved("torch.export")
         if not named and len(operands) == len(specs) and not self.without:
             return operands

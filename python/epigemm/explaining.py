@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from epigemm.arguments.traced import outside_of_graphs
 from epigemm.explain import explanation, results
 from epigemm.explain.explained import Explanation
 from epigemm.explain.listening import Listener
@@ -55,6 +56,8 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     Raises:
         ValueError: `fn_or_module` is neither a public function of epigemm nor a module; or the module was compiled by
             torch.compile, is TorchScript, or has parameters that its first call makes.
+        RuntimeError: under a transform of `torch.func`, `torch.export` or `make_fx`. A function that torch.compile
+            traces breaks its graph for the call.
         Exception: whatever the call itself raises for these arguments.
 
     Example:
@@ -62,6 +65,11 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         >>> explanation = epigemm.explain(model, x)  # doctest: +SKIP
         >>> print(explanation, explanation["layers.3"])  # doctest: +SKIP
     """
+    return outside_of_graphs(_explain)(fn_or_module, *args, **kwargs)
+
+
+def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    _refuse_inside()
     if results.takes(fn_or_module):
         return results.explain(fn_or_module, *args, **kwargs)
     if not isinstance(fn_or_module, nn.Module):
@@ -115,6 +123,17 @@ def _if_fused(
 def _notes(heard: Listener) -> list[str]:
     parts = f"{heard.graphs} graphs: what runs between them is not listed"
     return [*heard.notes, *([parts] if heard.graphs > 1 else [])]
+
+
+def _refuse_inside() -> None:
+    """RuntimeError where tensors stand for others: what would run for those is not known."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        where = "while it is traced by torch.export or make_fx"
+    elif torch._C._functorch.peek_interpreter_stack() is not None:
+        where = "under a transform of torch.func (grad, jvp, vmap and so on)"
+    else:
+        return
+    raise RuntimeError(f"explain: got a call {where}; accepted is a call outside of it")
 
 
 def _is_fused(module: nn.Module) -> bool:

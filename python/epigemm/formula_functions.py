@@ -13,10 +13,10 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import checks
+from epigemm.arguments.traced import at_trace_time
 from epigemm.epilogues.declaring import own
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, GATED, OF_VECTORS
 from epigemm.epilogues.registry import MAKERS, Epilogue
-from epigemm.operators.compiled import at_trace_time
 from epigemm.packs.weight_packs import KEEP, PackedWeight
 from epigemm.user_epilogue import UserEpilogue
 

@@ -17,6 +17,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.traced import is_traced
 from epigemm.calls import considered, entry, pairs
 from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.registry import BIAS
@@ -24,8 +25,6 @@ from epigemm.packs import keep_mode
 from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
 
 __all__ = ["linear_glu"]
-
-_is_compiling = torch.compiler.is_compiling
 
 
 class _Product(NamedTuple):
@@ -51,7 +50,7 @@ def _paired(
     multiplies by it in its epilogue. One product of all 2N rows with an elementwise kernel behind it would write and
     read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
     """
-    if x.dtype.itemsize == 2 and not _is_compiling():
+    if x.dtype.itemsize == 2 and not is_traced():
         found = pairs.linear(
             pair_call(epilogue, x, first.weight, first.bias, second.bias, out), second.weight
         )
@@ -131,7 +130,7 @@ def run(
     if weight2 is not None:
         first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
         return _paired(epilogue, x, first, second, out, precision, strict)
-    if _is_compiling():
+    if is_traced():
         use = FIND  # in compiled graphs the views are not recognised as parts of a Parameter
     elif use is None and (keep_mode.active or keep_mode.traced):
         use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
@@ -151,7 +150,7 @@ def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None
             "linear_glu(): functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad."
         )
-    if not _is_compiling() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
+    if not is_traced() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
         checks.output_overlap(out, x, others, in_place=False)
 
 

@@ -20,12 +20,13 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
+from epigemm.arguments.traced import is_traced
 from epigemm.calls import entry, moments, reductions, stores
 from epigemm.calls.layouts import unflattened
 from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import BIAS, compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, structured, written
@@ -33,7 +34,6 @@ from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.user_epilogue import UserEpilogue
 
-_is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
 
@@ -264,7 +264,7 @@ class ResultsEpilogue(Decorated):
         self, x: Tensor, first: str, shape: Sequence[int], given: Sequence[Tensor | float], out: object
     ) -> None:
         """What no part checks before another is launched. `shape`: of a matrix; `first`: the name of x."""
-        if not _is_compiling() and _tracing_state() is not None:
+        if not is_traced() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         if out is not None:
             raise RuntimeError(
@@ -298,7 +298,7 @@ class ResultsEpilogue(Decorated):
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
         pair = self.pair(x.dtype)
-        if pair is None or _is_compiling() or precision not in (None, *ARITHMETIC):
+        if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
         call, seen = pair.call(x, weight, given, precision, strict=strict)
         found = stores.linear(call._replace(pack_use=pack_use), seen)
@@ -317,7 +317,7 @@ class ResultsEpilogue(Decorated):
         strict: bool,
     ) -> tuple[Tensor, dict[int, Moments]] | None:
         """The shared matrix and its moments by the axis, of one call; None if it is a call without them."""
-        if _is_compiling() or precision not in (None, *ARITHMETIC) or invariance.enabled():
+        if is_traced() or precision not in (None, *ARITHMETIC) or invariance.enabled():
             return None
         wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
         if wanted is None:
@@ -389,8 +389,6 @@ class ResultsEpilogue(Decorated):
         if matrix.is_wide:
             kinds = zip(epilogue.traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
-        if invariance.enabled() and z.is_cpu and z.numel() and not _is_compiling():
-            return _row_by_row(epilogue, z, operands)
         return epilogue.elementwise(z, *operands)
 
 
@@ -409,28 +407,3 @@ def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:
     """A reduction; the mean of `var_mean` comes beside its variance."""
     value, mean = pair
     return mean if result.comes_with_var and mean is not None else value
-
-
-def _row_by_row(epilogue: UserEpilogue, z: Tensor, operands: Sequence[Any]) -> Tensor:
-    """Each row alone, at the same alignment: PyTorch's operators compute the ends of a tensor by other instructions."""
-    count, columns = math.prod(z.shape[:-1]), z.shape[-1]
-    kinds = epilogue.traced.kinds
-
-    def of_row(kind: str, value: Any, row: int) -> Any:
-        if kind == SCALAR or not KINDS[kind].by_row:
-            return value
-        if KINDS[kind].lacks_last_axis:
-            return value.reshape(count)[row : row + 1]
-        every = value.reshape(-1, columns)  # a matrix may have a row for several of the result's
-        place = row * len(every) // count
-        return every[place : place + 1]
-
-    rows = z.reshape(count, columns)
-    parts = [
-        epilogue.elementwise(
-            rows[row : row + 1].clone(),
-            *(of_row(kind, value, row) for kind, value in zip(kinds, operands, strict=True)),
-        )
-        for row in range(count)
-    ]
-    return unflattened(torch.cat(parts), z.shape)

@@ -23,6 +23,7 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import DEFAULT, needs_override
+from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.autograd import nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
 from epigemm.epilogues.registry import (
@@ -40,7 +41,6 @@ from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning.reasons import Reason
 
 # Looked up once, because a plain call takes the host only microseconds.
-_is_compiling = torch.compiler.is_compiling
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -67,7 +67,7 @@ def linear(
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, weight_packs.KEEP
     found: Tensor | Reason
-    if _is_compiling():
+    if is_traced():
         x, weight, bias, fold = _cast(x, weight, bias, fold)
         if epilogue.scalar is not None:
             scalar = compiled.scalar(epilogue.scalar.name, scalar, x)
@@ -176,7 +176,7 @@ def _options(
 ) -> tuple[str, str, bool, bool]:
     """The checked options of a call: precision, pack use, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)
-    if _is_compiling():
+    if is_traced() or is_exporting():
         asked = compiled.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)
@@ -203,8 +203,7 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
         return deeds.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
-    # While Inductor traces, torch 2.10 reports that nothing is being compiled.
-    if not torch.compiler.is_dynamo_compiling():
+    if not is_traced():
         native = compiled.flat(call)
         if native is not None:
             return native
@@ -232,7 +231,7 @@ def elementwise(
     if fold is not None and not checks.is_folded(fold[3], fold[-1]):
         z = x if fold[1] is None else elementwise(epilogue, x, None, None, None, (*fold[:2], *_NO_NORM, 0.0))
         return _unfolded(z, fold[2:-1], fold[-1], out)
-    if _is_compiling():
+    if is_traced():
         if epilogue.scalar is not None:
             scalar = compiled.scalar(epilogue.scalar.name, scalar, x)
         found = compiled.elementwise(epilogue, x, bias, scalar, fold, out)
@@ -305,7 +304,7 @@ def _fold(route: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Ten
 
 def detached(tensor: Tensor) -> Tensor:
     """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
-    may_be_recorded = tensor.requires_grad or (not _is_compiling() and _functorch_interpreter() is not None)
+    may_be_recorded = tensor.requires_grad or (not is_traced() and _functorch_interpreter() is not None)
     return tensor.detach() if may_be_recorded else tensor
 
 
@@ -315,7 +314,7 @@ def _in_functional_derivative() -> bool:
     torch does not combine these with the derivatives of registered operators. References in plain PyTorch work under
     all of them.
     """
-    if _is_compiling():
+    if is_traced():
         return False
     interpreters = torch._C._functorch.get_interpreter_stack()
     return interpreters is not None and any(i.key() in _DERIVATIVES for i in interpreters)
@@ -376,6 +375,8 @@ def scalar_operand(
     if type(scalar) is float:
         return (), (scalar,)
     name = epilogue.scalar.name
+    if compiled.is_symbol(scalar):
+        scalar = compiled.on_device(scalar, x)
     if isinstance(scalar, Tensor):
         checks.scalar_tensor(name, scalar, x)
         return (scalar.to(compute_dtype(x.dtype)),), ()
@@ -406,7 +407,7 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The type that autocast gives a product of x, if x is no fp64; None where autocast is off."""
     device_type = x.device.type
     # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
-    if not (_is_compiling() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
+    if not (is_traced() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)
 

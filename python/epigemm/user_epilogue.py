@@ -14,6 +14,7 @@ from torch import Tensor
 from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.traced import at_trace_time, is_traced
 from epigemm.calls import entry, stores
 from epigemm.calls.layouts import unflattened
 from epigemm.decorated import Decorated, absent
@@ -30,7 +31,6 @@ from epigemm.planning.reasons import Reason
 
 _Given = TypeVar("_Given", bound=Tensor | float)
 _Choice = tuple[bool, ...]  # for each operand
-_is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
 
@@ -149,7 +149,7 @@ class UserEpilogue(Decorated):
             given = self._unrecorded(given)
             if self._ends[0]:
                 x, weight = _detached(x), _detached(weight)
-        if self.copied is None and not _is_compiling():
+        if self.copied is None and not is_traced():
             epilogue, seen = self.seen(x, given)
             found = entry.linear(epilogue, x, weight, seen, None, precision, out, pack_use, strict)
             if isinstance(found, Tensor):
@@ -203,7 +203,7 @@ class UserEpilogue(Decorated):
         if True in self._ends:
             given = self._unrecorded(given)
             z = _detached(z) if self._ends[0] else z
-        if not _is_compiling():
+        if not is_traced():
             epilogue, seen = self.seen(z, given)
             found = entry.elementwise(epilogue, z, seen, None, out)
             if isinstance(found, Tensor):
@@ -312,7 +312,7 @@ class UserEpilogue(Decorated):
         The last result says whether x stays as it is: a matrix, or beside a matrix that shares rows, which needs x's
         leading axes. Else x becomes a matrix.
         """
-        if not _is_compiling() and _tracing_state() is not None:
+        if not is_traced() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
         wide = compute_dtype(x.dtype)
         shared = self._shared(x, given)
@@ -351,7 +351,7 @@ class UserEpilogue(Decorated):
         return list(zip(given, self.traced.operands, strict=True))
 
     def _epilogue(self, folded: _Choice, shared: _Choice) -> LinkedEpilogue:
-        if not _is_compiling():
+        if not is_traced():
             return self.linked(folded, shared)
         _make(self._key, folded, shared)  # not traced by Dynamo, which then finds the result
         return self._linked[folded + shared]
@@ -361,7 +361,7 @@ _keys = itertools.count()
 _made: weakref.WeakValueDictionary[str, UserEpilogue] = weakref.WeakValueDictionary()
 
 
-@compiled.at_trace_time
+@at_trace_time
 def _make(key: str, folded: _Choice, shared: _Choice) -> None:
     _made[key].linked(folded, shared)
 
@@ -392,7 +392,7 @@ def _as_bias(value: Tensor | float, x: Tensor, weight: Tensor) -> Tensor | None:
 
 def _is_tensor(scalar: Tensor | float) -> bool:
     """Whether a scalar is a tensor, or should become one because each value of a number would be traced again."""
-    return isinstance(scalar, Tensor) or (_is_compiling() and not compiled.is_constant(scalar))
+    return isinstance(scalar, Tensor) or compiled.is_symbol(scalar)
 
 
 def _shares_rows(value: object, x: object) -> bool:

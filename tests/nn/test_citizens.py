@@ -163,3 +163,64 @@ def test_a_scale_that_is_a_tensor_is_converted_and_copied(convert: str) -> None:
         result = converted(x.to(converted.weight.dtype))
         torch.testing.assert_close(result.float(), expected, rtol=0.03, atol=0.03)
         assert isinstance(module.scale, Tensor) and module.scale.dtype is torch.float32
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(name == again and torch.equal(value, found) for (name, value), (again, found) in pairs)
+
+
+@layers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_reset_parameters(make: Layers, dtype: torch.dtype) -> None:
+    """A layer draws what its constructor draws; a loop over a model's modules leaves no tensor as it was."""
+    torch.manual_seed(1)
+    expected, other = make(dtype=dtype), make(dtype=dtype)
+    inner: Any = other.layer if isinstance(other, WithMatrix) else other
+    inner.train()
+    if hasattr(inner, "bn"):
+        inner(x_of(dtype))
+    assert not same(expected, other)
+    torch.manual_seed(1)
+    inner.reset_parameters()
+    assert same(expected, other)
+
+    with torch.device("meta"):
+        on_meta = nn.Sequential(make(dtype=dtype))
+    on_meta.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in on_meta.state_dict().values():
+            tensor.fill_(77)
+    for module in on_meta.modules():
+        if hasattr(module, "reset_parameters"):
+            reset: Any = module.reset_parameters
+            reset()
+    for name, tensor in on_meta[0].state_dict().items():
+        assert not (tensor == 77).any(), name
+        assert (
+            torch.equal(tensor, expected.state_dict()[name])
+            or "weight" in name
+            or "bias" in name
+            or (name == "scale")
+        ), name
+
+
+def test_what_a_caller_gave_is_not_drawn_anew() -> None:
+    """A scale that is no Parameter is an argument of the layer."""
+    vector = torch.rand(OUT)
+    linear, bn = nn.Linear(IN, OUT), nn.BatchNorm1d(OUT)
+    scaled = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, vector.clone(), bn)
+    residual = epigemm.nn.LinearLayerScaleResidual.from_linear(linear, vector.clone())
+    for module, name in ((scaled, "scale"), (residual, "layer_scale")):
+        module.reset_parameters()
+        assert torch.equal(getattr(module, name), vector)
+    epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, None, bn).reset_parameters()
+
+
+def test_a_layer_uses_new_parameters_after_a_reset() -> None:
+    layer, x = epigemm.nn.LinearReLU(IN, OUT), x_of()
+    with torch.no_grad():
+        before = layer(x)
+        layer.reset_parameters()
+        assert not torch.equal(before, layer(x))
+        torch.testing.assert_close(layer(x), torch.relu(nn.functional.linear(x, layer.weight, layer.bias)))

@@ -18,6 +18,7 @@ from torch import Tensor
 from epigemm.arguments import overlap
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
+from epigemm.arguments.traced import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
 
@@ -271,7 +272,7 @@ def not_negated(out: Tensor) -> None:
 
     Not where Dynamo traces, which breaks its graph there: the operator that it traces asks again.
     """
-    if not torch.compiler.is_dynamo_compiling() and out.is_neg():
+    if not is_traced() and out.is_neg():
         raise RuntimeError(
             "out: got a lazily negated view; accepted is a tensor whose memory holds its own values"
         )

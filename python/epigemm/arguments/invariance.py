@@ -10,18 +10,13 @@ another order. `docs/batch-invariance.md` says what the mode promises, what it c
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
-import torch
-
 from epigemm.arguments import checks
 from epigemm.arguments.modes import Block, Mode, Shared
+from epigemm.arguments.traced import is_traced, outside_of_graphs
 
 active = False
 """Whether the mode is on in some thread. If not, a call reads nothing else. Compiled code is guarded by it."""
 
-_is_compiling = torch.compiler.is_compiling
 
 _shared = Shared(__name__)
 _mode = Mode(_shared)
@@ -35,7 +30,7 @@ def enabled() -> bool:
     """
     if not active:
         return False
-    if _is_compiling():
+    if is_traced():
         return True
     return _mode.enabled()
 
@@ -67,7 +62,7 @@ def set_batch_invariant(enabled: bool) -> None:
         >>> epigemm.set_batch_invariant(False)
     """
     checks.flag("enabled", enabled)
-    _outside_of_graphs(_shared.switch)(enabled)
+    outside_of_graphs(_shared.switch)(enabled)
 
 
 class batch_invariant(Block):
@@ -101,16 +96,8 @@ class batch_invariant(Block):
     """
 
     def __enter__(self) -> batch_invariant:
-        _outside_of_graphs(_mode.enter)(self._enabled)
+        outside_of_graphs(_mode.enter)(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _outside_of_graphs(_mode.exit)()
-
-
-def _outside_of_graphs(switch: Callable[..., None]) -> Callable[..., None]:
-    # A compiled function breaks its graph here: if this were traced, the switch would be set only after the graph has
-    # run.
-    compiler = sys.modules.get("torch._dynamo")
-    disabled: Callable[..., None] = switch if compiler is None else compiler.disable(switch)
-    return disabled
+        outside_of_graphs(_mode.exit)()

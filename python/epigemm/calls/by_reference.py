@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.arguments import precision
+from epigemm.arguments import invariance, precision
 from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.calls.invariant import row_of
 from epigemm.calls.layouts import unflattened
+from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import folded_by_reference
 
 _torch_linear = torch.nn.functional.linear
@@ -52,10 +54,25 @@ def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
 
 def elementwise_by_reference(epilogue: Any, x: Tensor, operands: Sequence[Any], out: Tensor | None) -> Tensor:
     """D = epilogue(x), as `linear`."""
-    result: Tensor = epilogue.evaluate(x, operands)
+    is_by_rows = invariance.active and invariance.enabled() and x.is_cpu and x.numel() > 0
+    result: Tensor = _each_row(epilogue, x, operands) if is_by_rows else epilogue.evaluate(x, operands)
     if out is None and x.is_contiguous():
         return result
     return (torch.empty_like(x) if out is None else out).copy_(result)
+
+
+def _each_row(epilogue: Any, x: Tensor, operands: Sequence[Any]) -> Tensor:
+    """Each row alone, at the same alignment: PyTorch's operators compute the ends of a tensor by other instructions."""
+    every = x.reshape(-1, x.shape[-1])
+    by_row = [KINDS[each.kind].by_row and each.kind != SCALAR for each in epilogue.operands[1:]]
+    pairs = list(zip(operands, by_row, strict=True))
+    rows = []
+    for number in range(len(every)):
+        given = [
+            row_of(value, number, len(every)).clone() if has_rows else value for value, has_rows in pairs
+        ]
+        rows.append(epilogue.evaluate(every[number : number + 1].clone(), given))
+    return unflattened(torch.cat(rows), x.shape)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:

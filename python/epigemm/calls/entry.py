@@ -22,6 +22,7 @@ from epigemm._native import ops
 from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.traced import is_traced
 from epigemm.calls import by_reference, weight_slices
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import keep_mode, weight_packs
@@ -30,7 +31,6 @@ from epigemm.planning.reasons import Reason
 
 _FP32 = torch.float32
 _Found = TypeVar("_Found")
-_is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -102,7 +102,7 @@ if _module is not None:
 
 def sees(*tensors: Tensor | None) -> Reason | None:
     """The route of a call: None if it is plain, `RECORDED` if only autograd records it, else `NOT_PLAIN`."""
-    if _module is None or _is_compiling():
+    if _module is None or is_traced():
         return NOT_PLAIN
     found = _module.sees(*tensors)
     if found == _RECORDED and _inference():
@@ -223,7 +223,7 @@ def products(
     They skip what only a forward call needs: the weight's transpose and its pack. A result is None if the entry does
     not compute it, or if the weight or x is None. `precision` is that of the operator `epigemm::linear`.
     """
-    if _module is None or _is_compiling():
+    if _module is None or is_traced():
         return None, None
     order = _precision.ORDERS[0]
     if rows.dtype is _FP32:
@@ -275,7 +275,7 @@ def linear_operator(call: LinearCall) -> Tensor | Reason:
     """`linear`, for a call with the operands of the operator `epigemm::linear`."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out = call
     given = epilogue.in_order(bias, operands, scalars)
-    if given is None or _is_compiling():
+    if given is None or is_traced():
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT else precision
     return linear(epilogue, x, weight, given, None, asked, out, pack_use, strict, invariant)
@@ -311,7 +311,7 @@ def elementwise_operator(call: ElementwiseCall, circumstances: int = 0) -> Tenso
     """`elementwise`, for a call with the operands of the operator `epigemm::elementwise`."""
     epilogue, x, bias, operands, scalars, out = call
     given = epilogue.in_order(bias, operands, scalars)
-    if given is None or _is_compiling():
+    if given is None or is_traced():
         return NOT_PLAIN
     return elementwise(epilogue, x, given, None, out, circumstances)
 
@@ -322,7 +322,7 @@ def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) 
     `sums`: on a GPU, contiguous `[N]` of x's dtype, receives the sums of the result's columns.
     """
     given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
-    if given is None or _module is None or _is_compiling():
+    if given is None or _module is None or is_traced():
         return None
     found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given, sums, 0)
     return None if type(found) is int else found  # type: ignore[return-value]

@@ -104,7 +104,7 @@ def _with_zeros(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     ).contiguous()
 
 
-def _row_of(operand: Tensor, index: int, rows: int) -> Tensor:
+def row_of(operand: Tensor, index: int, rows: int) -> Tensor:
     """The row that a row of the result reads: a matrix may have one for several."""
     every = operand.reshape(-1, operand.shape[-1])
     place = index * len(every) // rows
@@ -122,7 +122,7 @@ def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
         operands = [
-            _row_of(operand, index, call.rows) if KINDS[kind].by_row else operand
+            row_of(operand, index, call.rows) if KINDS[kind].by_row else operand
             for operand, kind in zip(call.operands, call.kinds, strict=True)
         ]
         run(of_row._replace(operands=operands))

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from epigemm.arguments.traced import is_traced
 from epigemm.calls import entry, moments
 from epigemm.calls.moments import Moments
 from epigemm.epilogues.parts import Parts
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, SUM
-
-_is_compiling = torch.compiler.is_compiling
 
 
 def reduce_each(
@@ -34,7 +33,7 @@ def reduce_each(
     """
     sizes = next(iter(matrices.values())).shape
     at_hand = {source: _apart(each) for source, each in known.items()}
-    followed = {} if invariant or _is_compiling() else parts.of_moments(*sizes)
+    followed = {} if invariant or is_traced() else parts.of_moments(*sizes)
     for place, source in followed.items():
         matrix = matrices[source[0]]
         is_wanted = parts.reductions[place].needs_moments and source not in at_hand

@@ -25,7 +25,7 @@ from epigemm.batch_statistics import Asked
 from epigemm.epilogues.registry import BIAS
 from epigemm.explain import norms, pairs
 from epigemm.explain.explanation import of_recorded
-from epigemm.explain.products import Product, numbered
+from epigemm.explain.products import BY_VMAP, Product, numbered
 from epigemm.explain.recorder import Recorded, dtype_name, is_cast, operator_name
 
 _PACK_USE = 7  # its position among the arguments of `linear`; in `linear_out` one later
@@ -165,8 +165,11 @@ class Listener(TorchFunctionMode):
         tensors = [each for each in tree_leaves(recorded.call[1]) if isinstance(each, Tensor)]
         wants_gradients = torch.is_grad_enabled()
         differentiates = wants_gradients and any(each.requires_grad for each in tensors)
-        explanation = of_recorded(place.layer, recorded, differentiates, wants_gradients)
-        if recorded.norm is not None:
+        is_batched = torch._C._functorch.peek_interpreter_stack() is not None
+        explanation = (
+            None if is_batched else of_recorded(place.layer, recorded, differentiates, wants_gradients)
+        )
+        if recorded.norm is not None and explanation is not None:
             explanation = norms.explained(explanation, recorded, differentiates, wants_gradients)
         _, call = recorded.taken_apart()
         x = call.x
@@ -176,7 +179,9 @@ class Listener(TorchFunctionMode):
         function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
         function = function if recorded.norm is None else norms.function_of(recorded.norm)
         named = (place.layer, place.function or function, size, dtype_name(x.dtype))
-        self._products.append(Product(*named, explanation=explanation, notes=place.notes))
+        why = _BATCHED if is_batched else ""
+        about: Any = {"notes": place.notes, "otherwise": BY_VMAP}
+        self._products.append(Product(*named, why=why, explanation=explanation, **about))
 
     def _note_torchs(
         self, func: Any, take_apart: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -248,6 +253,7 @@ def _is_within_linear(frame: FrameType | None) -> bool:
 
 # --- products of PyTorch's ---------------------------------------------------------------------------------------
 
+_BATCHED = "vmap makes one call for all of its elements, of more rows; the size is that of one element"
 _OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
 _Sized = tuple[tuple[int, ...], int, str]
 

@@ -18,6 +18,7 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from epigemm import progress
+from epigemm.arguments.traced import is_traced
 from epigemm.explain import listening
 from epigemm.explain.listening import Listener
 from epigemm.fusion import explaining
@@ -47,7 +48,6 @@ _ISOLATED: dict[str, Any] = {"isolate_recompiles": True} if _IS_ISOLATED else {}
 # A frame and those that it calls run without compilation, this time only.
 _AS_IT_WAS = ConvertFrameReturn(_FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP), apply_to_code=False)
 _numbers = itertools.count()
-_is_compiling = torch.compiler.is_compiling
 # Errors that Dynamo has to raise, whatever its settings.
 _OF_DYNAMO = tuple(
     getattr(torch._dynamo.exc, name)
@@ -160,7 +160,7 @@ class ModelCall(Uncopied):
     def _look(self, kind: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that may run a graph."""
         model = self._model
-        if _is_compiling():
+        if is_traced():
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         if kind is False:
             caller = sys._getframe(2).f_locals.get("self")

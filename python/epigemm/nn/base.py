@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 import torch
@@ -86,6 +87,10 @@ class FusedLinear(nn.Module):
         module._adopt(linear)
         module.training = linear.training
         return module
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as the constructor does."""
+        reset_linear(self.weight, self.bias)
 
     def _adopt(self, linear: nn.Linear) -> None:
         self.weight = linear.weight
@@ -176,6 +181,12 @@ class EpilogueLinear(FusedLinear):
             self.register_buffer(self._scalar, value, persistent=False)
         else:
             setattr(self, self._scalar, value)
+
+
+def reset_linear(weight: Tensor, bias: Tensor | None) -> None:
+    """As `nn.Linear.reset_parameters`, of which this is all that it reads."""
+    layer: Any = SimpleNamespace(weight=weight, bias=bias)
+    nn.Linear.reset_parameters(layer)
 
 
 def pack_use(weight: Tensor) -> str:

@@ -158,6 +158,14 @@ class _WithBatchNorm(nn.Module):
         module.training = bn.training
         return module
 
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, as the constructor does, and forget the running statistics."""
+        self.linear.reset_parameters()
+        scale = self._parameters.get("scale")
+        if scale is not None:
+            nn.init.normal_(scale)
+        self.bn.reset_parameters()
+
     def repack(self) -> None:
         """Split the linear layer's weight into fp16 slices again, as `LinearReLU.repack` does."""
         weight_packs.repack(self.linear.weight, self.precision)

@@ -229,6 +229,7 @@ class LinearLayerScaleResidual(FusedLinear):
     """
 
     layer_scale: Tensor
+    init_values: float = 1e-5  # also on the class, because pickles of earlier versions do not have it
 
     def __init__(
         self,
@@ -240,7 +241,8 @@ class LinearLayerScaleResidual(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        filled = torch.full((out_features,), float(init_values), device=self.weight.device)
+        self.init_values = float(init_values)
+        filled = torch.full((out_features,), self.init_values, device=self.weight.device)
         self.layer_scale = nn.Parameter(filled.to(self.weight.dtype))
 
     @classmethod
@@ -251,6 +253,12 @@ class LinearLayerScaleResidual(FusedLinear):
         module = cls._sharing(linear, options)
         set_vector(module, "layer_scale", layer_scale)
         return module
+
+    def reset_parameters(self) -> None:
+        """As of `FusedLinear`; a `layer_scale` that is a Parameter gets `init_values` again."""
+        super().reset_parameters()
+        if isinstance(self.layer_scale, nn.Parameter):
+            nn.init.constant_(self.layer_scale, self.init_values)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """Apply the layer."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, glu
 from epigemm.epilogues.formulas import GATED
-from epigemm.nn.base import CallOptions, FusedLinear, Options, pack_use, require_plain
+from epigemm.nn.base import CallOptions, FusedLinear, Options, pack_use, require_plain, reset_linear
 from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
@@ -93,6 +93,12 @@ class LinearGLU(FusedLinear):
             )
         module.weight2, module.bias2 = linear2.weight, linear2.bias
         return module
+
+    def reset_parameters(self) -> None:
+        """As of `FusedLinear`, for both products."""
+        super().reset_parameters()
+        if self.weight2 is not None:
+            reset_linear(self.weight2, self.bias2)
 
     @property
     def out_features(self) -> int:

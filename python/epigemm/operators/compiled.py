@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import FIND, ElementwiseCall, LinearCall
+from epigemm.arguments.traced import at_trace_time, is_exporting, is_traced
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels
 from epigemm.epilogues.registry import (
     BIAS,
@@ -42,17 +43,6 @@ _elementwise_folded_into = ops._elementwise_folded_into.default
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _BY_NUMBER = {epilogue.number: epilogue for epilogue in EPILOGUES.values()}
 _NOT_NATIVE = -1
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def at_trace_time(function: _Function) -> _Function:
-    """Have Dynamo run `function` and not trace it, so that its result is a constant of the graph.
-
-    Like `torch.compiler.assume_constant_result`, which would import all of Dynamo here. Dynamo guards everything that
-    these functions read: properties of arguments, torch's global state, functorch's levels.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 Seen = tuple[Any, ...]
@@ -90,7 +80,7 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
         return False
     if has_scalar and scalar and (scalar[0] not in _DTYPES or scalar[1:3] != (x[1], 0)):
         return False
-    if torch.compiler.is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if torch.is_grad_enabled() and any(tensor[3] for tensor in tensors if tensor):
         return False
@@ -120,14 +110,8 @@ def resolved(precision: str, x: Tensor) -> str:
 
 
 @at_trace_time
-def is_exporting() -> bool:
-    """`torch.compiler.is_exporting`, which Dynamo of torch 2.11 replaces by True."""
-    return torch.compiler.is_exporting()
-
-
-@at_trace_time
 def _precision_now(device_type: str) -> str:
-    is_guarded = device_type == "cuda" or torch.compiler.is_exporting()
+    is_guarded = device_type == "cuda" or is_exporting()
     return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
 
 
@@ -138,6 +122,12 @@ def is_constant(number: float) -> bool:
     if not isinstance(number, (int, float, torch.SymInt, torch.SymFloat)):
         return True  # the checks raise the error
     return has_static_value(number)
+
+
+def is_symbol(number: Any) -> bool:
+    """Whether a scalar is a symbol of the trace that goes on here."""
+    # For Dynamo, which traces this, all numbers have the types of constants.
+    return (is_traced() or isinstance(number, (torch.SymInt, torch.SymFloat))) and not is_constant(number)
 
 
 def scalar(name: str, value: Any, x: Tensor) -> float | Tensor:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from epigemm.arguments import checks
 from epigemm.arguments.modes import Block, Mode, Shared
+from epigemm.arguments.traced import is_traced
 from epigemm.packs import weight_packs
 
 active = False
@@ -19,7 +19,6 @@ active = False
 traced: bool | None = None
 """The choice of code under torch.compile. Dynamo can trace writes of a global, but not locks and thread-locals."""
 
-_is_compiling = torch.compiler.is_compiling
 
 _shared = Shared(__name__)
 _mode = Mode(_shared)
@@ -31,7 +30,7 @@ def enabled() -> bool:
     While torch.compile traces, a block around the compiled function counts if any thread is in one. Dynamo can guard
     on the global `active`, but not on a thread-local.
     """
-    if _is_compiling():
+    if is_traced():
         return active if traced is None else traced
     return _mode.enabled(traced)
 
@@ -58,7 +57,7 @@ def set_keep_packs(enabled: bool) -> None:
         >>> epigemm.set_keep_packs(False)
     """
     checks.flag("enabled", enabled)
-    if _is_compiling():
+    if is_traced():
         _trace(enabled)
         return
     global traced
@@ -106,14 +105,14 @@ class keep_packs(Block):
         self._before: list[bool | None] = []  # what `traced` was before the blocks that a compiler traced
 
     def __enter__(self) -> keep_packs:
-        if _is_compiling():
+        if is_traced():
             self._before.append(_trace(self._enabled))
         else:
             _mode.enter(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Undo what __enter__ did. `_is_compiling` may have changed since, because a graph break in the block ends the
+        # Undo what __enter__ did. `is_traced` may have changed since, because a graph break in the block ends the
         # trace.
         if self._before:
             _trace(self._before.pop())

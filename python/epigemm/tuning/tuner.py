@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.traced import is_traced
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
 from epigemm.explain import results
@@ -261,7 +262,7 @@ def _may_measure(x: Tensor) -> bool:
     """Whether x is a plain tensor that is not traced, and no CUDA graph is being captured."""
     return (
         type(x) in (Tensor, Parameter)
-        and not torch.compiler.is_compiling()
+        and not is_traced()
         and not torch._C._len_torch_dispatch_stack()
         and not weight_packs.capturing(x.device)
     )

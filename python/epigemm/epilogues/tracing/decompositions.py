@@ -15,10 +15,10 @@ from epigemm.epilogues.tracing.steps import KEPT
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """For `make_fx`: by overload."""
-    from torch._decomp import (
-        core_aten_decompositions,
-    )  # takes seconds to import, so only at the first decoration
+    """By overload."""
+    # They take seconds to import, so only at the first decoration.
+    from torch._decomp import core_aten_decompositions
+    from torch._decomp.decompositions import sym_numel
 
     aten = torch.ops.aten
     core: Any = core_aten_decompositions()
@@ -41,6 +41,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.huber_loss.default: _huber_loss,
     }
     table |= {overload: _rounded_once(function) for overload, function in ours.items()}
+    table[aten.sym_numel.default] = sym_numel  # as `make_fx` has it
     xlog1py = aten.special_xlog1py
     table[xlog1py.other_scalar] = lambda a, b: xlog1py(a, aten.full_like(a, b))
     table[xlog1py.self_scalar] = lambda a, b: xlog1py(aten.full_like(b, a), b)

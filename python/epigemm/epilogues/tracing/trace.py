@@ -1,4 +1,4 @@
-"""A Python function -> a program: `make_fx` with the core ATen decompositions, then `steps`.
+"""A Python function -> a program: what `make_fx` makes, with the core ATen decompositions, then `steps`.
 
 The function is called with fake fp32 tensors whose sizes are symbols, and with scalars that are symbolic numbers. A
 decision that depends on one of them leaves a guard, which is an error here. Torch's symbols are never 1, so the
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
-from epigemm.epilogues.tracing.decompositions import decompositions
+from epigemm.epilogues.tracing.graphs import traced_graph
 from epigemm.epilogues.tracing.lines import is_users, return_line, user_line
 from epigemm.epilogues.tracing.program import FLOAT, REAL, Program, Step, Value, rewritten, words
 from epigemm.epilogues.tracing.results import Results, Structure, described, filled, structured
@@ -169,7 +169,6 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
 
     # Modes around the decoration must not affect the epilogue: fake tensors, inference mode, autocast.
     with (
-        _one_at_a_time,
         torch._guards.tracing(None),
         _disable_current_modes(),
         torch.inference_mode(False),
@@ -185,21 +184,22 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
 def _default_of_fp32() -> Iterator[None]:
     """Numbers such as `torch.where(condition, 1.0, 0.1)` are fp32, whatever torch's default dtype is at the decoration.
 
-    That setting is the whole process's, and is touched only if it is another one.
+    That setting is the whole process's, and is touched only if it is another one. The lock is for threads that decorate
+    at the same time: one would see the setting of another, and not that it is restored.
     """
-    before = torch.get_default_dtype()
-    if before is torch.float32:
-        yield
-        return
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with _default_dtype:
+        before = torch.get_default_dtype()
+        if before is torch.float32:
+            yield
+            return
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
-_one_at_a_time = threading.RLock()
-"""`make_fx` replaces parts of torch while it traces."""
+_default_dtype = threading.RLock()
 
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
@@ -260,7 +260,6 @@ def _trace_once(
 ) -> tuple[Results, _Watch]:
     from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     environment = _environment_type()(specialize_zero_one=True, duck_shape=True)
@@ -303,7 +302,7 @@ def _trace_once(
         return f"{name} ({line}): {reason}"
 
     try:
-        module = make_fx(traced, decomposition_table=decompositions())(*arguments)
+        module = traced_graph(traced, arguments)
     except Refusal as refusal:
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
         raise error(refused(*(watch.first or (watch.line, refusal)))) from None

@@ -1,0 +1,125 @@
+"""Who traces the code that runs: a question about this thread, whatever other threads do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import epigemm
+from epigemm.arguments.traced import is_exporting, is_traced
+from epigemm.calls import entry
+from tests.support.other_threads import compile_until, export_until, others
+
+X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
+
+
+@epigemm.epilogue
+def own(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
+    return torch.tanh(acc + bias)
+
+
+@epigemm.epilogue
+def sums(acc: Tensor, bias: epigemm.PerColumn) -> Any:
+    z = acc + bias
+    return z, z.sum(0)
+
+
+def run_in_the_mode(inside: Callable[[], None]) -> None:
+    with epigemm.batch_invariant():
+        inside()
+
+
+def keep_packs(inside: Callable[[], None]) -> None:
+    with epigemm.keep_packs():
+        inside()
+
+
+CALLS: dict[str, Callable[[], Any]] = {
+    "linear_relu": lambda: epigemm.linear_relu(X, WEIGHT, BIAS),
+    "linear_relu_div": lambda: epigemm.linear_relu_div(X, WEIGHT, BIAS, divisor=2),
+    "linear_glu": lambda: epigemm.linear_glu(X.half(), WEIGHT.half(), BIAS.half()),
+    "own": lambda: own(X, WEIGHT, BIAS),
+    "sums": lambda: sums(X, WEIGHT, BIAS),
+    "recorded": lambda: epigemm.linear_gelu(X.clone().requires_grad_(), WEIGHT, BIAS),
+    "batch_norm": lambda: epigemm.nn.LinearBatchNormReLU(8, 4)(X).shape,
+    "mode": lambda: epigemm.is_batch_invariant(),
+}
+OTHERS = {
+    "compiles": (compile_until,),
+    "exports": (export_until,),
+    "compiles, another in the mode": (compile_until, run_in_the_mode, keep_packs),
+    "exports, another in the mode": (export_until, run_in_the_mode, keep_packs),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_other_threads_do_is_not_asked(what: str) -> None:
+    alone = {name: call() for name, call in CALLS.items()}
+    with others(*OTHERS[what]):
+        assert not is_traced() and not is_exporting()
+        assert entry.sees(X) is None
+        for name, call in CALLS.items():
+            torch.testing.assert_close(call(), alone[name], rtol=0, atol=0, msg=name)
+
+
+def test_a_graph_that_is_compiled_while_another_thread_exports() -> None:
+    """It holds the operators of compiled graphs, and functions that no file can hold."""
+    graphs = list[torch.fx.Graph]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph.graph)
+        return graph.forward
+
+    def both(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, WEIGHT) + own(x, WEIGHT, BIAS)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(both, backend=backend, fullgraph=True)
+    with others(export_until), torch.no_grad():
+        found = compiled(X)
+    torch.testing.assert_close(found, F.linear(X, WEIGHT).relu() + torch.tanh(F.linear(X, WEIGHT, BIAS)))
+    assert any(node.target is torch.ops.epigemm._linear_into.default for node in graphs[0].nodes)
+
+
+class Asks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 2 * is_exporting() + 1 * is_traced()
+
+
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    {
+        "none": (lambda ask: ask, 0),
+        "compile": (lambda ask: torch.compile(ask, backend="eager", fullgraph=True), 1),
+        "make_fx": (lambda ask: make_fx(ask)(X), 0),
+        "export": (lambda ask: torch.export.export(ask, (X,)).module(), 2),
+        "strict export": (lambda ask: torch.export.export(ask, (X,), strict=True).module(), 3),
+    }.values(),
+    ids=["none", "compile", "make_fx", "export", "strict export"],
+)
+def test_this_thread(trace: Callable[[Asks], Callable[[Tensor], Tensor]], expected: int) -> None:
+    torch._dynamo.reset()
+    assert torch.equal(trace(Asks())(torch.zeros(6, 8)), torch.full((6, 8), float(expected)))
+
+
+def test_scalars_that_are_symbols_of_any_tracer() -> None:
+    """A size as a scalar is no constant of the program, whoever traces."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return epigemm.linear_relu_div(x, WEIGHT, BIAS, divisor=x.shape[0] * 0.5)
+
+    def check(program: Callable[[Tensor], Tensor]) -> None:
+        for rows in (5, 9):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(program(x), F.linear(x, WEIGHT, BIAS).relu() / (rows * 0.5))
+
+    batch = torch.export.Dim("batch", min=2)
+    check(torch.export.export(Scaled(), (X,), dynamic_shapes={"x": {0: batch}}).module())
+    check(make_fx(Scaled(), tracing_mode="symbolic", _allow_non_fake_inputs=True)(X))

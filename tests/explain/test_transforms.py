@@ -1,0 +1,132 @@
+"""`explain` where tensors stand for others: an explanation, or an error that says what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import epigemm
+
+X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
+Function = Callable[[Tensor], Tensor]
+
+
+@epigemm.epilogue
+def own(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
+    return torch.tanh(acc + bias)
+
+
+@epigemm.epilogue
+def several(acc: Tensor, bias: epigemm.PerColumn) -> Any:
+    return acc + bias, acc.sum(0)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = epigemm.nn.LinearGELU(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found
+
+
+class Batched(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda z: epigemm.linear_relu(z, WEIGHT, BIAS))(x[None])
+
+
+FUNCTIONS: dict[str, Any] = {
+    "linear_relu": epigemm.linear_relu,
+    "own": own,
+    "several": several,
+    "linear_glu": epigemm.linear_glu,
+    "linear_scale_batch_norm": lambda: None,
+    "elementwise": own.elementwise,
+    "layer": Layer(),
+    "model": Batched(),
+}
+
+
+def arguments(name: str, x: Tensor) -> tuple[Any, ...]:
+    if name in ("layer", "model"):
+        return (x,)
+    return (x[:, :4], BIAS) if name == "elementwise" else (x, WEIGHT, BIAS)
+
+
+class Module(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def with_modes(function: Function, *modes: Any) -> None:
+    for mode in modes:
+        with mode:
+            function(X)
+
+
+WHERE: dict[str, Callable[[Function], Any]] = {
+    "grad": lambda f: torch.func.grad(f)(X),
+    "vmap": lambda f: torch.vmap(f)(X[None]),
+    "jvp": lambda f: torch.func.jvp(f, (X,), (X,)),
+    "hessian": lambda f: torch.func.hessian(f)(X),
+    "functionalize": lambda f: torch.func.functionalize(f)(X),
+    "compile": lambda f: torch.compile(f, backend="eager")(X),
+    "aot": lambda f: torch.compile(f, backend="aot_eager")(X.clone().requires_grad_()),
+    "make_fx": lambda f: make_fx(f)(X),
+    "export": lambda f: torch.export.export(Module(f), (X,)),
+    "modes": lambda f: with_modes(
+        f, torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.profiler.profile()
+    ),
+    "fake": lambda f: with_modes(
+        lambda x: f(torch.empty_like(x)), FakeTensorMode(allow_non_fake_inputs=True)
+    ),
+}
+del FUNCTIONS["linear_scale_batch_norm"]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_says_what_it_can(name: str, where: str) -> None:
+    torch._dynamo.reset()
+    texts = list[str]()
+
+    def explained(x: Tensor) -> Tensor:
+        try:
+            texts.append(str(epigemm.explain(FUNCTIONS[name], *arguments(name, x))))
+        except RuntimeError as error:
+            texts.append(str(error))
+        return x.sum()
+
+    explained_by = explained if where not in ("compile", "aot") else _explaining(name, texts)
+    WHERE[where](explained_by)
+    assert texts
+    for text in texts:
+        assert "kernel" in text or "PyTorch" in text or text.startswith("explain: got a call"), text
+
+
+def _explaining(name: str, texts: list[str]) -> Function:
+    def explained(x: Tensor) -> Tensor:
+        texts.append(str(epigemm.explain(FUNCTIONS[name], *arguments(name, x))))
+        return x.sum()
+
+    return explained
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_model_that_maps_a_call(is_fused: bool) -> None:
+    model: Any = epigemm.fuse(Batched()) if is_fused else Batched()
+    found = epigemm.explain(model, X)
+    (product,) = list(found)
+    assert (product.function, product.runs) == ("bias_relu", "a call by vmap")
+    assert "vmap makes one call" in str(found)
