@@ -306,8 +306,9 @@ def test_equal_results_are_tensors_of_their_own(
     elif way == "vmap":
         got = torch.vmap(lambda each: function(each, weight, bias))(x)
     else:
-        torch._dynamo.reset()
-        got = torch.compile(function, backend="aot_eager", fullgraph=True)(x, weight, bias)
+        torch.compiler.reset()
+        compiled: Any = torch.compile(function, backend="aot_eager", fullgraph=True)
+        got = compiled(x, weight, bias)
     leaves, found = structured(got)
     assert found == structure and len(leaves) == len(want)
     leaves = [each.detach() for each in leaves]

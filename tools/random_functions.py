@@ -253,7 +253,8 @@ def _compare(
     for number, (result, one, other) in enumerate(zip(function.results, leaves, want, strict=True)):
         where = f"{about}: result {number}, {result}"
         assert one.dtype == dtype_of(result, dtype) and one.shape == other.shape, where
-        bound = off(result, *first[number], dtype).reshape(other.shape)
+        value, spread = first[number]
+        bound = off(result, value, spread, dtype).reshape(other.shape)
         assert torch.equal(one.isnan(), other.isnan()), f"{where}: NaN"
         wrong = (one.double() - other).abs() > 1.01 * bound + torch.finfo(one.dtype).tiny
         worst = ((one.double() - other).abs() / bound).nan_to_num(0.0).max() if one.numel() else 0.0

@@ -82,7 +82,7 @@ def calls(m: int, n: int, k: int, dtype: torch.dtype) -> dict[str, Call]:
         "relu_div": lambda x, i: epigemm.linear_relu_div(x, w, b, divisor=3.0),
         "scale": lambda x, i: epigemm.linear_scale(x, w, b, vector),
         "scale_batch_norm": lambda x, i: epigemm.linear_scale_batch_norm(x, w, b, vector, vector, vector),
-        **{type(layer).__name__: lambda x, i, layer=layer: layer(x) for layer in layers},
+        **{type(layer).__name__: lambda x, i, layer=layer: layer(x) for layer in layers},  # type: ignore[misc]
         "fused": lambda x, i: fused(x),
     }
 

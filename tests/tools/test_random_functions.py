@@ -74,7 +74,7 @@ def test_how_far_a_result_may_be_off() -> None:
         result = Result(0.0, kind, 0, correction=1.0)
         bound = random_functions.off(result, value, error, torch.float64)
         for sign in (torch.ones_like(value), (value - value.mean(0)).sign()):
-            change = (function(value + sign * error) - function(value)).abs()
+            change = (function(value + sign * error) - function(value)).abs()  # type: ignore[no-untyped-call]
             assert bool((change <= bound * (1 + 1e-9)).all()), kind
     assert bool((bound < 0.02).all())
 

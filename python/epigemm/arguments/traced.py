@@ -44,4 +44,4 @@ def is_exporting() -> bool:
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, before which Dynamo breaks its graph: it runs at once, not when the graph runs."""
     compiler = sys.modules.get("torch._dynamo")
-    return function if compiler is None else compiler.disable(function)  # type: ignore[no-any-return]
+    return function if compiler is None else compiler.disable(function)

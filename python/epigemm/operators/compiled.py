@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ def is_constant(number: float) -> bool:
     return has_static_value(number)
 
 
-def is_symbol(number: Any) -> bool:
+def is_symbol(number: Any) -> TypeGuard[float]:
     """Whether a scalar is a symbol of the trace that goes on here."""
     # For Dynamo, which traces this, all numbers have the types of constants.
     return (is_traced() or isinstance(number, (torch.SymInt, torch.SymFloat))) and not is_constant(number)

@@ -129,7 +129,7 @@ def test_fp32_beside_fp64_is_rounded_to_fp32(activation: Any) -> None:
     """Two numbers chosen by a condition are fp32, as in PyTorch, and so is a function of them: here to its last bit."""
 
     def function(acc: Tensor) -> Tensor:
-        return activation(torch.where(acc > 0, 0.3, -0.7)) * acc
+        return activation(torch.where(acc > 0, 0.3, -0.7)) * acc  # type: ignore[no-any-return]
 
     acc = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     found = epigemm.epilogue(function).elementwise(acc) / acc
