@@ -12,6 +12,7 @@ _Class = TypeVar("_Class", bound=type[Any])
 _SCALAR = "a number, or a 0-d floating tensor on x's device (read there, without synchronising; it may have a gradient)"
 _ACTIVATION = '"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh" or "identity" (none).'
 _APPROXIMATE = '"none": with erf; or "tanh".'
+_SMALL_EPS = "Below 2^-126 nothing is folded: PyTorch's `batch_norm` computes the result."
 _SHARED = {
     "bias": "`[N]` or None.",
     "scale": "`[N]`, of x's dtype or fp32 (fp64 beside fp64), or None for 1.",
@@ -19,7 +20,7 @@ _SHARED = {
     "running_var": "`[N]`.",
     "bn_weight": "`[N]` or None for 1 (`affine=False`).",
     "bn_bias": "`[N]` or None for 0.",
-    "eps": "a finite number >= 0.",
+    "eps": f"a finite number >= 0. {_SMALL_EPS}",
 }
 _LINEAR = {
     "x": "`[..., K]`.",
@@ -46,7 +47,7 @@ _MODULE = {
     "approximate": _APPROXIMATE,
     "activation": _ACTIVATION,
     "init_values": "the initial value of each element of `layer_scale`.",
-    "eps": "BatchNorm's epsilon.",
+    "eps": f"BatchNorm's epsilon. {_SMALL_EPS}",
     "momentum": "BatchNorm's momentum; None for the cumulative average.",
     "affine": "whether BatchNorm has a weight and a bias.",
     "track_running_stats": "whether there are running statistics; without them, eval mode uses the batch's own, too.",
