@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.models.registry import NETWORKS
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PERFORMANCE, FUSE, NUMERICS, MIGRATING = (
@@ -336,46 +338,22 @@ def test_first_calls() -> None:
 
 PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf16": "bf16"}
 VARIANTS = {
-    "eager / `fuse(model, cuda_graphs=True)`": "graphs_vs_eager",
     '`torch.compile` / with the backend "epigemm"': "backend_vs_compile",
     'the same with `mode="reduce-overhead"`': "overhead_vs_compile",
 }
 
 
-@pytest.mark.parametrize("gpu", ["H100", "H200"])
-def test_whole_models(gpu: str) -> None:
-    """Each case that was reached, and the geometric means, of inference and of training."""
-    measured = cases(FOLDERS[f"An {gpu}"], "models-fuse")
-    *models, means = table(FUSE, f"| {gpu} | small, large batch |")
-    compared = 0
-    for column, precision in (
-        *PRECISIONS.items(),
-        ("training, fp32", "fp32_highest"),
-        ("training, bf16", "bf16"),
-    ):
-        mode = "training" if "training" in column else "inference"
-        found: dict[str, list[float]] = {"small": [], "large": []}
-        for row in models:
-            sizes = dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
-            places = ["large"] if mode == "training" else ["small", "large"]
-            for place, figure in zip(places, row[column].split(", "), strict=True):
-                case = measured.get(f"{row[gpu]}/{precision}/{mode}/{sizes[place]}")
-                assert figure == (f"{case['fuse_vs_eager']:.2f}" if case else "-"), (row, column, place)
-                found[place] += [case["fuse_vs_eager"]] if case else []
-        compared += sum(map(len, found.values()))
-        assert means[column] == ", ".join(f"{mean_of(each):.2f}" for each in found.values() if each)
-    assert compared == len(measured)
-
-
-def test_whole_models_in_cuda_graphs_and_compiled() -> None:
+def test_whole_models() -> None:
     """Of the H100: geometric means, and the least upper quartile of a case; of the record that is there."""
     variant = ""
     rows_of_means = table(FUSE, "| what | batch |")
-    assert len(rows_of_means) == 6
-    models = table(FUSE, "| H100 | small, large batch |")[:-1]
+    assert len(rows_of_means) == 4
     sizes = {
-        row["H100"]: dict(zip(("small", "large"), row["small, large batch"].split(", "), strict=True))
-        for row in models
+        name: {
+            place: "x".join(map(str, batch))
+            for place, batch in zip(("small", "large"), network.batches, strict=True)
+        }
+        for name, network in NETWORKS.items()
     }
     for row in rows_of_means:
         variant = VARIANTS.get(row["what"], variant)

@@ -80,7 +80,6 @@ def test_a_planted_font_is_found() -> None:
 PUBLIC = {
     *(f"epigemm.{name}" for name in epigemm.__all__ if name not in NOT_CALLED),
     *(f"epigemm.nn.{name}" for name in epigemm.nn.__all__),
-    "epigemm.fusion.watch",
 }
 
 

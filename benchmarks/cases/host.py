@@ -13,7 +13,6 @@ from torch import Tensor, fx, nn
 import epigemm
 from benchmarks.cases import Shape, compile_in_this_process, matching
 from epigemm import PerColumn
-from epigemm.fusion.host import Launches
 from epigemm.fusion.rewrite import fuse_module
 from epigemm.fusion.site import Site
 from epigemm.tuning.timing import Run
@@ -76,8 +75,7 @@ def _site(module: nn.Module, x: Tensor, layer: nn.Linear) -> Runs:
     found: list[Callable[..., Tensor]] = []
 
     def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., Any]:
-        # Whether the GPU waits for the host would decide at such sizes. In a CUDA graph it does not.
-        fuse_module(graph_module, strict=True, launches=Launches.CUDA_GRAPH)
+        fuse_module(graph_module, strict=True, one_by_one=True)
         found.extend(node.target for node in graph_module.graph.nodes if isinstance(node.target, Site))
         return graph_module.forward
 

@@ -25,7 +25,7 @@ from benchmarks.models.pool import Pool
 
 METHOD = " ".join(str(__doc__).split("\n\n")[1].split())
 TIME_BUDGET_S = 540.0
-DEFAULT = ("fuse", "backend")
+DEFAULT = ("eager_options", "backend")
 """The variants that are measured where none are named."""
 
 
@@ -57,7 +57,7 @@ def _row(name: str, case: Mapping[str, Any], ratio: str, pair: tuple[str, str]) 
         f"{number(q1)} {number(q3)}",
     ]
     row += [both(case.get(which, {})) for which in ("host_ms", "device_ms")]
-    if ratio == VARIANTS["fuse"].ratio:
+    if ratio == VARIANTS["eager_options"].ratio:
         chains = case.get("chains")
         row.append(f"{chains['taken']} of {chains['followed']}" if chains else "")
     return [*row, "yes" if case["right"] else "NO"]
@@ -67,9 +67,6 @@ def remarks(figures: Mapping[str, Any]) -> list[str]:
     """What there is to say of a record besides its tables."""
     lines = [f"missed: {text}" for text in figures["missed"]]
     lines += [f"WRONG: {case}: {figures['cases'][case]['errors']}" for case in figures["wrong"]]
-    for name, case in figures["cases"].items():
-        graphs = case.get("cuda_graphs", {"captured": 1})
-        lines += [] if graphs["captured"] else [f"not captured: {name}: {'; '.join(graphs['reasons'])}"]
     for what in ("failed", "skipped", "not_reached"):
         reasons: dict[str, list[str]] = {}
         for name, why in figures[what].items():

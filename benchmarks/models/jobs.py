@@ -53,9 +53,9 @@ class Variant:
 
 
 VARIANTS = {
-    "fuse": Variant("fuse_vs_eager", "eager", "fuse"),
+    "eager_options": Variant("eager_options_vs_eager", "eager", "eager_options"),
     "backend": Variant("backend_vs_compile", "compile", "backend"),
-    "graphs": Variant("graphs_vs_eager", "eager", "graphs", (INFERENCE,)),
+    "whole": Variant("backend_vs_eager", "eager", "whole"),
     "overhead": Variant("overhead_vs_compile", "compile_overhead", "backend_overhead", (INFERENCE,)),
 }
 RATIOS = tuple(variant.ratio for variant in VARIANTS.values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import fcntl
-import inspect
 import math
 import os
 import tempfile
@@ -116,25 +115,22 @@ def _upstream(model: nn.Module, inputs: Inputs) -> Tensor:
 
 def why_not(name: str, device: torch.device, *, quick: bool) -> str:
     """Why a variant cannot be measured here; empty where it can."""
-    if name in ("graphs", "overhead") and device.type != "cuda":
+    if name == "overhead" and device.type != "cuda":
         return "CUDA graphs need a GPU"
     if name == "overhead" and quick:
         return "a quick run has no Inductor"
-    if name == "graphs" and "cuda_graphs" not in inspect.signature(epigemm.fuse).parameters:
-        return "epigemm.fuse has no argument cuda_graphs here"
     return ""
 
 
 def forwards(job: Job, model: nn.Module, *, quick: bool) -> dict[str, Any]:
     """Both ways of a variant to call the model, by name."""
-    fuse: Any = (
-        epigemm.fuse
-    )  # whose arguments are those of this checkout; a failure of its own pass is one of the job
     compiler = "aot_eager" if quick else "inductor"
-    if job.name == "fuse":
-        return {EAGER: model, "fuse": fuse(model, strict=True)}
-    if job.name == "graphs":
-        return {EAGER: model, "graphs": fuse(model, strict=True, cuda_graphs=True)}
+    own = {"eager_options": "eager", "whole": compiler}.get(job.name)
+    if own is not None:  # a failure of epigemm's pass is one of the job
+        return {
+            EAGER: model,
+            job.name: epigemm.fuse(model, options={"backend": own}, strict=True, dynamic=False),
+        }
     if job.name == "backend":
         options: dict[str, Any] = {"backend": compiler}
         return {
@@ -177,8 +173,6 @@ def prepare(job: Job, device: torch.device, *, quick: bool) -> Prepared:
     if report is not None:
         products = len(report.sites) + len(report.skipped)
         prepared.about["chains"] = dict(zip(("followed", "taken"), report.chains, strict=True))
-        if (graphs := getattr(report, "cuda_graphs", None)) is not None:
-            prepared.about["cuda_graphs"] = {"captured": graphs.captured, "reasons": list(graphs.reasons)}
         prepared.about["products"] = {"all": products, "fused": len(report.sites)}
     return prepared
 

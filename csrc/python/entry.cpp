@@ -3,11 +3,9 @@
 #include <exception>
 #include <string>
 
-#include "python/kind.h"
 #include "python/plain.h"
 #include "python/state.h"
 #include "python/torch.h"
-#include "python/watch.h"
 
 namespace epigemm::python {
 namespace {
@@ -365,9 +363,6 @@ PyMODINIT_FUNC PyInit__entry() {
                                   method("products", &answer<ProductsArguments>),
                                   method("elementwise", &answer<ElementwiseArguments>),
                                   method("derivative", &answer<DerivativeArguments>),
-                                  method("kind", &kind),
-                                  method("watch", &watch),
-                                  method("changes", &changes),
                                   {nullptr, nullptr, 0, nullptr}};
   static PyModuleDef definition = {
       PyModuleDef_HEAD_INIT, "_entry", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -17,6 +17,8 @@ from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import BIAS
 from epigemm.packs.weight_packs import PackedWeight
 
+_may_be_exporting = torch.compiler.is_exporting  # of any thread
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -68,7 +70,7 @@ class Decorated:
     def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
         """The operands' values in order, one for each."""
         specs = self.traced.operands
-        if is_exporting():
+        if _may_be_exporting() and is_exporting():
             self._refuse_to_be_saved("torch.export")
         if not named and len(operands) == len(specs) and not self.without:
             return operands

@@ -76,10 +76,10 @@ def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         return explanation.explain(fn_or_module, *args, **kwargs)
     module, name = fn_or_module, type(fn_or_module).__name__
     _refuse(module)
-    fused = _is_fused(module)
-    heard = _heard(module, args, kwargs)
-    if fused:
+    if any(map(_is_fused, module.modules())):
+        heard = _heard(module, args, kwargs, fused=True)
         return ModuleExplanation(f"{name}, fused by epigemm.fuse", heard.products, _notes(heard))
+    heard = _heard(module, args, kwargs)
     if heard.calls or not heard.products:
         notes = _notes(heard)
         if any(each.runs == BY_TORCH for each in heard.products):
@@ -88,15 +88,17 @@ def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     return _if_fused(module, heard, args, kwargs)
 
 
-def _heard(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Listener:
-    """Call a module, and note its products."""
+def _heard(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: bool = False
+) -> Listener:
+    """Call a module, and note its products; `fused`: of the graphs that fused modules in it, or `fuse`, make."""
     listener = Listener(module)
     with ExitStack() as stack:
         stack.enter_context(kept(module))
-        if _FUSION in sys.modules:
-            from epigemm.fusion.report import watch
+        if fused:
+            from epigemm.fusion.explaining import interpreted
 
-            stack.enter_context(watch())  # makes fused models look for a listener
+            stack.enter_context(interpreted(module, listener))
         stack.enter_context(listener)
         module(*args, **kwargs)
     return listener
@@ -106,14 +108,13 @@ def _if_fused(
     module: nn.Module, heard: Listener, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ModuleExplanation:
     """What `fuse` would make of a module that uses nothing of epigemm."""
-    from epigemm.fusion.model import trial_copy
+    from epigemm.fusion.model import why_not
 
     about = f"{type(module).__name__} is not fused; what epigemm.fuse(model) would run"
-    made = trial_copy(module)
-    if isinstance(made, str):
-        notes = [f"fuse would leave it alone: {made}", *_notes(heard)]
+    if reason := why_not(module):
+        notes = [f"fuse would leave it alone: {reason}", *_notes(heard)]
         return ModuleExplanation(about, heard.products, notes)
-    tried = _heard(made, args, kwargs)
+    tried = _heard(module, args, kwargs, fused=True)
     if not tried.products:  # as of nn.LSTM, which Dynamo leaves to PyTorch
         notes = ["none of these products is in a graph that fuse sees", *_notes(tried)]
         return ModuleExplanation(about, heard.products, notes)
@@ -153,8 +154,7 @@ def _refuse(module: nn.Module) -> None:
                 f"module: got a {kind} whose first call makes its parameters; accepted is one that was called"
             )
         own = vars(each).get("_compiled_call_impl")
-        is_ours = type(own).__module__ == f"{_FUSION}_call"
-        if hasattr(each, "_orig_mod") or (own is not None and not is_ours):
+        if hasattr(each, "_orig_mod") or (own is not None and not _is_fused(each)):
             raise ValueError(
                 f"module: got a {kind} that torch.compile has compiled; accepted are the model itself "
                 "(`_orig_mod` of it) and fused ones. options={'report': print} of the backend tells of compiled graphs"

@@ -41,6 +41,7 @@ from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning.reasons import Reason
 
 # Looked up once, because a plain call takes the host only microseconds.
+_may_be_exporting = torch.compiler.is_exporting  # of any thread
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -176,7 +177,7 @@ def _options(
 ) -> tuple[str, str, bool, bool]:
     """The checked options of a call: precision, pack use, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)
-    if is_traced() or is_exporting():
+    if is_traced() or (_may_be_exporting() and is_exporting()):
         asked = compiled.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)

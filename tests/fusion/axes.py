@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
+from tests.fusion.eager import fuse_eagerly
 
 B, S, C = 3, 6, 6  # square: an axis that is taken for another one gives other numbers, and no error
 
@@ -54,7 +55,7 @@ def outcome(called: Any, model: nn.Module, learns: bool, dtype: torch.dtype) -> 
 def fused(model: nn.Module, road: str) -> tuple[Any, epigemm.FusionReport]:
     """The model fused in place by `fuse`, or compiled by the backend; and the report."""
     if road == "fuse":
-        called: Any = epigemm.fuse(model, inplace=True)
+        called: Any = fuse_eagerly(model, inplace=True)
         return called, called.fusion_report
     report = epigemm.FusionReport()
     options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}

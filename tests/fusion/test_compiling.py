@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-import epigemm
 from epigemm.fusion import FusionReport
+from tests.fusion.eager import fuse_eagerly
 from tests.support.untyped import backward
 
 IN, OUT = 12, 8
@@ -219,7 +219,7 @@ def test_nesting(inner: str) -> None:
     plain = copy.deepcopy(blocks)
     wrapped: Any = {
         "compiled": lambda: compiled(blocks[0], []),
-        "fused": lambda: epigemm.fuse(blocks[0]),
+        "fused": lambda: fuse_eagerly(blocks[0]),
         "disabled": lambda: torch._dynamo.disable(blocks[0]),  # type: ignore[no-untyped-call]
     }[inner]()
 

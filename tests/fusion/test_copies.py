@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epigemm.fusion.copies import copied
+from epigemm.fusion.model import copied
 
 
 class Model(nn.Module):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.fusion import FusionReport, dynamo
-from epigemm.fusion.host import Launches
 from tests.fusion.layers import IN, OUT, ROWS, SPELLINGS, Spelling
 from tests.fusion.test_spellings import NOT_DIFFERENTIABLE, draw
 from tests.support.untyped import backward
@@ -150,41 +149,6 @@ def test_inductor_compiles_the_rest() -> None:
             warnings.simplefilter("error", UserWarning)
             fast: Any = torch.compile(model, backend="epigemm", fullgraph=True, **settings)
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-
-
-def test_without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo, "_why_no_inductor", lambda cuda: "there is no compiler")
-    model = nn.Sequential(nn.Linear(IN, OUT), nn.ReLU())
-    x = draw()
-    fast: Any = torch.compile(model, backend="epigemm", fullgraph=True)
-    with pytest.warns(UserWarning, match="there is no compiler"):
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("backend", "settings", "launches"),
-    [
-        ("inductor", {}, Launches.INDUCTOR),
-        ("inductor", {"mode": "reduce-overhead"}, Launches.INDUCTOR_GRAPH),
-        ("eager", {}, Launches.EAGER),
-        ("cudagraphs", {}, Launches.CUDA_GRAPH),
-    ],
-)
-def test_who_launches(
-    monkeypatch: pytest.MonkeyPatch, backend: str, settings: dict[str, Any], launches: Launches
-) -> None:
-    class Seen(Exception):
-        pass
-
-    def fuse_module(graph_module: torch.fx.GraphModule, **given: Any) -> FusionReport:
-        assert given["launches"] is launches
-        raise Seen
-
-    monkeypatch.setattr(dynamo, "fuse_module", fuse_module)
-    with pytest.raises(Seen):
-        dynamo.epigemm_backend(
-            torch.fx.symbolic_trace(nn.ReLU()), [], options={"backend": backend}, **settings
-        )
 
 
 def test_a_callable_for_the_rest() -> None:

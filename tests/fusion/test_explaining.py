@@ -1,4 +1,4 @@
-"""`epigemm.explain` of a fused model: what its graphs run, or why the model runs as it was."""
+"""`epigemm.explain` of a fused model: what its graphs run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import epigemm
-from epigemm.fusion import kinds, site
-from tests.fusion.test_spellings import report_of
+from epigemm.fusion import site
+from tests.fusion.eager import fuse_eagerly, report_of
 from tests.support.pieces import Road
 
 
@@ -43,7 +42,7 @@ def model() -> Model:
 
 
 def test_each_product_has_its_layers_name(model: Model) -> None:
-    fused, x = epigemm.fuse(model), torch.randn(6, 16)
+    fused, x = fuse_eagerly(model), torch.randn(6, 16)
     found = epigemm.explain(fused, x)
     assert found.about == "Model, fused by epigemm.fuse"
     names = [each.name for each in found]
@@ -59,7 +58,7 @@ def test_each_product_has_its_layers_name(model: Model) -> None:
 
 def test_it_is_the_road_that_runs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fused call that the model makes is told, and no other."""
-    fused, x = epigemm.fuse(model.eval()), torch.randn(6, 16)
+    fused, x = fuse_eagerly(model.eval()), torch.randn(6, 16)
     found = epigemm.explain(fused, x)
     made: list[str] = []
     call = site.Site.__call__
@@ -75,7 +74,7 @@ def test_it_is_the_road_that_runs(model: Model, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_changed_and_calls_go_on(model: Model) -> None:
-    fused, x = epigemm.fuse(model), torch.randn(6, 16)
+    fused, x = fuse_eagerly(model), torch.randn(6, 16)
     before = {name: value.clone() for name, value in fused.state_dict().items()}
     generator = torch.get_rng_state()
     epigemm.explain(fused, x)
@@ -83,72 +82,14 @@ def test_nothing_is_changed_and_calls_go_on(model: Model) -> None:
     for name, value in fused.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert all(each.grad is None for each in fused.parameters()) and fused.training
-    seconds = report_of(fused).seconds
-    torch.testing.assert_close(fused(x), Model.forward(model, x), rtol=1e-4, atol=1e-4)
-    assert report_of(fused).seconds == seconds, "the graph that was explained is the one that runs"
 
 
 def test_a_fused_part_of_a_plain_model(model: Model) -> None:
-    model.blocks[1] = epigemm.fuse(model.blocks[1])
+    model.blocks[1] = fuse_eagerly(model.blocks[1])
     found = epigemm.explain(model, torch.randn(6, 16))
     runs = {each.name: each.explanation is not None for each in found}
     assert runs["blocks.0.fc1"] is False and runs["blocks.1.fc1"] is True
     assert found["blocks.1.fc1"].notes and found["blocks.0.fc1"].runs == "PyTorch's own"
-
-
-def test_why_a_call_runs_as_it_was(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    fused, x = epigemm.fuse(model), torch.randn(6, 16)
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
-    try:
-        found = epigemm.explain(fused, x)
-    finally:
-        handle.remove()
-    assert found.notes == ["Model runs as it was: there are global module hooks"]
-    assert [each.runs for each in found] == ["PyTorch's own"] * 5
-    monkeypatch.setattr(kinds, "ON_CUDA_ALONE", False)
-    fused = epigemm.fuse(model)
-    own = vars(fused)["_compiled_call_impl"]._kinds
-    kind = own.told((x,), {})
-    own.note(kind, gains=False)
-    left = dict(own._left)
-    assert kind in left
-    assert epigemm.explain(fused, x).notes == ["Model runs as it was: nothing is fused in calls of this kind"]
-    own._notes.append(kinds.PLAIN_IS_FASTER)
-    assert epigemm.explain(fused, x).notes[0].endswith(kinds.PLAIN_IS_FASTER)
-    assert own._left == left  # calls that are explained do not count
-
-
-class Mode(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-class UnderMode(nn.Module):
-    """Calls a fused model under a mode of its own, and then without."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.last = inner, nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with Mode():
-            y = self.inner(x)
-        with torch.device("cpu"):
-            return self.last(self.inner(x) + y)  # type: ignore[no-any-return]
-
-
-def test_a_mode_of_the_models_own() -> None:
-    found = epigemm.explain(UnderMode(epigemm.fuse(Block())), torch.randn(6, 16))
-    assert found.notes[0] == "Block runs as it was: a mode that sees every operator is active"
-    assert [each.runs for each in found] == ["PyTorch's own"] * 2 + ["fallback"] * 2 + ["PyTorch's own"]
-    assert torch._C._len_torch_function_stack() == 0
-
-
-def test_cuda_graphs_are_said(model: Model) -> None:
-    found = epigemm.explain(epigemm.fuse(model.eval(), cuda_graphs=True), torch.randn(6, 16))
-    assert "CUDA graphs captured: 0" in found.notes and len(found) == 5
 
 
 class Breaks(nn.Module):
@@ -163,26 +104,14 @@ class Breaks(nn.Module):
 
 
 def test_a_broken_graph_is_said() -> None:
-    found = epigemm.explain(epigemm.fuse(Breaks()), torch.randn(4, 8))
+    found = epigemm.explain(fuse_eagerly(Breaks()), torch.randn(4, 8))
     assert [each.name for each in found] == ["fc1", "fc2"]
     assert found.notes[-1] == "2 graphs: what runs between them is not listed"
 
 
-class Checkpointed(Breaks):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(self.fc1, x, use_reentrant=False)  # type: ignore[no-any-return]
-
-
-def test_what_is_left_while_it_is_compiled_is_told_too() -> None:
-    """The call that finds it out runs the model's own operators: they are listed, and the reason."""
-    found = epigemm.explain(epigemm.fuse(Checkpointed()), torch.randn(4, 8, requires_grad=True))
-    assert "operator of higher order" in found.notes[0]
-    assert [(each.name, each.runs) for each in found] == [("fc1", "PyTorch's own")]
-
-
 def test_a_time_where_a_gpu_decides(road: Road) -> None:
     layer = nn.Linear(road.size[2], road.size[1], device=road.device).requires_grad_(False)
-    fused = epigemm.fuse(nn.Sequential(layer, nn.ReLU()))
+    fused = fuse_eagerly(nn.Sequential(layer, nn.ReLU()))
     (product,) = epigemm.explain(fused, road.x())
     assert product.explanation is not None
     assert product.explanation.us is not None and product.size == road.size

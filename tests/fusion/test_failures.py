@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import epigemm
-from epigemm.fusion import FusionReport, changes, model_call, rewrite
+from epigemm.fusion import FusionReport, rewrite
+from tests.fusion.eager import fuse_eagerly
 
 SAYS = "epigemm's pass failed"
 
@@ -52,9 +54,6 @@ PLANTED: list[tuple[Any, str, Callable[[], Any], type[Exception]]] = [
     (rewrite, "_replace", fails_after_the_first, Planted),
     (rewrite, "fuse_graph", lambda: breaks_the_graph, RuntimeError),
 ]
-IN_FUSE_ALONE: list[tuple[Any, str, Callable[[], Any], type[Exception]]] = [
-    (model_call, "guard_more", lambda: fails, Planted),
-]
 names = "module, name, function, error"
 
 
@@ -80,13 +79,13 @@ def run_quietly(call: Any, x: Tensor) -> tuple[Tensor, list[str]]:
     return result, [str(each.message) for each in seen if SAYS in str(each.message)]
 
 
-@pytest.mark.parametrize(names, [*PLANTED, *IN_FUSE_ALONE])
+@pytest.mark.parametrize(names, PLANTED)
 def test_fuse(
     module: Any, name: str, function: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, function())
     plain = Layers()
-    fused: Any = epigemm.fuse(plain)
+    fused: Any = fuse_eagerly(plain)
     x = torch.randn(3, 4)
     result, said = run_quietly(fused, x)
     torch.testing.assert_close(result, plain(x), rtol=0, atol=0)
@@ -94,25 +93,22 @@ def test_fuse(
     report = fused.fusion_report
     assert not report.sites and {SAYS in skipped.reason for skipped in report.skipped} == {True}, report
     assert f"{error.__name__}: " in str(report) and "and more" not in str(report)
-    again, said = run_quietly(epigemm.fuse(Layers()), x.double().float())
+    again, said = run_quietly(fuse_eagerly(Layers()), x.double().float())
     assert not said and again.shape == result.shape
-    with epigemm.fusion.watch() as unfused:
-        fused(x)
-    assert name == "guard_more" or any(SAYS in reason for _, reason in unfused)
 
 
-@pytest.mark.parametrize(names, [*PLANTED, *IN_FUSE_ALONE])
+@pytest.mark.parametrize(names, PLANTED)
 def test_strict_fuse(
     module: Any, name: str, function: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, function())
-    fused: Any = epigemm.fuse(Layers(), strict=True)
+    fused: Any = fuse_eagerly(Layers(), strict=True)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=f"{SAYS} on a graph: {error.__name__}: ") as caught:
+        with pytest.raises(BackendCompilerFailed, match=f"{SAYS} on a graph: {error.__name__}: ") as caught:
             fused(torch.randn(3, 4))
-        assert type(caught.value.__cause__) is error
+        assert type(caught.value.inner_exception.__cause__) is error
     with pytest.raises(RuntimeError, match=SAYS):
-        epigemm.fuse(Layers(), strict=True, dry_run=True, example_inputs=(torch.randn(3, 4),))
+        fuse_eagerly(Layers(), strict=True, dry_run=True, example_inputs=(torch.randn(3, 4),))
 
 
 @pytest.mark.parametrize(names, PLANTED)
@@ -149,34 +145,35 @@ def test_backend(
 
 def test_what_works_is_not_changed_by_strict() -> None:
     plain, x = Layers(), torch.randn(3, 4)
-    fused: Any = epigemm.fuse(plain, strict=True)
+    fused: Any = fuse_eagerly(plain, strict=True)
     torch.testing.assert_close(fused(x), plain(x))
     assert len(fused.fusion_report.sites) == 2 and not fused.fusion_report.skipped
 
 
-def test_what_dynamo_cannot_compile_is_a_note() -> None:
-    """An error of the model's is the model's, also where it is strict."""
-
-    class Raises(Layers):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.first(x) @ x.new_ones(5, 5)  # type: ignore[no-any-return]
-
-    fused: Any = epigemm.fuse(Raises(), strict=True)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        fused(torch.randn(3, 4))
-    assert any("Dynamo could not compile a part of it: " in note for note in fused.fusion_report.notes)
-
-
+@pytest.mark.parametrize("by", ["fuse", "torch.compile"])
 @pytest.mark.parametrize("strict", [False, True])
-def test_guards_that_cannot_be_made(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo throws the graph away then: the report does not count what was fused in it."""
-    monkeypatch.setattr(changes, "_exactly", fails)
-    plain, x = Layers(), torch.randn(3, 4)
-    fused: Any = epigemm.fuse(plain, strict=strict)
-    torch.testing.assert_close(fused(x), plain(x), rtol=0, atol=0)
-    assert not fused.fusion_report.sites and "Planted: on purpose" in str(fused.fusion_report)
+def test_inductor_fails(by: str, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph runs operator by operator, one warning and the report say so, and `strict` raises it."""
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", fails)
+    plain, reports, x = Layers(), list[FusionReport](), torch.randn(3, 4)
+    options: dict[str, Any] = {"report": reports.append, "strict": strict}
+    made: Any = (
+        epigemm.fuse(plain, options=options)
+        if by == "fuse"
+        else torch.compile(plain, backend="epigemm", options=options)
+    )
+    if strict:
+        with pytest.raises(BackendCompilerFailed, match="on purpose"):
+            made(x)
+        return
+    with pytest.warns(UserWarning, match="Inductor failed on it.*Planted: on purpose") as seen:
+        result = made(x)
+    assert len(seen) == 1
+    torch.testing.assert_close(result, plain(x), rtol=1e-5, atol=1e-5)
+    (report,) = reports
+    assert len(report.sites) == 2 and "Planted: on purpose" in report.skipped[0].reason
 
 
 def test_a_flag() -> None:
     with pytest.raises(TypeError, match="strict: got int; accepted is True or False"):
-        epigemm.fuse(Layers(), strict=1)  # type: ignore[call-overload]
+        fuse_eagerly(Layers(), strict=1)

@@ -1,4 +1,4 @@
-"""Fusion on a GPU: kernels that run, kept packs, and CUDA graphs. Whole models: `test_models.py`."""
+"""Fusion on a GPU: kernels that run, kept packs, and mode="reduce-overhead". Whole models: `test_models.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm.fusion import FusionReport, host, kinds
+from epigemm.fusion import FusionReport
 from epigemm.packs import weight_packs
+from tests.fusion.eager import fuse_eagerly
 from tests.fusion.zoo import deep_mlp
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +34,7 @@ def test_weights_that_nobody_counts_the_writes_of(road: str) -> None:
     """A target network follows by `.data`: a kept pack would be stale, so that none is made unasked."""
     torch._dynamo.reset()
     model = wide()
-    fast = epigemm.fuse(model) if road == "fuse" else compiled(model)
+    fast = fuse_eagerly(model) if road == "fuse" else compiled(model)
     x = torch.randn(4096, 1024, device="cuda")
     with torch.no_grad():
         for _ in range(4):
@@ -49,7 +50,7 @@ def test_packs_that_were_made_on_purpose(road: str) -> None:
     torch._dynamo.reset()
     model = wide()
     packed = [epigemm.pack(layer.weight) for layer in (model[0], model[2])]
-    fast = epigemm.fuse(model) if road == "fuse" else compiled(model)
+    fast = fuse_eagerly(model) if road == "fuse" else compiled(model)
     x = torch.randn(4096, 1024, device="cuda")
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
@@ -90,7 +91,7 @@ def test_inductor(settings: dict[str, Any]) -> None:
 
 def test_fused_models_are_captured() -> None:
     model = deep_mlp(3, 128).cuda().eval()
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     x = torch.randn(32, 128, device="cuda")
     with torch.no_grad():
         fused(x)
@@ -122,7 +123,7 @@ def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:
 
     model = Model().cuda()
     model.divisor = model.divisor.to(device)
-    fused: Any = epigemm.fuse(model)
+    fused: Any = fuse_eagerly(model)
     x = torch.randn(4096, 1024, device="cuda")
     with torch.no_grad():
         torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
@@ -131,11 +132,11 @@ def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:
 
 @hopper
 def test_what_pays_is_fused_and_the_rest_is_not() -> None:
-    fused: Any = epigemm.fuse(wide())
+    fused: Any = fuse_eagerly(wide())
     with torch.no_grad():
         fused(torch.randn(4096, 1024, device="cuda"))
     assert [site.function for site in fused.fusion_report.sites] == ["linear_relu", "linear"]
-    small: Any = epigemm.fuse(wide())
+    small: Any = fuse_eagerly(wide())
     with torch.no_grad():
         small(torch.randn(2, 1024, device="cuda"))
     assert not small.fusion_report.sites and len(small.fusion_report.skipped) == 2
@@ -161,7 +162,7 @@ def test_chains_that_are_linked(dtype: torch.dtype) -> None:
             return result
 
     model = Block().cuda().to(dtype)
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     bound = 1e-4 if dtype is torch.float32 else 4e-2
     for learns in (False, True):
         x = torch.randn(4096, 1024, device="cuda", dtype=dtype, requires_grad=learns)
@@ -192,7 +193,7 @@ class Several(nn.Module):
 def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
     """In two kernels, and recorded in 16 bits: results and gradients are near float64's."""
     model = Several(4096).cuda().bfloat16()
-    fused: Any = epigemm.fuse(model)
+    fused: Any = fuse_eagerly(model)
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=learns)
     wide = Several(4096).cuda().double()
     wide.load_state_dict(model.state_dict())
@@ -223,40 +224,21 @@ def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
 
 
 @hopper
-def test_a_small_batch_runs_without_dynamo_beside_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is fused in the small one's graph: the model itself runs. It is asked again after so many calls."""
-    monkeypatch.setattr(kinds, "CALLS", 3)
+@pytest.mark.parametrize("rows", [2, 4096])
+def test_graphs_that_are_replayed_learn(rows: int) -> None:
+    """With parameters that need gradients: results of mode="reduce-overhead" have them, each call its own."""
+    torch._dynamo.reset()
     model = wide()
-    fused: Any = epigemm.fuse(model)
-    call = fused._compiled_call_impl
-    runs: list[int] = []
-    compiled = call._compiled
-
-    def counting(x: torch.Tensor) -> Any:
-        runs.append(x.shape[0])
-        return compiled(x)
-
-    monkeypatch.setattr(call, "_compiled", counting)
-    with torch.no_grad():
-        for _ in range(9):
-            for rows in (2, 4096):
-                x = torch.randn(rows, 1024, device="cuda")
-                torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
-    # The large one may be measured: then some of its calls run the model.
-    assert 4 <= runs.count(4096) <= 9 and runs.count(2) == 3, runs
-
-
-@hopper
-@pytest.mark.parametrize("decide", ["measure", "predict"])
-def test_unsure_graphs_are_measured(decide: Any) -> None:
-    """A small batch of a deep model, whose host is the slower one: results are right in every turn, and after them."""
-    model = deep_mlp(8, 512).cuda().eval().bfloat16()
-    fused: Any = epigemm.fuse(model, decide=decide)
-    kinds_of_calls = fused._compiled_call_impl._kinds
-    with torch.no_grad():
-        for call in range(20):
-            x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
-            torch.testing.assert_close(fused(x), model(x), rtol=4e-2, atol=4e-2)
-            torch.cuda.synchronize()
-            assert not kinds_of_calls._trials or (decide == "measure" and call < 16)
-    assert (host.UNSURE in fused.fusion_report.notes) <= (decide == "measure"), fused.fusion_report
+    fused: Any = epigemm.fuse(model, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(rows, 1024, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        model.zero_grad()
+        result = fused(x)
+        assert result.requires_grad
+        result.square().mean().backward()
+        found = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for mine, parameter in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)

@@ -16,7 +16,7 @@ from tests.support.thorough import a_third
 
 AT_ONCE = 10
 # 50 models in all, or 150; more of them by the command.
-SEEDS = {"fuse": a_third(range(100)), "aot_eager": a_third(range(100, 150))}
+SEEDS = {"eager": a_third(range(100)), "aot_eager": a_third(range(100, 150))}
 PARTS = [
     pytest.param(backend, seeds[at : at + AT_ONCE], id=f"{backend}-{seeds[at]}")
     for backend, seeds in SEEDS.items()
@@ -51,7 +51,7 @@ def differs(seeds: Iterator[int], backend: str) -> bool:
 def test_finds_wrong_values(few: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Site.__call__
     monkeypatch.setattr(Site, "__call__", lambda *given: compute(*given) * 1.001)
-    assert differs(few, "fuse")
+    assert differs(few, "eager")
 
 
 def test_finds_operands_in_the_wrong_order(few: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,4 +68,4 @@ def test_finds_calls_of_erased_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         return {chain: rewrite._replace(graph, chain, False) for chain in chains}
 
     monkeypatch.setattr(rewrite, "_replace_all", last_product_first)
-    assert differs(iter(range(40)), "fuse")
+    assert differs(iter(range(40)), "eager")

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import epigemm
 from epigemm import fusion
+from tests.fusion.eager import fuse_eagerly
 from tests.support.thorough import is_thorough
 
 ROWS, WIDTH = 6, 24
@@ -75,7 +75,7 @@ def made(forward: Callable[..., Any], **members: Any) -> Any:
 
 
 def by_fuse(model: Any) -> tuple[Any, fusion.FusionReport]:
-    fused = epigemm.fuse(model, inplace=True)
+    fused = fuse_eagerly(model, inplace=True)
     return fused, fused.fusion_report
 
 

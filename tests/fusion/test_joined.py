@@ -14,10 +14,11 @@ import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import pairs
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.fusion import FusionReport, host, joined
+from epigemm.fusion import FusionReport, joined
 from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
 from epigemm.linking import loading
 from epigemm.planning import plans
+from tests.fusion.eager import fuse_eagerly
 from tests.gemm.query import H200
 
 M, N, K = 1024, 512, 128
@@ -134,12 +135,11 @@ class Kernel:
 
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """CPU tensors count as lying on an H200, which is never waiting for the host."""
+    """CPU tensors count as lying on an H200."""
     made = Kernel()
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
     monkeypatch.setattr(joined, "place_of", lambda chain: torch.empty(0))
     monkeypatch.setattr(loading, "would_link", lambda *call: "")
-    monkeypatch.setattr(host, "verdict", lambda *about, **named: host.Verdict("", is_unsure=False))
     monkeypatch.setattr(pairs, "linear", made)
     return made
 
@@ -149,7 +149,7 @@ def fused(
 ) -> tuple[Any, Any, FusionReport]:
     torch.manual_seed(3)
     model = Layers(bias, forward).to(torch.bfloat16).eval().requires_grad_(False)
-    made: Any = epigemm.fuse(model, **options)
+    made: Any = fuse_eagerly(model, **options)
     return made, model, made.fusion_report
 
 
@@ -193,7 +193,7 @@ def test_two_calls_where_the_kernel_does_not_run(kernel: Kernel) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_in_16_bits_alone(dtype: torch.dtype, kernel: Kernel) -> None:
     model = Layers((True, True), swiglu).to(dtype).eval().requires_grad_(False)
-    made: Any = epigemm.fuse(model)
+    made: Any = fuse_eagerly(model)
     x = torch.randn(M, K, dtype=dtype)
     torch.testing.assert_close(made(x), model(x))
     assert not kernel.calls
@@ -201,7 +201,7 @@ def test_in_16_bits_alone(dtype: torch.dtype, kernel: Kernel) -> None:
 
 def test_not_where_autograd_records(kernel: Kernel) -> None:
     model = Layers((True, True), swiglu).to(torch.bfloat16)
-    made: Any = epigemm.fuse(model)
+    made: Any = fuse_eagerly(model)
     made(torch.randn(M, K).to(torch.bfloat16)).sum().backward()
     assert not kernel.calls
 
@@ -218,7 +218,7 @@ def test_not_where_an_operand_needs_a_gradient(kernel: Kernel) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_under_autocast_where_nothing_is_cast(dtype: torch.dtype, kernel: Kernel) -> None:
     model = Layers((True, True), swiglu).to(dtype).eval().requires_grad_(False)
-    made: Any = epigemm.fuse(model)
+    made: Any = fuse_eagerly(model)
     x = torch.randn(M, K).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(made(x), model(x), rtol=3e-2, atol=3e-2)
@@ -255,7 +255,7 @@ def test_the_halves_of_one_product(kernel: Kernel) -> None:
             return result
 
     model = Chunked().to(torch.bfloat16).eval().requires_grad_(False)
-    made: Any = epigemm.fuse(model)
+    made: Any = fuse_eagerly(model)
     check(made, model, torch.randn(M, K).to(torch.bfloat16))
     assert kernel.calls == 1
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import epigemm
+from tests.fusion.eager import fuse_eagerly
 
 M, K, N, B = 5, 8, 6, 3
 _torch: Any = torch
@@ -142,7 +142,7 @@ def accepted(spelled: Mapping[str, Spelled], *inputs: Tensor) -> dict[str, Spell
 def run(road: str, model: nn.Module, *inputs: Tensor) -> tuple[Any, list[Any]]:
     """The results, and the reports of all graphs."""
     if road == "fuse":
-        fused: Any = epigemm.fuse(model, decide="predict", strict=True)
+        fused: Any = fuse_eagerly(model, strict=True)
         return fused(*inputs), [fused.fusion_report]
     reports: list[Any] = []
     options: dict[str, Any] = {"backend": "aot_eager", "report": reports.append, "strict": True}
@@ -263,7 +263,7 @@ def test_one_weight_for_batches_of_every_size(road: str) -> None:
             return torch.relu(torch.bmm(x, w)), torch.tanh(x @ w)
 
     model = Batched()
-    fused = epigemm.fuse(model, strict=True)
+    fused = fuse_eagerly(model, strict=True)
     compiled = torch.compile(model, backend="epigemm", options={"backend": "aot_eager"})
     for size in (3, 0, 1, 4, 7, 0):
         x = torch.randn(size, M, K)

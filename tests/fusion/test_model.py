@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 import epigemm
-from epigemm import fusion
 from epigemm.fusion import rewrite
-from tests.fusion.test_spellings import report_of
+from tests.fusion.eager import assert_all_fused, fuse_eagerly, report_of
 from tests.support.untyped import backward
 
 
@@ -61,15 +60,14 @@ def assert_same(actual: nn.Module, expected: nn.Module, *inputs: Any, fused: boo
     torch.manual_seed(1)
     wanted = expected(*inputs)
     torch.manual_seed(1)
-    with fusion.watch() as unfused:
-        got = actual(*inputs)
+    got = actual(*inputs)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    if fused is not None:
-        assert (unfused == []) is fused, unfused
+    if fused:
+        assert_all_fused(actual)
 
 
 def test_fuses_and_leaves_the_original_alone(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     assert_same(fused, model, x, fused=True)
     assert [site.formula for site in report_of(fused).sites] == [
         "relu(acc + c1)",
@@ -82,19 +80,19 @@ def test_fuses_and_leaves_the_original_alone(model: Block, x: Tensor) -> None:
 
 def test_in_place(model: Block, x: Tensor) -> None:
     original = copy.deepcopy(model)
-    assert epigemm.fuse(model, inplace=True) is model
+    assert fuse_eagerly(model, inplace=True) is model
     assert_same(model, original, x, fused=True)
 
 
 def test_dry_run_changes_nothing(x: Tensor) -> None:
     model = Block().train()
     before, state = dict(vars(model)), copy.deepcopy(model.state_dict())
-    report = epigemm.fuse(model, dry_run=True, example_inputs=(x,))
-    assert len(report.sites) == 3 and report.seconds > 0
+    report = fuse_eagerly(model, dry_run=True, example_inputs=(x,))
+    assert len(report.sites) == 3
     assert vars(model) == before and "_compiled_call_impl" not in vars(model)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, state[name], rtol=0, atol=0)
-    assert len(epigemm.fuse(model, dry_run=True, example_inputs={"x": x}).sites) == 3
+    assert len(fuse_eagerly(model, dry_run=True, example_inputs={"x": x}).sites) == 3
 
 
 class Writes(nn.Module):
@@ -150,7 +148,7 @@ def test_where_dynamo_is_turned_off(model: Block, x: Tensor, inplace: bool, monk
 
 
 def test_parameters_and_buffers_are_the_same_objects(model: Block) -> None:
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     for kind in ("named_parameters", "named_buffers"):
         mine, other = dict(getattr(fused, kind)()), dict(getattr(model, kind)())
         assert list(mine) == list(other) and all(mine[name] is other[name] for name in mine)
@@ -159,7 +157,7 @@ def test_parameters_and_buffers_are_the_same_objects(model: Block) -> None:
 
 
 def test_live_changes_take_effect(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     with torch.no_grad():
         model.fc1.weight.mul_(-1)
         model.bn.running_var.add_(1)  # type: ignore[union-attr]
@@ -178,7 +176,7 @@ def test_optimisers_step_both(model: Block, x: Tensor) -> None:
     model.train()
     reference = copy.deepcopy(model)
     optimisers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, reference)]
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     for step in range(3):
         for m, optimiser in zip((fused, reference), optimisers, strict=True):
             torch.manual_seed(step)
@@ -192,7 +190,7 @@ def test_optimisers_step_both(model: Block, x: Tensor) -> None:
 
 
 def test_unfuse_restores(model: Block, x: Tensor) -> None:
-    epigemm.fuse(model, inplace=True)
+    fuse_eagerly(model, inplace=True)
     assert epigemm.unfuse(model) is model
     assert "_compiled_call_impl" not in vars(model)
     assert not hasattr(model, "fusion_report")
@@ -201,7 +199,7 @@ def test_unfuse_restores(model: Block, x: Tensor) -> None:
 
 
 def test_fusing_twice_is_fusing_once(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(epigemm.fuse(model), inplace=True)
+    fused = fuse_eagerly(fuse_eagerly(model), inplace=True)
     assert_same(fused, model, x, fused=True)
     assert len(report_of(fused).sites) == 3
 
@@ -209,7 +207,7 @@ def test_fusing_twice_is_fusing_once(model: Block, x: Tensor) -> None:
 def test_modes(model: Block, x: Tensor) -> None:
     """Both plans run fused as far as BatchNorm allows; statistics and dropout are those of the original."""
     for start in (True, False):
-        fused = epigemm.fuse(copy.deepcopy(model).train(start))
+        fused = fuse_eagerly(copy.deepcopy(model).train(start))
         plain = copy.deepcopy(model)
         for training in (False, True, True, False):
             assert_same(fused.train(training), plain.train(training), x, fused=True)
@@ -219,10 +217,10 @@ def test_modes(model: Block, x: Tensor) -> None:
 
 def test_batch_norm_alone_in_training(model: Block, x: Tensor) -> None:
     """A mode that differs between a module and its children."""
-    fused, plain = epigemm.fuse(model), copy.deepcopy(model)
+    fused, plain = fuse_eagerly(model), copy.deepcopy(model)
     fused.bn.train(), plain.bn.train()
     assert_same(fused, plain, x, fused=True)
-    assert int(fused.bn.num_batches_tracked) == 1  # type: ignore[arg-type]
+    assert int(fused.bn.num_batches_tracked) == 1
     fused.bn.track_running_stats = plain.bn.track_running_stats = False
     for m in (fused, plain):
         m.bn.running_mean = m.bn.running_var = None
@@ -232,7 +230,7 @@ def test_batch_norm_alone_in_training(model: Block, x: Tensor) -> None:
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_plain_models(model: Block, x: Tensor, way: str) -> None:
     """torch drops the compiled call. They can be fused again."""
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     fused(x)
     if way == "deepcopy":
         again = copy.deepcopy(fused)
@@ -247,11 +245,11 @@ def test_copies_are_plain_models(model: Block, x: Tensor, way: str) -> None:
     with torch.no_grad():
         again.fc1.weight.zero_()
     assert not torch.equal(again(x), fused(x))
-    assert_same(epigemm.fuse(again), again, x, fused=True)
+    assert_same(fuse_eagerly(again), again, x, fused=True)
 
 
 def test_attributes_are_watched(model: Block, x: Tensor) -> None:
-    fused, plain = epigemm.fuse(model), copy.deepcopy(model)
+    fused, plain = fuse_eagerly(model), copy.deepcopy(model)
     for factor in (3.0, -1.0, 2.0):
         fused.factor = plain.factor = factor
         assert_same(fused, plain, x, fused=True)
@@ -287,9 +285,9 @@ def test_hooks_fire(x: Tensor, name: str, register: Any, target: str, before: bo
     register(plain.get_submodule(target), expected)
     if before:
         register(model.get_submodule(target), seen)
-        fused = epigemm.fuse(model)
+        fused = fuse_eagerly(model)
     else:
-        fused = epigemm.fuse(model)
+        fused = fuse_eagerly(model)
         register(fused.get_submodule(target), seen)
     results = []
     for m in (plain, fused):
@@ -302,7 +300,7 @@ def test_hooks_fire(x: Tensor, name: str, register: Any, target: str, before: bo
 
 
 def test_global_hooks_fire(model: Block, x: Tensor) -> None:
-    fused, seen = epigemm.fuse(model), []
+    fused, seen = fuse_eagerly(model), []
     handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
     try:
         assert_same(fused, model, x, fused=False)
@@ -324,7 +322,7 @@ def test_shared_layers_and_tied_weights(x: Tensor) -> None:
             return torch.relu(self.head(h)) / 2
 
     plain = Tied()
-    fused = epigemm.fuse(copy.deepcopy(plain), inplace=True)
+    fused = fuse_eagerly(copy.deepcopy(plain), inplace=True)
     assert fused.head.weight is fused.fc.weight
     for m in (plain, fused):
         backward(m(x).square().sum())
@@ -338,10 +336,10 @@ def test_parametrised_weights_stay(x: Tensor) -> None:
         model = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
         plain = copy.deepcopy(model)
         if after:
-            model = epigemm.fuse(model)
+            model = fuse_eagerly(model)
         for m in (model, plain):
             parametrizations.weight_norm(m[0])
-        fused = model if after else epigemm.fuse(model, inplace=True)
+        fused = model if after else fuse_eagerly(model, inplace=True)
         assert_same(fused, plain, x)
 
 
@@ -349,44 +347,24 @@ def test_pruned_weights_stay(x: Tensor) -> None:
     """Pruning keeps the product's weight in a plain attribute, which a pre-hook makes anew."""
     model = nn.Sequential(nn.Linear(24, 8), nn.ReLU())
     prune.l1_unstructured(model[0], "weight", amount=0.5)  # type: ignore[no-untyped-call]
-    fused = epigemm.fuse(model, inplace=True)
-    torch.testing.assert_close(fused(x), fused._call_impl(x))  # type: ignore[no-untyped-call]
+    fused = fuse_eagerly(model, inplace=True)
+    torch.testing.assert_close(fused(x), fused._call_impl(x))
 
 
 def test_quantised_layers_stay(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()).eval()
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})  # type: ignore[no-untyped-call]
-    fused = epigemm.fuse(quantised)
+    fused = fuse_eagerly(quantised)
     assert_same(fused, quantised, x)
     assert not report_of(fused).sites
 
 
 def test_wrapped_in_data_parallel(model: Block, x: Tensor) -> None:
     wrapped = nn.DataParallel(model)
-    fused = epigemm.fuse(wrapped)
+    fused = fuse_eagerly(wrapped)
     assert fused is wrapped and "it holds a DataParallel" in str(report_of(fused))
     assert_same(fused, model, x)
-    assert_same(nn.DataParallel(epigemm.fuse(model)), model, x)
-
-
-def test_replicas_of_data_parallel_are_themselves(model: Block, x: Tensor) -> None:
-    """A replica shares the class, and computes with its own tensors."""
-    fused = epigemm.fuse(model)
-    replica: Any = fused._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-    for name, child in fused._modules.items():
-        copied = child._replicate_for_data_parallel()  # type: ignore[union-attr]
-        for key, parameter in child._parameters.items():  # type: ignore[union-attr]
-            setattr(copied, key, None if parameter is None else parameter * 2)
-        for key, value in child._buffers.items():  # type: ignore[union-attr]
-            copied._buffers[key] = value
-        setattr(replica, name, copied)
-        replica._modules[name] = copied
-    replica.scale = fused.scale * 2
-    plain = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in plain.parameters():
-            parameter.mul_(2)
-    assert_same(replica, plain, x)
+    assert_same(nn.DataParallel(fuse_eagerly(model)), model, x)
 
 
 class Fake(nn.Module):
@@ -399,7 +377,7 @@ def test_sharding_wrappers_are_left_alone(model: Block, name: str) -> None:
     wrapper.module = model
     outer = nn.Sequential(wrapper)
     for inplace in (True, False):
-        fused = epigemm.fuse(outer, inplace=inplace)
+        fused = fuse_eagerly(outer, inplace=inplace)
         assert fused is outer and not report_of(fused).sites
         assert name in str(report_of(fused))
     assert type(model) is Block
@@ -408,29 +386,29 @@ def test_sharding_wrappers_are_left_alone(model: Block, name: str) -> None:
 def test_models_that_cannot_be_copied(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(24, 8), nn.ReLU())
     model.stream = (number for number in range(3))  # type: ignore[assignment]
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     assert fused is model and type(fused) is nn.Sequential
     assert "cannot be copied" in str(report_of(fused)) and "inplace=True" in str(report_of(fused))
-    fused = epigemm.fuse(model, inplace=True)
+    fused = fuse_eagerly(model, inplace=True)
     assert_same(fused, nn.Sequential(*model), x, fused=True)
 
 
 def test_meta_and_half_and_to(model: Block) -> None:
-    fused = epigemm.fuse(copy.deepcopy(model))
+    fused = fuse_eagerly(copy.deepcopy(model))
     fused.to(torch.float64)
     assert_same(fused, model.to(torch.float64), torch.randn(9, 24, dtype=torch.float64), fused=False)
     with torch.device("meta"):
-        assert epigemm.fuse(Block())(torch.randn(9, 24)).shape == (9, 8)
+        assert fuse_eagerly(Block())(torch.randn(9, 24)).shape == (9, 8)
 
 
 def test_default_device_mode_does_not_unfuse(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     with torch.device("cpu"):
         assert_same(fused, model, x, fused=True)
 
 
 def test_inference_mode_and_deterministic(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     with torch.inference_mode():
         assert_same(fused, model, x, fused=True)
     torch.use_deterministic_algorithms(True)
@@ -442,7 +420,7 @@ def test_inference_mode_and_deterministic(model: Block, x: Tensor) -> None:
 
 def test_a_model_that_is_gone_leaves_no_parameters(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(x.shape[-1], 8), nn.GELU())
-    fused: Any = epigemm.fuse(model)
+    fused: Any = fuse_eagerly(model)
     fused(x)
     assert fused.fusion_report.sites
     weight = weakref.ref(model[0].weight)
@@ -451,10 +429,8 @@ def test_a_model_that_is_gone_leaves_no_parameters(x: Tensor) -> None:
     assert weight() is None
 
 
-def test_jit_trace_and_forward_mode_run_unfused(model: Block, x: Tensor) -> None:
-    fused = epigemm.fuse(model)
-    traced = torch.jit.trace(fused, (x,))  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(traced(x), model(x))
+def test_forward_mode(model: Block, x: Tensor) -> None:
+    fused = fuse_eagerly(model)
     tangents = (
         torch.func.jvp(fused, (x,), (torch.ones_like(x),)),
         torch.func.jvp(model, (x,), (torch.ones_like(x),)),
@@ -465,12 +441,12 @@ def test_jit_trace_and_forward_mode_run_unfused(model: Block, x: Tensor) -> None
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: epigemm.fuse(3), "model: got int; accepted is a torch.nn.Module"),  # type: ignore[call-overload]
+        (lambda: fuse_eagerly(3), "model: got int; accepted is a torch.nn.Module"),
         (lambda: epigemm.unfuse(None), "model: got NoneType"),  # type: ignore[type-var]
-        (lambda: epigemm.fuse(nn.ReLU(), inplace=1), "inplace: got int; accepted is True or False"),  # type: ignore[call-overload]
-        (lambda: epigemm.fuse(nn.ReLU(), dry_run="yes"), "dry_run: got str"),  # type: ignore[call-overload]
-        (lambda: epigemm.fuse(nn.ReLU(), dry_run=True), "example_inputs: got NoneType"),  # type: ignore[call-overload]
-        (lambda: epigemm.fuse(nn.ReLU(), example_inputs=(1,)), "example_inputs: got some without"),  # type: ignore[call-overload]
+        (lambda: fuse_eagerly(nn.ReLU(), inplace=1), "inplace: got int; accepted is True or False"),
+        (lambda: fuse_eagerly(nn.ReLU(), dry_run="yes"), "dry_run: got str"),
+        (lambda: fuse_eagerly(nn.ReLU(), dry_run=True), "example_inputs: got NoneType"),
+        (lambda: fuse_eagerly(nn.ReLU(), example_inputs=(1,)), "example_inputs: got some without"),
     ],
 )
 def test_bad_input(call: Any, message: str) -> None:

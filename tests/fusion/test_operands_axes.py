@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import epigemm
 from tests.fusion.axes import B, Base, C, S, compare
+from tests.fusion.eager import fuse_eagerly
 from tests.support.thorough import in_turn
 
 
@@ -184,7 +184,7 @@ def test_other_sizes_of_a_batch() -> None:
     """One graph for several batches, of which nothing is known but that they are sizes."""
     torch.manual_seed(0)
     model = type("Model", (Base,), {"forward": by_row})().eval()
-    fused = epigemm.fuse(model)
+    fused = fuse_eagerly(model)
     for batch in (4, 7, 1, 12):
         x, y = torch.randn(batch, S, C), torch.randn(batch, S, C)
         expected, actual = model(x, y), fused(x, y)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import epigemm
+from tests.fusion.eager import fuse_eagerly
 
 N = 24
 
@@ -98,7 +98,7 @@ def fresh() -> None:
 def test_fused(forward: Callable[..., Tensor]) -> None:
     """Sizes that change from call to call, too."""
     model = Base(forward).eval()
-    fused: Any = epigemm.fuse(model)
+    fused: Any = fuse_eagerly(model)
     with torch.no_grad():
         for batches, rows in ((3, 4), (5, 6), (2, 8)):
             given = drawn(batches, rows)
@@ -114,7 +114,7 @@ def test_fused(forward: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("forward", TAKEN, ids=lambda each: each.__name__)
 def test_gradients(forward: Callable[..., Tensor], with_backend: bool) -> None:
     model = Base(forward).double()
-    made: Any = torch.compile(model, backend="epigemm") if with_backend else epigemm.fuse(model)
+    made: Any = torch.compile(model, backend="epigemm") if with_backend else fuse_eagerly(model)
     for batches, rows in ((3, 4), (5, 6)):
         given = drawn(batches, rows, torch.float64)
         found, wanted = (
@@ -138,7 +138,7 @@ def test_sizes_that_change(with_backend: bool, dynamic: bool | None) -> None:
     """Symbolic sizes, and a batch of none."""
     model = Base(given_as_it_is)
     compiled: Any = (
-        torch.compile(model, backend="epigemm", dynamic=dynamic) if with_backend else epigemm.fuse(model)
+        torch.compile(model, backend="epigemm", dynamic=dynamic) if with_backend else fuse_eagerly(model)
     )
     for batches, rows in ((3, 5), (4, 5), (4, 7), (0, 5), (2, 1)):
         x, gates = torch.randn(batches, rows, N), torch.randn(batches, 1, N)
@@ -165,7 +165,7 @@ def of_different_views(fc: nn.Module, x: Tensor, rows: Tensor) -> Any:
 def test_left_to_torch(forward: Callable[..., Tensor], reason: str) -> None:
     """The chain ends before it."""
     model = Base(forward).eval()
-    fused: Any = epigemm.fuse(model)
+    fused: Any = fuse_eagerly(model)
     with torch.no_grad():
         given = drawn(3, 4)
         torch.testing.assert_close(fused(*given), model(*given), rtol=1e-5, atol=1e-5)

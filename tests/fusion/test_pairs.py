@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-import epigemm
-from epigemm.fusion import FusionReport, host, matmuls, pairs, profit, rewrite
+from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
-from epigemm.fusion.host import Launches
 from epigemm.fusion.pairs import Pair
 from epigemm.fusion.profit import Judged, Way
 from epigemm.linking import loading
 from epigemm.planning import plans
+from tests.fusion.eager import fuse_eagerly
 from tests.fusion.gated_forwards import LEFT, TAKEN, K, Layers, N, by_transpose, chunk, stacked
 from tests.support.thorough import in_turn
 
@@ -33,7 +32,7 @@ def model_of(forward: Callable[..., Any], bias: bool = True) -> Any:
 def compiled(model: Any, backend: str) -> tuple[Any, FusionReport]:
     """Fused, or by the backend."""
     if backend == "fuse":
-        fused = epigemm.fuse(model)
+        fused = fuse_eagerly(model)
         return fused, fused.fusion_report
     torch._dynamo.reset()
     report = FusionReport()
@@ -280,35 +279,3 @@ def test_only_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
             check(call, model, torch.randn(ROWS, K))
         assert len(report.sites) == 3 and len(report.notes) == 1
         assert report.notes[0].startswith(("down", "fc")[place])
-
-
-def test_one_product_stays_where_the_gpu_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nothing is fused, and the graph is the model's own."""
-    graph = graph_of(swiglu, torch.randn(ROWS, K), torch.randn(2 * N, K))
-    names = [(node.op, node.target) for node in graph.nodes]
-    seen: list[pairs.Before] = []
-
-    def verdict(graph: fx.Graph, *_: Any, before: pairs.Before, **__: Any) -> host.Verdict:
-        seen.append(before)
-        return host.Verdict(host.WAITS)
-
-    monkeypatch.setattr(host, "verdict", verdict)
-    report = rewrite.fuse_graph(graph)
-    assert not report.sites and [skipped.reason for skipped in report.skipped] == [host.WAITS]
-    assert [(node.op, node.target) for node in graph.nodes] == names
-    assert [each.kernels for each in seen] == [-1, 0], "two products, then one"
-
-
-def test_the_models_own_kernels_are_those_of_one_product() -> None:
-    for function, kernels in ((swiglu, -1), (of_pytorch, -2)):
-        graph = graph_of(function, *SIZES)
-        pair = taken_apart(graph, 1000.0)
-        found = judged(graph, lambda chain: Judged("", Way.TENSORS, 600.0, 500.0))
-        before = pairs.before([pair], found, one_by_one=Launches.EAGER.is_one_by_one)
-        assert before.kernels == kernels
-        silu_us, mul_us = 3.0 + 2 * MOVED_US, 3.0 + 3 * MOVED_US
-        # Two fallbacks with a kernel each; of `F.glu` one of them has both, and is given one.
-        one_us, two_us = 1000.0 + silu_us + mul_us, 2 * 600.0
-        if function is of_pytorch:
-            one_us, two_us = 1000.0 + mul_us, two_us + silu_us
-        assert before.device_us == pytest.approx(one_us - two_us)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch.autograd import forward_ad
 
-import epigemm
 from epigemm.fusion import FusionReport
+from tests.fusion.eager import fuse_eagerly
 from tests.fusion.test_chains_gates import outcome
 
 ROWS, WIDTH = 5, 8
@@ -105,7 +105,7 @@ def test_values_and_gradients(forward: Callable[..., Any], products: int, inside
     torch.manual_seed(1)
     model, report = type("Model", (Layers,), {"forward": forward})(), FusionReport()
     if road == "fuse":
-        fused = epigemm.fuse(model)
+        fused = fuse_eagerly(model)
         report = fused.fusion_report
     else:
         fused = torch.compile(model, backend="epigemm", options={"backend": road, "report": report.add})

@@ -191,7 +191,7 @@ def layer(
     """A row of a layer, by its class."""
     options = {key: facts.pop(key) for key in ("approximate", "activation") if key in facts}
 
-    def made(n: int, k: int, dtype: torch.dtype, has_bias: bool) -> nn.Module:  # noqa: FBT001
+    def made(n: int, k: int, dtype: torch.dtype, has_bias: bool) -> nn.Module:
         return make(k, n, bias=has_bias, dtype=dtype, **options)
 
     name = "-".join(["nn." + make.__name__, *options.values(), *(("training",) if "count" in operands else ())])

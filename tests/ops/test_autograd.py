@@ -64,7 +64,7 @@ def test_gradients(op: Op, dtype: torch.dtype, device: torch.device, rng: torch.
         found = gradients(op, op.call, {**given, **ieee(op)}, upstream)
         names = op.leaves(arguments)
         for name, one, other in zip(names, found, wanted, strict=True):
-            assert one.dtype is dtype and one.shape == arguments[name].shape or not arguments[name].dim()
+            assert (one.dtype is dtype and one.shape == arguments[name].shape) or not arguments[name].dim()
             if dtype is torch.float64:
                 fp32 = {"rtol": 1e-5, "atol": 1e-5} if any(each.is_fp32 for each in op.results) else {}
                 torch.testing.assert_close(one, other, **fp32)

@@ -12,6 +12,6 @@ Taken by `explaining`.
 from __future__ import annotations
 
 from epigemm.fusion.model import fuse, unfuse
-from epigemm.fusion.report import FusedSite, FusionReport, Skipped, watch
+from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 
-__all__ = ["FusedSite", "FusionReport", "Skipped", "fuse", "unfuse", "watch"]
+__all__ = ["FusedSite", "FusionReport", "Skipped", "fuse", "unfuse"]

@@ -1,22 +1,59 @@
-"""The torch.compile backend "epigemm": rewrites Dynamo's graphs (`rewrite`), then Inductor compiles them."""
+"""The torch.compile backend "epigemm": rewrites Dynamo's graphs (`rewrite`), then another backend compiles them.
+
+All names of Dynamo and Inductor that are not documented by torch are used here.
+"""
 
 from __future__ import annotations
 
-import importlib
+import copy
 import logging
-import warnings
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from epigemm.arguments import checks
-from epigemm.fusion.host import Launches
-from epigemm.fusion.rewrite import fuse_module
+from epigemm.fusion.report import FusionReport, Skipped
+from epigemm.fusion.rewrite import first_line, fuse_module, warn_once
 from epigemm.operators.compiled import for_inductor
 
 _log = logging.getLogger(__name__)
+INDUCTOR = "inductor"
+# Of these each operator has kernels of its own: no compiler makes one kernel of several operators.
+_ONE_BY_ONE = ("eager", "aot_eager", "cudagraphs")
+# What Dynamo has a backend raise in order to trace a frame again, or not at all.
+_OF_DYNAMO = (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame)
+
+
+class Settings(NamedTuple):
+    """The mode and the options of the backend.
+
+    Attributes:
+        inner: the backend that compiles the rewritten graph: its name or a callable.
+        inductor: Inductor's options, those of the mode included.
+        keep_packs: whether fp32 parameters keep their fp16 slices between calls.
+        strict: whether errors of rewriting and compiling are raised.
+        report: called with the report of each graph.
+    """
+
+    inner: Any
+    inductor: dict[str, Any]
+    keep_packs: bool
+    strict: bool
+    report: Callable[[FusionReport], Any] | None
+
+    def rewrite(self, graph_module: fx.GraphModule) -> FusionReport:
+        """Rewrite a graph in place, for the inner backend."""
+        is_traced, one_by_one = self.inner != "eager", self.inner in _ONE_BY_ONE
+        return fuse_module(
+            graph_module,
+            strict=self.strict,
+            keep_packs=self.keep_packs,
+            one_by_one=one_by_one,
+            traced=is_traced,
+        )
 
 
 def epigemm_backend(
@@ -28,19 +65,19 @@ def epigemm_backend(
 ) -> Callable[..., Any]:
     """Compile one of Dynamo's graphs: `torch.compile(model, backend="epigemm")`.
 
-    A linear layer and the pointwise operators that follow it become one call of epigemm. Another backend compiles the
-    resulting graph.
+    A matrix product and the pointwise operators that follow it become one call of epigemm. Another backend compiles the
+    resulting graph. If Inductor fails on it, it runs operator by operator, with one warning, and the report says why.
 
     Args:
         graph_module: Dynamo's graph; it is rewritten in place.
         example_inputs: its inputs.
         mode: as of torch.compile with Inductor.
         options: "backend": the backend that compiles the resulting graph, a name that torch.compile accepts or a
-            callable (default: "inductor", where it works, else "aot_eager", with a warning); "report": called with the
-            `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls,
-            and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not count (those
-            through `.data`); "strict": True has an error of epigemm's rewriting raised; otherwise there is a warning,
-            and the original graph is compiled. All others are Inductor's.
+            callable (default: "inductor"); "eager" runs it operator by operator, without a compiler. "report": called
+            with the `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices
+            between calls, and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not
+            count (those through `.data`); "strict": True has errors raised, of epigemm's rewriting and of Inductor. All
+            others are Inductor's.
 
     Returns:
         The compiled graph.
@@ -55,63 +92,67 @@ def epigemm_backend(
         >>> reports = []
         >>> compiled = torch.compile(model, backend="epigemm", options={"report": reports.append})
     """
-    given = _checked(options)
-    keep_packs, strict = given.pop("keep_packs", False), given.pop("strict", False)
-    tell = given.pop("report", None)
-    next_backend = given.pop("backend", None)
-    if next_backend is None:
-        next_backend = _default_backend(example_inputs)
-    is_inductor = next_backend == "inductor"
-    settings = {**(torch._inductor.list_mode_options(mode) if mode and is_inductor else {}), **given}
-    launches = Launches.CUDA_GRAPH if next_backend == "cudagraphs" else Launches.EAGER
-    if is_inductor:
-        launches = Launches.INDUCTOR_GRAPH if settings.get("triton.cudagraphs") else Launches.INDUCTOR
-    report = fuse_module(graph_module, strict=strict, keep_packs=keep_packs, launches=launches, traced=True)
-    _log.info("%s", report)
-    if tell is not None:
-        tell(report)
-    if is_inductor:
-        from torch._inductor.compile_fx import compile_fx
-
-        with for_inductor():
-            compiled: Any = compile_fx(graph_module, list(example_inputs), config_patches=settings or None)
-        return cast(Callable[..., Any], compiled)
-    if next_backend != "aot_eager" and (mode or given):
-        names = ", ".join(["mode"] * bool(mode) + sorted(given))
-        raise ValueError(f"options: got {names} for backend {next_backend!r}; accepted with Inductor alone")
-    compile_rest: Any = torch._dynamo.lookup_backend(next_backend)
-    return cast(Callable[..., Any], compile_rest(graph_module, example_inputs))
+    settings, start = settings_of(mode, options), time.perf_counter()
+    report = settings.rewrite(graph_module)
+    try:
+        return _compiled(graph_module, example_inputs, settings, report)
+    finally:
+        report.seconds = time.perf_counter() - start
+        _log.info("%s", report)
+        if settings.report is not None:
+            settings.report(report)
 
 
-def _checked(options: dict[str, Any] | None) -> dict[str, Any]:
+def settings_of(mode: str | None, options: dict[str, Any] | None) -> Settings:
+    """The settings; TypeError or ValueError for a wrong one."""
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
     given = dict(options or {})
-    if "report" in given and not callable(given["report"]):
-        raise TypeError(f"options['report']: got {type(given['report']).__name__}; accepted is a callable")
-    for name in ("keep_packs", "strict"):
-        checks.flag(f"options['{name}']", given.get(name, False))
-    return given
+    inner, report = given.pop("backend", INDUCTOR), given.pop("report", None)
+    if report is not None and not callable(report):
+        raise TypeError(f"options['report']: got {type(report).__name__}; accepted is a callable")
+    flags = {name: given.pop(name, False) for name in ("keep_packs", "strict")}
+    for name, value in flags.items():
+        checks.flag(f"options['{name}']", value)
+    if inner == INDUCTOR:
+        return Settings(
+            inner,
+            {**(torch._inductor.list_mode_options(mode) if mode else {}), **given},
+            report=report,
+            **flags,
+        )
+    if mode or given:
+        names = ", ".join(["mode"] * bool(mode) + sorted(given))
+        raise ValueError(f"options: got {names} for backend {inner!r}; accepted with Inductor alone")
+    return Settings(inner, {}, report=report, **flags)
 
 
-def _default_backend(example_inputs: Sequence[Any]) -> str:
-    reason = _why_no_inductor(any(isinstance(value, Tensor) and value.is_cuda for value in example_inputs))
-    if not reason:
-        return "inductor"
-    warnings.warn(
-        f"epigemm's backend leaves the rest of the graph to 'aot_eager', for Inductor does not work here: {reason}",
-        stacklevel=2,
-    )
-    return "aot_eager"
+def _compiled(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, report: FusionReport
+) -> Callable[..., Any]:
+    if settings.inner != INDUCTOR:
+        return _looked_up(settings.inner)(graph_module, example_inputs)
+    from torch._inductor.compile_fx import compile_fx
 
-
-def _why_no_inductor(cuda: bool) -> str:
-    """What Inductor lacks on this machine; empty if nothing."""
+    was = copy.deepcopy(graph_module.graph)  # Inductor changes the graph
     try:
-        importlib.import_module("torch._inductor.compile_fx")
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch.utils._triton import has_triton
+        with for_inductor():
+            compiled: Any = compile_fx(
+                graph_module, list(example_inputs), config_patches=settings.inductor or None
+            )
+        return cast(Callable[..., Any], compiled)
+    except _OF_DYNAMO:
+        raise
+    except Exception as error:  # any error of Inductor: no compiler, no Triton, one of its own
+        if settings.strict:
+            raise
+        reason = f"Inductor failed on it, and it runs operator by operator: {first_line(error)}"
+        warn_once(f"a graph of a fused model: {reason}")
+        report.skipped.append(Skipped("graph", reason))
+        graph_module.graph = was
+        return _looked_up("eager")(graph_module, example_inputs)
 
-        return "" if (has_triton() if cuda else get_cpp_compiler()) else "there is no Triton"
-    except (ImportError, RuntimeError) as error:  # an error of Inductor without a C++ compiler
-        return str(error)
+
+def _looked_up(backend: Any) -> Callable[..., Callable[..., Any]]:
+    found: Callable[..., Callable[..., Any]] = torch._dynamo.lookup_backend(backend)
+    return found

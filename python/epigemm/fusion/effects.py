@@ -6,7 +6,6 @@ do anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from epigemm.fusion.flops import dtype_of, flops_of
 from epigemm.fusion.matmuls import is_product
 from epigemm.fusion.values import storage_of, tensor_of, value_of
 
@@ -44,7 +42,6 @@ class Effects:
         changes_shapes: whether an existing tensor has another shape afterwards.
         is_pointwise: whether it runs only operators that PyTorch marks as pointwise, and views; not if it only copies.
         is_view: whether it runs only views, or nothing, as a dropout in eval mode or a cast to the same type.
-        flops: for operators with a formula: the name, the type in which it multiplies, and the number of FLOPs.
     """
 
     known: bool
@@ -53,7 +50,6 @@ class Effects:
     changes_shapes: bool = False
     is_pointwise: bool = False
     is_view: bool = False
-    flops: tuple[tuple[str, torch.dtype, int], ...] = ()
 
 
 _NOTHING, _ANYTHING = Effects(True), Effects(False)
@@ -99,15 +95,7 @@ def effects_of(node: fx.Node) -> Effects:
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
     computes = any(not function.is_view and function is not _CLONE for function in functions)
-    flops = tuple(_counted(recorder.calls))
-    return Effects(True, writes, returns, changes_shapes, computes and all(marks), not marks, flops)
-
-
-def _counted(calls: list[_Called]) -> Iterator[tuple[str, torch.dtype, int]]:
-    for function, args, kwargs, result in calls:
-        count, dtype = flops_of(function, args, kwargs, result), dtype_of(args)
-        if count and dtype is not None:
-            yield str(function), dtype, count
+    return Effects(True, writes, returns, changes_shapes, computes and all(marks), not marks)
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from epigemm.explain.listening import Listener, Place
+from epigemm.fusion.model import call_of, calling, is_fused, settings_for
 from epigemm.fusion.report import FusedSite, FusionReport
 from epigemm.fusion.rewrite import SITE, name_of
 
 
-def run(graph_module: fx.GraphModule, report: FusionReport, listener: Listener, args: Any) -> Any:
-    """Run one graph of a fused model."""
-    listener.graphs += 1
-    listener.notes += [note for note in report.notes if note not in listener.notes]
-    with listener.resumed():
-        return _Nodes(graph_module, report, listener).run(*args)
+@contextmanager
+def interpreted(model: nn.Module, listener: Listener) -> Iterator[None]:
+    """Have calls of the fused modules in a model, or of the model itself if there is none, run their graphs so.
+
+    Nothing is compiled. A module runs the graphs that it would have compiled.
+    """
+    with ExitStack() as stack:
+        for module in [each for each in model.modules() if is_fused(each)] or [model]:
+            stack.enter_context(calling(module, _call_of(module, listener)))
+        yield
+
+
+def _call_of(module: nn.Module, listener: Listener) -> Callable[..., Any]:
+    settings = settings_for(module)
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        report = settings.rewrite(graph_module)
+
+        def run(*args: Any) -> Any:
+            listener.graphs += 1
+            listener.notes += [note for note in report.notes if note not in listener.notes]
+            with listener.resumed():
+                return _Nodes(graph_module, report, listener).run(*args)
+
+        return run
+
+    compiled = torch.compile(call_of(module), backend=backend)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with listener.paused(module):
+            return compiled(*args, **kwargs)
+
+    return call
 
 
 _NONE = "fuse takes no product of this form"

@@ -1,25 +1,23 @@
-"""`epigemm.fuse(model)`: calls of the model run Dynamo's graphs, in which chains are fused; `unfuse` goes back.
-
-The model keeps its class, its parameters and its forward. Only its call changes, in the same way as by
-`nn.Module.compile`.
-"""
+"""`epigemm.fuse(model)`: a copy that shares the model's tensors and is compiled by the backend "epigemm"."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from epigemm.arguments import checks
 from epigemm.explain.state import kept
-from epigemm.fusion.copies import copied, copied_apart
-from epigemm.fusion.model_call import ModelCall
+from epigemm.fusion.dynamo import Settings, epigemm_backend, settings_of
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import warn_once
-from epigemm.fusion.trials import Decide, measures
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,7 +26,8 @@ Model = TypeVar("Model", bound=nn.Module)
 _WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 }
-_CALL, _REPORT, _IGNORED = "_compiled_call_impl", "fusion_report", "__jit_ignored_attributes__"
+_CALL, _REPORT = "_compiled_call_impl", "fusion_report"
+_numbers = itertools.count()
 
 
 @overload
@@ -36,11 +35,12 @@ def fuse(
     model: Model,
     *,
     inplace: bool = ...,
-    dry_run: Literal[False] = ...,
-    keep_packs: bool = ...,
+    mode: str | None = ...,
+    dynamic: bool | None = ...,
+    options: dict[str, Any] | None = ...,
     strict: bool = ...,
-    cuda_graphs: bool = ...,
-    decide: Decide = ...,
+    keep_packs: bool = ...,
+    dry_run: Literal[False] = ...,
     example_inputs: None = ...,
 ) -> Model: ...
 
@@ -50,11 +50,12 @@ def fuse(
     model: nn.Module,
     *,
     inplace: bool = ...,
-    dry_run: Literal[True],
-    keep_packs: bool = ...,
+    mode: str | None = ...,
+    dynamic: bool | None = ...,
+    options: dict[str, Any] | None = ...,
     strict: bool = ...,
-    cuda_graphs: bool = ...,
-    decide: Decide = ...,
+    keep_packs: bool = ...,
+    dry_run: Literal[True],
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
 
@@ -63,33 +64,33 @@ def fuse(
     model: Any,
     *,
     inplace: bool = False,
-    dry_run: bool = False,
-    keep_packs: bool = False,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    options: dict[str, Any] | None = None,
     strict: bool = False,
-    cuda_graphs: bool = False,
-    decide: Decide = "measure",
+    keep_packs: bool = False,
+    dry_run: bool = False,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fuse the linear layers of a model with the pointwise operators that follow them.
+    """Fuse the matrix products of a model with the pointwise operators that follow them.
 
-    The first call traces the model with Dynamo, which takes seconds. `model.fusion_report` then says what was fused.
-    Only calls of the model itself, `model(...)`, run fused: `model.forward(...)` and other methods do not. Copies and
-    pickles of a fused model are plain models.
+    The result is what `model.compile(backend="epigemm", mode=mode, dynamic=dynamic, options=options)` makes, of a copy
+    that shares the model's parameters and buffers. Its calls, recompilations, CUDA graphs and numerics are those of
+    torch.compile. `fusion_report` of the result says what was fused in the graphs so far. `model.forward(...)` and
+    other methods run as they were. Copies and pickles of a fused model are plain models.
 
     Args:
         model: the model.
-        inplace: change `model` itself. Otherwise the result is a copy that shares its parameters and buffers.
-        dry_run: change nothing, and return a `FusionReport` of a call with `example_inputs`.
+        inplace: compile `model` itself, not a copy.
+        mode: as of torch.compile: "reduce-overhead" launches CUDA graphs.
+        dynamic: as of torch.compile.
+        options: as of the backend: see `epigemm.fusion.dynamo.epigemm_backend`. `{"backend": "eager"}` runs the fused
+            graphs operator by operator, without a compiler.
+        strict: raise errors of epigemm's rewriting of a graph, and of the backend that compiles the rewritten graph.
+            Otherwise there is a warning, the report names the error, and the graph runs without that step.
         keep_packs: keep the fp16 slices of fp32 parameters between calls. The caller must then call
             `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`).
-        strict: raise errors of epigemm's rewriting of a graph. Otherwise there is a warning, the report names the
-            error, and the original graph runs.
-        cuda_graphs: without gradients, calls on a GPU are replayed as CUDA graphs, one for each size of the inputs and
-            at most 32: the host then launches one graph instead of many kernels. Inputs and results are copied. Calls
-            that cannot be captured run kernel by kernel, and `fusion_report.cuda_graphs` says why.
-        decide: "measure": if it is not sure that fused calls are faster, the first calls without gradients run the
-            fused graph and the original model in turn, and the faster one is used from then on. "predict": estimates
-            alone decide.
+        dry_run: compile nothing and change nothing, and return the `FusionReport` of a call with `example_inputs`.
         example_inputs: for a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
     Returns:
@@ -97,8 +98,9 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: another word for `decide`.
-        RuntimeError: at a call: rewriting a graph failed, and `strict` is True. The original error is its cause.
+        ValueError: `strict` or `keep_packs` differs from the option of that name; or a mode or options of Inductor's
+            with another backend in `options`.
+        torch._dynamo.exc.BackendCompilerFailed: at a call: rewriting or compiling a graph failed, and `strict` is True.
 
     Example:
         >>> fused = epigemm.fuse(model)
@@ -106,16 +108,16 @@ def fuse(
         >>> print(fused.fusion_report)
     """
     _check_model(model)
-    settings = {"keep_packs": keep_packs, "strict": strict, "cuda_graphs": cuda_graphs}
-    for name, value in {"inplace": inplace, "dry_run": dry_run, **settings}.items():
+    flags = {"strict": strict, "keep_packs": keep_packs}
+    for name, value in {"inplace": inplace, "dry_run": dry_run, **flags}.items():
         checks.flag(name, value)
-    settings["measures"] = measures(decide)
+    given = _joined(options, flags)
+    settings = settings_of(mode, given)
     if dry_run:
-        return _dry_run(model, example_inputs, **settings)
+        return _dry_run(model, example_inputs, settings)
     if example_inputs is not None:
         raise TypeError("example_inputs: got some without dry_run=True; accepted is None")
-    reason = _why_not(model)
-    target = model
+    reason, target = why_not(model), model
     if not reason and not inplace:
         made = copied(model)
         if isinstance(made, str):
@@ -123,9 +125,19 @@ def fuse(
         else:
             target = made
     if reason:
-        target.__dict__[_REPORT] = FusionReport(notes=[f"left alone: {reason}"])
+        vars(target)[_REPORT] = FusionReport(notes=[f"left alone: {reason}"])
         return target
-    _install(target, **settings)
+    report = FusionReport(settings=settings)
+
+    def tell(of_graph: FusionReport) -> None:
+        report.add(of_graph)
+        if settings.report is not None:
+            settings.report(of_graph)
+
+    # torch.compile takes a mode or options.
+    given = {**(torch._inductor.list_mode_options(mode) if mode else {}), **given, "report": tell}
+    call = torch.compile(call_of(target), backend=epigemm_backend, dynamic=dynamic, options=given)
+    vars(target).update({_CALL: call, _REPORT: report})
     return target
 
 
@@ -140,15 +152,84 @@ def unfuse(model: Model) -> Model:
     """
     _check_model(model)
     for module in model.modules():
-        own = vars(module)
-        if isinstance(call := own.get(_CALL), ModelCall):
-            call.part()
-            del own[_CALL]
-            own[_IGNORED] = [name for name in own.get(_IGNORED, ()) if name not in (_CALL, _REPORT)]
-            if own[_IGNORED] == [*getattr(type(module), _IGNORED, ())]:
-                del own[_IGNORED]
-        own.pop(_REPORT, None)
+        if is_fused(module):
+            vars(module).pop(_CALL, None)
+            del vars(module)[_REPORT]
     return model
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module itself is fused, or was left alone by `fuse`."""
+    return isinstance(vars(module).get(_REPORT), FusionReport)
+
+
+def settings_for(module: nn.Module) -> Settings:
+    """The settings that a module was fused with, or the default ones."""
+    report = vars(module).get(_REPORT)
+    found: Settings | None = None if report is None else report.settings
+    return found or settings_of(None, None)
+
+
+def call_of(model: nn.Module) -> Callable[..., Any]:
+    """A function to compile that makes the model's call.
+
+    Dynamo does not begin to trace in torch's own code (`nn.Sequential`), and keeps its graphs by code object. So each
+    model has a code object of its own, outside of torch.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    code = call.__code__.replace(co_name=f"call_{type(model).__name__}_{next(_numbers)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+@contextmanager
+def calling(model: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Have calls of a model run another function for a while."""
+    was = vars(model).get(_CALL)
+    vars(model)[_CALL] = call
+    try:
+        yield
+    finally:
+        vars(model)[_CALL] = was
+
+
+def _joined(options: Any, flags: dict[str, bool]) -> dict[str, Any]:
+    """The options with the flags among them; ValueError where both are given, and differ."""
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
+    given = dict(options or {})
+    for name, value in flags.items():
+        if given.get(name, value) is not value and value:
+            raise ValueError(
+                f"{name}: got {value} and options[{name!r}] {given[name]!r}; accepted is one of them"
+            )
+        given.setdefault(name, value)
+    return given
+
+
+def _dry_run(model: nn.Module, inputs: Any, settings: Settings) -> FusionReport:
+    if not isinstance(inputs, (Sequence, Mapping)) or isinstance(inputs, str):
+        raise TypeError(
+            f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
+            "arguments, or a mapping of them by name"
+        )
+    report = FusionReport()
+    if reason := why_not(model):
+        return FusionReport(notes=[f"left alone: {reason}"])
+    try:
+        made, given = copied_apart((model, inputs))
+    except Exception as error:  # any error of the model's attributes
+        return FusionReport(notes=[f"left alone: it cannot be copied ({type(error).__name__}: {error})"])
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        report.add(settings.rewrite(graph_module))
+        return graph_module.forward
+
+    with kept(made), calling(made, torch.compile(call_of(made), backend=backend)):
+        made(**given) if isinstance(given, Mapping) else made(*given)
+    return report
 
 
 def _check_model(model: object) -> None:
@@ -156,13 +237,12 @@ def _check_model(model: object) -> None:
         raise TypeError(f"model: got {type(model).__name__}; accepted is a torch.nn.Module")
 
 
-def _why_not(model: nn.Module) -> str:
+def why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
     if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1" or torch._dynamo.config.disable:
         warn_once("Dynamo is turned off (TORCHDYNAMO_DISABLE), and the model runs as it was")
         return "Dynamo is turned off (TORCHDYNAMO_DISABLE)"
-    own = model.__dict__.get(_CALL)
-    if own is not None and not isinstance(own, ModelCall):
+    if vars(model).get(_CALL) is not None and not is_fused(model):
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
@@ -173,44 +253,53 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-def _install(model: nn.Module, **settings: bool) -> ModelCall:
-    # TorchScript would treat these attributes as data, and fail.
-    own = [*dict.fromkeys([*getattr(model, _IGNORED, ()), _CALL, _REPORT])]
-    call = ModelCall(model, own, **settings)
-    if isinstance(before := model.__dict__.get(_CALL), ModelCall):
-        before.part()
-    model.__dict__.update({_IGNORED: own, _CALL: call, _REPORT: call.report})
-    return call
+# --- copies ----------------------------------------------------------------------------------------------------------
 
 
-def _dry_run(model: nn.Module, inputs: Any, **settings: bool) -> FusionReport:
-    if not isinstance(inputs, (Sequence, Mapping)) or isinstance(inputs, str):
-        raise TypeError(
-            f"example_inputs: got {type(inputs).__name__}; accepted with dry_run=True is a sequence of the model's "
-            "arguments, or a mapping of them by name"
-        )
-    if reason := _why_not(model):
-        return FusionReport(notes=[f"left alone: {reason}"])
+def copied(model: nn.Module) -> nn.Module | str:
+    """A copy with the same tensors, or why there is none."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
     try:
-        made, given = copied_apart((model, inputs))
+        made = copy.deepcopy(model, memo)
     except Exception as error:  # any error of the model's attributes
-        return FusionReport(notes=[f"left alone: it cannot be copied ({type(error).__name__}: {error})"])
-    report = _install(made, **settings).report
-    with kept(made):
-        made(**given) if isinstance(given, Mapping) else made(*given)
-    return report
+        return f"it cannot be copied ({type(error).__name__}: {error})"
+    return _why_no_copy(model, made) or made
 
 
-def trial_copy(model: nn.Module, **settings: bool) -> nn.Module | str:
-    """A fused copy to try calls with, which shares parameters and buffers; or why there is none."""
-    made = _why_not(model) or copied(model)
-    if not isinstance(made, str):
-        _install(
-            made, **{"keep_packs": False, "strict": False, "cuda_graphs": False, "measures": True, **settings}
+def copied_apart(value: Any) -> Any:
+    """A copy of a model and what belongs to it that shares no memory with them."""
+    # deepcopy refuses tensors with a history.
+    recorded = [each for each in _tensors_within(value, set()) if not each.is_leaf]
+    memo: dict[int, Any] = {id(each): each.detach().clone() for each in recorded}
+    return copy.deepcopy(value, memo)
+
+
+def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors that can be reached from an object, also through modules and lists that are not registered."""
+    if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in list(value.values()):
+            yield from _tensors_within(part, seen)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for part in list(value):
+            yield from _tensors_within(part, seen)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors_within(vars(value), seen)
+
+
+def _why_no_copy(model: nn.Module, copied: Any) -> str:
+    """What is wrong with a copy by a class's own `__copy__`; empty if it is a copy that shares every tensor."""
+    if not isinstance(copied, nn.Module) or type(copied) is not type(model):
+        return f"its copy is a {type(copied).__name__}"
+    for kind in ("modules", "parameters", "buffers"):
+        mine, other = (
+            dict(getattr(each, f"named_{kind}")(remove_duplicate=False)) for each in (model, copied)
         )
-    return made
-
-
-def is_fused(model: nn.Module) -> bool:
-    """Whether a model, or a module inside of it, is fused."""
-    return any(isinstance(vars(module).get(_CALL), ModelCall) for module in model.modules())
+        shares = kind != "modules"
+        if list(mine) != list(other) or any((mine[name] is other[name]) is not shares for name in mine):
+            return f"its copy {'does not share' if shares else 'shares, or has other,'} {kind}"
+    return ""

@@ -118,24 +118,6 @@ def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool)
     ]
 
 
-class Before(NamedTuple):
-    """The times and kernels of a graph without fusion: before products were replaced, minus now."""
-
-    device_us: float = 0.0
-    kernels: int = 0
-
-
-def before(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> Before:
-    """What to add to the times of this graph to get those of the original graph."""
-    more_us, kernels = 0.0, 0
-    for pair in pairs:
-        chains = pair.chains(judged)
-        now = sum(profit.plain_us(judged[chain], costs.kernels_behind(chain)) for chain in chains)
-        more_us += _us_of_one(pair, chains, one_by_one) - now
-        kernels -= len(pair.products) - 1 + max(len(pair.glu) - 1, 0)
-    return Before(more_us, kernels)
-
-
 def notes(pairs: list[Pair], name: Callable[[fx.Node], str]) -> Iterator[str]:
     """For a report."""
     for pair in pairs:

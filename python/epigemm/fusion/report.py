@@ -1,11 +1,11 @@
-"""The report of fusion: each fused call, and what was not fused, with reasons. `watch` does so for calls."""
+"""The report of fusion: each fused call, and what was not fused, with reasons."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,36 +35,8 @@ class Skipped:
     reason: str
 
 
-class Uncopied:
-    """Base class of what belongs to a fused model, so that copies and pickles of it are plain models."""
-
-    def __deepcopy__(self, memo: object) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
-
 @dataclass
-class CudaGraphs:
-    """How `fuse(model, cuda_graphs=True)` runs a model's calls.
-
-    Attributes:
-        captured: how many graphs were captured, one for each size.
-        reasons: why other calls run kernel by kernel.
-    """
-
-    captured: int = 0
-    reasons: list[str] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        """The lines of the report."""
-        yield f"CUDA graphs captured: {self.captured}"
-        yield from (f"  kernel by kernel: {reason}" for reason in self.reasons)
-
-
-@dataclass
-class FusionReport(Uncopied):
+class FusionReport:
     """The fused calls of a model or a graph, and what was not fused. Print it to read it.
 
     Attributes:
@@ -77,9 +49,7 @@ class FusionReport(Uncopied):
             view of all of it; a view with reordered axes must have no other reader. A chain is taken if the fused call
             computes at least the first such operator.
         not_taken: the products of the other chains, each with the reason.
-        is_unsure: for a graph: whether it is not sure to be faster, so that the first calls run it and the original
-            operators in turn.
-        cuda_graphs: the CUDA graphs of calls; None if they were not asked for.
+        settings: of a fused model: its mode and options, for `epigemm.explain`.
     """
 
     sites: list[FusedSite] = field(default_factory=list)
@@ -88,8 +58,14 @@ class FusionReport(Uncopied):
     seconds: float = 0.0
     chains: tuple[int, int] = (0, 0)
     not_taken: list[Skipped] = field(default_factory=list)
-    is_unsure: bool = False
-    cuda_graphs: CudaGraphs | None = None
+    settings: Any = field(default=None, repr=False, compare=False)
+
+    # It belongs to a fused model: copies and pickles of that are plain models.
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
     def add(self, other: FusionReport) -> None:
         """Add what another report has and this one does not."""
@@ -116,8 +92,6 @@ class FusionReport(Uncopied):
         if self.skipped:
             yield f"left alone {len(self.skipped)}"
             yield from _folded([(skipped.name, skipped.reason) for skipped in self.skipped])
-        if self.cuda_graphs is not None:
-            yield from self.cuda_graphs.lines()
         yield from self.notes
 
 
@@ -129,40 +103,3 @@ def _folded(named: list[tuple[str, str]]) -> Iterator[str]:
     for (pattern, _), members in groups.items():
         name, text = members[0]
         yield f"  {name if len(members) == 1 else f'{pattern} ({len(members)})'}: {text}"
-
-
-# --- what ran without a fused kernel ----------------------------------------------------------------------------------
-
-watchers: list[list[tuple[str, str]]] = []
-
-
-@contextmanager
-def watch() -> Iterator[list[tuple[str, str]]]:
-    """Collect (product or model, reason) for everything that is not fused in the calls of fused models in the block.
-
-    Calls of models that `torch.compile` made with the backend are not watched; see their reports.
-
-    Example:
-        >>> with epigemm.fusion.watch() as unfused:
-        ...     model(x)
-        >>> unfused
-        []
-    """
-    seen: list[tuple[str, str]] = []
-    watchers.append(seen)
-    try:
-        yield seen
-    finally:
-        watchers[:] = [each for each in watchers if each is not seen]
-
-
-def tell(name: str, reason: str) -> None:
-    """Tell all `watch` blocks that something runs as PyTorch."""
-    for seen in watchers:
-        seen.append((name, reason))
-
-
-def tell_skipped(report: FusionReport) -> None:
-    """Tell all `watch` blocks what was not fused in a graph."""
-    for skipped in report.skipped:
-        tell(skipped.name, skipped.reason)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, host, joined, matmuls, norms, pairs, profit
+from epigemm.fusion import formula, joined, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -22,26 +21,23 @@ SITE = "epigemm_site"
 """The key in the `meta` of a fused call's node, for its entry of the report."""
 
 
-def higher_order(graph: fx.Graph) -> str:
-    """The name of an operator that calls graphs, such as a checkpoint; empty if there is none."""
-    for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
-            return str(node.target)
-    return ""
-
-
 class FusionError(RuntimeError):
     """epigemm's rewriting of a graph failed, and `strict` is True. Its cause is the original error."""
 
 
 def failed(error: Exception, *, strict: bool) -> Skipped:
     """The report's entry for a graph that could not be rewritten, with one warning; a `FusionError` if `strict`."""
-    text = str(error).strip().split("\n")[0]
-    reason = f"epigemm's pass failed, and it runs as it was: {type(error).__name__}: {text}"
+    text = first_line(error)
+    reason = f"epigemm's pass failed, and it runs as it was: {text}"
     if strict:
-        raise FusionError(f"epigemm's pass failed on a graph: {type(error).__name__}: {text}") from error
+        raise FusionError(f"epigemm's pass failed on a graph: {text}") from error
     warn_once(f"a graph of a fused model: {reason}")
     return Skipped("graph", reason)
+
+
+def first_line(error: Exception) -> str:
+    """An error's type and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
 @cache
@@ -77,49 +73,29 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 
 
 def fuse_graph(
-    graph: fx.Graph,
-    *,
-    keep_packs: bool = False,
-    launches: host.Launches = host.Launches.EAGER,
-    guards_sizes: bool = False,
-    measures: bool = False,
-    traced: bool = False,
+    graph: fx.Graph, *, keep_packs: bool = False, one_by_one: bool = True, traced: bool = False
 ) -> FusionReport:
     """Replace products of `graph` with their chains by one call each, in place, where that is expected to be faster.
 
     Args:
         graph: Dynamo's.
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
-        launches: who launches the kernels.
-        guards_sizes: add guards so that Dynamo compiles again for sizes that are far from those of this call.
-        measures: whether it is measured later, if it is not sure that fused calls are faster: `host.verdict`.
+        one_by_one: whether each operator that is not fused has kernels of its own.
         traced: whether a compiler traces the graph. It sees two calls of operators where one kernel could run.
 
     Returns:
         The report. If it has no sites, the graph has not been changed.
     """
-    settings = _Settings(keep_packs, launches, traced)
-
-    def look(
-        at: fx.Graph, two: list[pairs.Pair]
-    ) -> tuple[FusionReport, dict[Chain, profit.Judged], host.Verdict]:
-        report, judged = _judged(at, settings)
-        before = pairs.before(two, judged, one_by_one=launches.is_one_by_one)
-        return report, judged, host.verdict(at, judged, launches, measures=measures, before=before)
-
-    two = _pairs_that_pay(graph, settings, lambda at, two: not look(at, two)[2].why_not)
-    report, judged, (waits, is_unsure) = look(graph, two)
+    settings = _Settings(keep_packs, one_by_one, traced)
+    two = _pairs_that_pay(graph, settings)
+    report, judged = _judged(graph, settings)
     report.notes += pairs.notes(two, name_of)
-    if guards_sizes and any(each.fallback_us for each in judged.values()):
-        host.guard_sizes(graph)
-    found = {} if traced or waits or launches is not host.Launches.EAGER else norms.find(graph, judged)
-    taken = [chain for chain, each in judged.items() if not (each.why_not or waits or chain in found)]
-    report.is_unsure = is_unsure and bool(taken)
-    report.notes += [host.UNSURE] * report.is_unsure
+    found = {} if traced else norms.find(graph, judged)
+    taken = [chain for chain, each in judged.items() if not (each.why_not or chain in found)]
     fused = _replace_all(graph, {chain: judged[chain] for chain in taken}, keep_packs)
     fused |= {chain: _replace_norm(graph, chain, each, keep_packs) for chain, each in found.items()}
     for chain in judged:
-        reason = judged[chain].why_not or waits
+        reason = judged[chain].why_not
         is_taken = chain.computes and (chain in found or not reason)
         report.chains = (report.chains[0] + chain.is_followed, report.chains[1] + is_taken)
         if chain.is_followed and not is_taken:
@@ -135,33 +111,23 @@ class _Settings(NamedTuple):
     """Arguments of `fuse_graph`."""
 
     keep_packs: bool
-    launches: host.Launches
+    one_by_one: bool
     traced: bool
 
     def judged(self, chain: Chain) -> profit.Judged:
         """The estimate for a chain by itself."""
-        return profit.judged(
-            chain, keeps_pack=_keeps(chain, self.keep_packs), is_eager=self.launches.is_one_by_one
-        )
+        return profit.judged(chain, keeps_pack=_keeps(chain, self.keep_packs), is_eager=self.one_by_one)
 
 
-def _pairs_that_pay(
-    graph: fx.Graph, settings: _Settings, is_fused: Callable[[fx.Graph, list[pairs.Pair]], bool]
-) -> list[pairs.Pair]:
-    """Replace products that are read by halves by two, where that is expected to be faster: tried on copies first.
-
-    `is_fused`: whether anything of such a graph will be fused.
-    """
+def _pairs_that_pay(graph: fx.Graph, settings: _Settings) -> list[pairs.Pair]:
+    """Replace products that are read by halves by two, where that is expected to be faster: tried on a copy first."""
     if not pairs.read_by_halves(graph):
         return []
     trial = _copied(graph)
     two = pairs.take_apart(trial, settings.judged)
     _, judged = _judged(trial, settings)
-    lost = pairs.lost(two, judged, one_by_one=settings.launches.is_one_by_one)
-    if lost:
-        trial = _copied(graph)
-        two = pairs.take_apart(trial, settings.judged, leave=lost)
-    return pairs.take_apart(graph, settings.judged, leave=lost) if two and is_fused(trial, two) else []
+    lost = pairs.lost(two, judged, one_by_one=settings.one_by_one)
+    return pairs.take_apart(graph, settings.judged, leave=lost)
 
 
 def _judged(graph: fx.Graph, settings: _Settings) -> tuple[FusionReport, dict[Chain, profit.Judged]]:

@@ -24,7 +24,7 @@ COMMAND = [*QUICK, "--cases", "nerf/fp32_highest/inference/2"]
 
 @pytest.mark.slow
 def test_a_run_through_its_processes(tmp_path: Path) -> None:
-    variants = ["--variants", "fuse", "graphs"]
+    variants = ["--variants", "eager_options", "whole"]
     assert main([*COMMAND, *variants, "--output", str(tmp_path), "--time-budget", "600"]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["schema"], summary["kind"], summary["complete"]) == (2, "models", True)
@@ -36,11 +36,11 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
     assert name == "nerf/fp32_highest/inference/2" and case["right"]
     assert case["chains"]["taken"] == case["chains"]["followed"] == 11
     assert case["products"]["fused"] == case["products"]["all"] == 12
-    turns = case["turns_ms"]["fuse_vs_eager"]
-    ratios = [eager / fuse for eager, fuse in zip(turns["eager"], turns["fuse"], strict=True)]
-    assert case["fuse_vs_eager"] == pytest.approx(sum(ratios) / 2)
+    turns = case["turns_ms"]["eager_options_vs_eager"]
+    ratios = [eager / fuse for eager, fuse in zip(turns["eager"], turns["eager_options"], strict=True)]
+    assert case["eager_options_vs_eager"] == pytest.approx(sum(ratios) / 2)
     for which in ("host_ms", "device_ms"):
-        assert set(case[which]) == {"eager", "fuse"} and min(case[which].values()) > 0
+        assert set(case[which]) == {"eager", "eager_options"} and min(case[which].values()) > 0
     text = (tmp_path / "tables.md").read_text()
     assert "## Geometric means" in text and "skipped: CUDA graphs need a GPU" in text
 
@@ -49,15 +49,23 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_on_a_gpu(tmp_path: Path) -> None:
     """With the two that need Inductor, and all figures; `graphs` may not be there."""
-    command = ["--models", "--variants", "fuse", "backend", "graphs", "--cases", "nerf/bf16/inference/262144"]
+    command = [
+        "--models",
+        "--variants",
+        "eager_options",
+        "backend",
+        "whole",
+        "--cases",
+        "nerf/bf16/inference/262144",
+    ]
     assert main([*command, "--device", "cuda", "--output", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     (case,) = summary["cases"].values()
     assert case["right"]
-    assert {"fuse_vs_eager", "backend_vs_compile"} <= set(case["quartiles"])
+    assert {"eager_options_vs_eager", "backend_vs_compile"} <= set(case["quartiles"])
     for which in ("host_ms", "device_ms"):
-        assert {"eager", "fuse", "compile", "backend"} <= set(case[which])
-    assert case["device_ms"]["eager"] == pytest.approx(case["ms"]["fuse_vs_eager"]["eager"], rel=0.5)
+        assert {"eager", "eager_options", "compile", "backend"} <= set(case[which])
+    assert case["device_ms"]["eager"] == pytest.approx(case["ms"]["eager_options_vs_eager"]["eager"], rel=0.5)
 
 
 def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
@@ -72,9 +80,9 @@ def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
 
 
 def test_the_list_and_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--cases", "bert-base", "opt", "--variants", "fuse", "graphs"]
+    flags = ["--cases", "bert-base", "opt", "--variants", "eager_options", "whole"]
     every = listed(capsys, *flags)
-    assert every == [str(job) for job in jobs(["bert-base", "opt"], ["fuse", "graphs"], quick=False)]
+    assert every == [str(job) for job in jobs(["bert-base", "opt"], ["eager_options", "whole"], quick=False)]
     parts = [listed(capsys, *flags, "--shard", f"{index}/3") for index in (1, 2, 3)]
     assert sorted(name for part in parts for name in part) == sorted(every)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -85,7 +93,7 @@ def test_tables_of_what_is_there() -> None:
     figures.add(found, JOB, "result", result([2.0, 1.9], [1.0, 1.0]))
     found |= figures.judged(found, quick=False)
     first, means = models.tables(found)
-    assert first.title.startswith("fuse_vs_eager") and means.title == "Geometric means"
+    assert first.title.startswith("eager_options_vs_eager") and means.title == "Geometric means"
     row = dict(zip(first.columns, first.rows[0], strict=True))
     assert row["case"] == str(JOB.case) and row["ratio"] == "1.950" and row["right"] == "yes"
     assert row["ms"] == "1.950, 1.000" and row["chains"] == "3 of 4"
@@ -119,5 +127,5 @@ def test_wrong_usage_is_explained(flags: list[str], said: str, capsys: pytest.Ca
 
 
 def test_other_records_take_no_variants(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--host", "--device", "cpu", "--variants", "fuse"]) == 2
+    assert main(["--host", "--device", "cpu", "--variants", "eager_options"]) == 2
     assert "--host: goes without --variants" in capsys.readouterr().err

@@ -12,8 +12,8 @@ from benchmarks.models.figures import add, empty, judged, merge
 from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
 
 LARGE = Case("bert-base", "fp32_highest", INFERENCE, (128, 128))
-JOB = Job(LARGE, "fuse")
-GRAPHS = Job(LARGE, "graphs")
+JOB = Job(LARGE, "eager_options")
+GRAPHS = Job(LARGE, "whole")
 
 
 def result(other: list[float], own: list[float], job: Job = JOB, *, right: bool = True) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def test_medians_and_quartiles_of_the_turns() -> None:
     found = empty()
     add(found, JOB, "result", result([2.0, 4.0, 3.0, 5.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0]))
     case = found["cases"][str(LARGE)]
-    assert case["fuse_vs_eager"] == 3.0
-    assert case["quartiles"] == {"fuse_vs_eager": [2.0, 3.0, 4.0]}
-    assert case["ms"] == {"fuse_vs_eager": {"eager": 3.0, "fuse": 1.0}}
+    assert case["eager_options_vs_eager"] == 3.0
+    assert case["quartiles"] == {"eager_options_vs_eager": [2.0, 3.0, 4.0]}
+    assert case["ms"] == {"eager_options_vs_eager": {"eager": 3.0, "eager_options": 1.0}}
     assert case["chains"] == {"followed": 4, "taken": 3}
 
 
@@ -52,9 +52,9 @@ def test_variants_of_a_case_stand_side_by_side() -> None:
     add(found, GRAPHS, "result", result([3.0], [1.0], GRAPHS))
     add(found, JOB, "result", result([2.0], [4.0]))
     case = found["cases"][str(LARGE)]
-    assert (case["fuse_vs_eager"], case["graphs_vs_eager"]) == (0.5, 3.0)
+    assert (case["eager_options_vs_eager"], case["backend_vs_eager"]) == (0.5, 3.0)
     # Eager's times are those beside fuse.
-    assert case["device_ms"] == {"eager": 4.0, "fuse": 4.0, "graphs": 1.0}
+    assert case["device_ms"] == {"eager": 4.0, "eager_options": 4.0, "whole": 1.0}
 
 
 def test_what_is_wrong_has_no_time_and_stays_wrong() -> None:
@@ -62,7 +62,7 @@ def test_what_is_wrong_has_no_time_and_stays_wrong() -> None:
     add(found, GRAPHS, "result", result([], [], GRAPHS, right=False))
     add(found, JOB, "result", result([2.0], [1.0]))
     assert not found["cases"][str(LARGE)]["right"]
-    assert "graphs_vs_eager" not in found["cases"][str(LARGE)]
+    assert "backend_vs_eager" not in found["cases"][str(LARGE)]
     assert judged(found, quick=False)["wrong"] == [str(LARGE)]
 
 
@@ -74,16 +74,18 @@ def missed(job: Job, other: list[float], own: list[float]) -> list[str]:
 
 def test_bars() -> None:
     small = Case("bert-base", "bf16", INFERENCE, (2, 128))
-    train = Job(Case("bert-base", "bf16", TRAINING, (128, 128)), "fuse")
+    train = Job(Case("bert-base", "bf16", TRAINING, (128, 128)), "eager_options")
     noisy, low = [0.9, 0.9, 1.0, 1.0, 1.0], [0.97] * 5
     ones = [1.0] * 5
-    assert missed(Job(small, "fuse"), noisy, ones) == []
-    assert missed(Job(small, "fuse"), low, ones) == ["fuse_vs_eager 0.970, upper quartile, wanted 0.98"]
-    assert missed(Job(small, "graphs"), [0.99], [1.0]) == [
-        "graphs_vs_eager 0.990, upper quartile, wanted 1.0"
+    assert missed(Job(small, "eager_options"), noisy, ones) == []
+    assert missed(Job(small, "eager_options"), low, ones) == [
+        "eager_options_vs_eager 0.970, upper quartile, wanted 0.98"
+    ]
+    assert missed(Job(small, "whole"), [0.99], [1.0]) == [
+        "backend_vs_eager 0.990, upper quartile, wanted 1.0"
     ]
     assert missed(train, low, ones) == []
-    assert missed(train, [0.9], [1.0]) == ["fuse_vs_eager 0.900, wanted 0.96"]
+    assert missed(train, [0.9], [1.0]) == ["eager_options_vs_eager 0.900, wanted 0.96"]
     assert missed(JOB, [2.0], [1.0]) == []
 
 
@@ -92,7 +94,7 @@ def test_a_quick_run_has_no_bars() -> None:
     add(found, JOB, "result", result([0.1], [1.0]))
     assert judged(found, quick=True)["missed"] == []
     assert judged(found, quick=False)["geomeans"] == {
-        "fp32_highest/inference/large": {"fuse_vs_eager": pytest.approx(0.1)}
+        "fp32_highest/inference/large": {"eager_options_vs_eager": pytest.approx(0.1)}
     }
 
 
@@ -102,10 +104,17 @@ def test_runs_of_the_same_come_together() -> None:
     merged = merge([first, second])
     assert [first, second] == given
     case = merged["cases"][str(LARGE)]
-    assert case["turns_ms"]["fuse_vs_eager"] == {"eager": [1.0, 2.0, 3.0, 4.0], "fuse": [1.0] * 4}
-    assert case["fuse_vs_eager"] == 2.5 and case["quartiles"]["fuse_vs_eager"] == [1.75, 2.5, 3.25]
+    assert case["turns_ms"]["eager_options_vs_eager"] == {
+        "eager": [1.0, 2.0, 3.0, 4.0],
+        "eager_options": [1.0] * 4,
+    }
+    assert case["eager_options_vs_eager"] == 2.5 and case["quartiles"]["eager_options_vs_eager"] == [
+        1.75,
+        2.5,
+        3.25,
+    ]
     assert len(merged["runs"]) == 2 and merged["complete"] and "command" not in merged
-    assert merged["geomeans"]["fp32_highest/inference/large"]["fuse_vs_eager"] == pytest.approx(2.5)
+    assert merged["geomeans"]["fp32_highest/inference/large"]["eager_options_vs_eager"] == pytest.approx(2.5)
 
 
 def test_merging_one_record_changes_no_figure() -> None:
@@ -125,7 +134,7 @@ def test_parts_and_variants_come_together() -> None:
     for order in (parts, parts[::-1]):  # one run may not reach what an earlier one had
         merged = merge(order)
         case = merged["cases"][str(LARGE)]
-        assert (case["fuse_vs_eager"], case["graphs_vs_eager"]) == (2.0, 3.0)
+        assert (case["eager_options_vs_eager"], case["backend_vs_eager"]) == (2.0, 3.0)
         assert merged["not_reached"] == {} and merged["layers"] == {"bert-base": 2}
     # What failed after it had a result is still said.
     again = merge([*parts, record((JOB, "failed", "OutOfMemoryError"))])

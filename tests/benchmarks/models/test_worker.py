@@ -6,14 +6,12 @@ import math
 import tempfile
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import epigemm
 from benchmarks.models import registry, worker
 from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
 from benchmarks.models.measures import QUICK
@@ -34,12 +32,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.NETWORKS, "small", network)
 
 
-def job(name: str = "fuse", mode: str = INFERENCE) -> Job:
+def job(name: str = "eager_options", mode: str = INFERENCE) -> Job:
     return Job(Case("small", "fp32_highest", mode, (4,)), name)
 
 
 @pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
-@pytest.mark.parametrize("name", ["fuse", "backend"])
+@pytest.mark.parametrize("name", ["eager_options", "backend"])
 def test_a_job(name: str, mode: str) -> None:
     prepared = worker.prepare(job(name, mode), CPU, quick=True)
     found = worker.measure(prepared, CPU, QUICK)
@@ -47,7 +45,7 @@ def test_a_job(name: str, mode: str) -> None:
     assert found["right"] and set(found["errors"]) == {"eager", variant.other, variant.own}
     for which in ("turns_ms", "host_ms", "device_ms"):
         assert set(found[which]) == {variant.other, variant.own}
-    assert ("chains" in found) == (name == "fuse")
+    assert ("chains" in found) == (name == "eager_options")
 
 
 def test_one_job_at_a_time_is_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,49 +77,29 @@ def test_one_job_at_a_time_is_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_what_is_wrong_is_not_timed() -> None:
     prepared = worker.prepare(job(), CPU, quick=True)
-    right = prepared.calls["fuse"]
-    prepared.calls["fuse"] = lambda: [1.1 * each for each in right()]
+    right = prepared.calls["eager_options"]
+    prepared.calls["eager_options"] = lambda: [1.1 * each for each in right()]
     found = worker.measure(prepared, CPU, QUICK)
     assert not found["right"] and "turns_ms" not in found
 
 
 def test_what_becomes_wrong_while_it_is_timed_is_wrong() -> None:
     prepared = worker.prepare(job(), CPU, quick=True)
-    right, calls = prepared.calls["fuse"], []
+    right, calls = prepared.calls["eager_options"], []
 
     def later() -> list[Tensor]:
         calls.append(1)
         return [each if len(calls) < 4 else 1.1 * each for each in right()]
 
-    prepared.calls["fuse"] = later
+    prepared.calls["eager_options"] = later
     assert not worker.measure(prepared, CPU, QUICK)["right"]
 
 
-def test_variants_that_are_not_there_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_that_are_not_there_say_why() -> None:
     with pytest.raises(NotMeasured, match="need a GPU"):
-        worker.prepare(job("graphs"), CPU, quick=True)
-    gpu = torch.device("cuda")
-    monkeypatch.setattr(epigemm, "fuse", lambda model: model)
-    assert worker.why_not("graphs", gpu, quick=False) == "epigemm.fuse has no argument cuda_graphs here"
-    monkeypatch.setattr(epigemm, "fuse", lambda model, *, cuda_graphs=False: model)
-    assert worker.why_not("graphs", gpu, quick=False) == ""
-    assert worker.why_not("overhead", gpu, quick=True) == "a quick run has no Inductor"
-
-
-def test_what_was_captured_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `fuse(model, cuda_graphs=True)` reports it."""
-
-    def fuse(model: nn.Module, **_: object) -> Any:
-        fused: Any = nn.Sequential(model)
-        graphs = SimpleNamespace(captured=0, reasons=["a reason"])
-        fused.fusion_report = SimpleNamespace(sites=[1], skipped=[], chains=(1, 1), cuda_graphs=graphs)
-        return fused
-
-    monkeypatch.setattr(epigemm, "fuse", fuse)
-    monkeypatch.setattr(worker, "why_not", lambda *args, **kwargs: "")
-    found = worker.measure(worker.prepare(job("graphs"), CPU, quick=True), CPU, QUICK)
-    assert found["right"] and found["cuda_graphs"] == {"captured": 0, "reasons": ["a reason"]}
-    assert set(found["turns_ms"]) == {"eager", "graphs"}
+        worker.prepare(job("overhead"), CPU, quick=True)
+    assert worker.why_not("overhead", torch.device("cuda"), quick=True) == "a quick run has no Inductor"
+    assert worker.why_not("whole", CPU, quick=True) == ""
 
 
 class Line:
@@ -142,9 +120,9 @@ class Line:
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("fuse", ["prepare", "measure"], ["up", "ready", "result"]),
-        ("fuse", ["prepare"], ["up", "ready"]),
-        ("graphs", ["prepare"], ["up", "skipped"]),
+        ("eager_options", ["prepare", "measure"], ["up", "ready", "result"]),
+        ("eager_options", ["prepare"], ["up", "ready"]),
+        ("overhead", ["prepare"], ["up", "skipped"]),
     ],
 )
 def test_what_a_process_says(name: str, words: list[str], said: list[str]) -> None:
@@ -185,10 +163,10 @@ def test_a_gradient_that_is_zero_is_held_to_the_largest() -> None:
 @pytest.mark.parametrize(
     ("errors", "own", "right"),
     [
-        ({"eager": 1e-6, "fuse": 1.4e-6}, "fuse", True),
-        ({"eager": 1e-6, "fuse": 1.6e-6}, "fuse", False),
-        ({"eager": 1e-9, "fuse": 1.4e-7}, "fuse", True),
-        ({"eager": math.inf, "fuse": math.inf}, "fuse", False),
+        ({"eager": 1e-6, "eager_options": 1.4e-6}, "eager_options", True),
+        ({"eager": 1e-6, "eager_options": 1.6e-6}, "eager_options", False),
+        ({"eager": 1e-9, "eager_options": 1.4e-7}, "eager_options", True),
+        ({"eager": math.inf, "eager_options": math.inf}, "eager_options", False),
         ({"eager": 1e-6, "compile": 1e-4, "backend": 1.4e-4}, "backend", True),
         ({"eager": 1e-6, "compile": 1e-9, "backend": 1.4e-6}, "backend", True),
         ({"eager": 1e-6, "compile": 1e-4, "backend": 1.6e-4}, "backend", False),
@@ -213,7 +191,7 @@ def test_gradients_behind_a_norm_are_more_than_noise() -> None:
 @pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
 def test_a_job_on_a_gpu(mode: str) -> None:
     gpu = torch.device("cuda")
-    monitored = Job(Case("resmlp", "fp32_highest", mode, (256,)), "fuse")
+    monitored = Job(Case("resmlp", "fp32_highest", mode, (256,)), "eager_options")
     found = worker.measure(worker.prepare(monitored, gpu, quick=False), gpu, QUICK)
     assert found["right"] and found["products"]["all"] == 16
     assert found["device_ms"]["eager"] > 0.05 and found["host_ms"]["eager"] > 0.05
