@@ -128,7 +128,9 @@ def _notes(heard: Listener) -> list[str]:
 
 def _refuse_inside() -> None:
     """RuntimeError where tensors stand for others: what would run for those is not known."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+    key = torch._C._TorchDispatchModeKey.PROXY
+    modes = torch._C._get_dispatch_mode(key), torch._ops._get_dispatch_mode_pre_dispatch(key)
+    if modes != (None, None):
         where = "while it is traced by torch.export or make_fx"
     elif torch._C._functorch.peek_interpreter_stack() is not None:
         where = "under a transform of torch.func (grad, jvp, vmap and so on)"

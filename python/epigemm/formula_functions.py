@@ -93,9 +93,10 @@ def batch_norm_relu(
         y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
         return y.relu() if out is None else y.relu_()
     x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
+    checks.product(x, weight)  # before the fold, whose errors would name what it reads
     is_16 = x.dtype.itemsize == 2
     vectors = (None if is_16 else bias, *vectors[1:])
-    folded = _route.fold(x, vectors, eps, weight.shape[0] if weight.dim() else 0)
+    folded = _route.fold(x, vectors, eps, weight.shape[0])
     return run(OF_VECTORS, x, weight, bias if is_16 else None, folded, out, precision, strict, pack_use)
 
 

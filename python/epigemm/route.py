@@ -35,6 +35,7 @@ from epigemm.epilogues.registry import (
     folded_by_reference,
 )
 from epigemm.operators import compiled
+from epigemm.operators import flops as _flops  # noqa: F401
 from epigemm.operators import registration as _registration  # noqa: F401
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight

@@ -46,6 +46,10 @@ def of_product(
     return lambda: scaled(x, w, bias, r, m, **options)
 
 
+def of_folded(x: Any, w: Any) -> Callable[[], Any]:
+    return lambda: epigemm.linear_batch_norm_relu(x, w, BIAS, BIAS, BIAS.abs())
+
+
 EITHER = "accepted is torch.float16, torch.float32, as {} has torch.float16"
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     # the first argument of `elementwise` is called z
@@ -71,6 +75,23 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "weight: dimensions, and a matrix that does not fit": (of_product(w=W[0], m=X), f"weight: got shape [{K}];"),
     "m": (of_product(m=X), f"m: got shape [{M}, {K}]; accepted is [{M}, {N}]"),
     "m beside 3-d x": (of_product(X[None], r=ROW[None]), f"m: got shape [{M}, {N}]; accepted is [1, {M}, {N}]"),
+    # what is folded is checked after x and weight
+    **{f"folded: {name}": (of_folded(*given), message) for name, given, message in (
+        ("x complex", (X.cfloat(), W), "x: got dtype torch.complex64;"),
+        ("x int32", (X.int(), W), "x: got dtype torch.int32;"),
+        ("x sparse", (X.to_sparse(), W), "x: got layout torch.sparse_coo;"),
+        ("weight 0-d", (X, W[0, 0]), "weight: got shape [];"),
+        ("weight 1-d", (X, W[0]), f"weight: got shape [{K}];"),
+        ("weight 3-d", (X, W[None]), f"weight: got shape [1, {N}, {K}];"),
+        ("weight of another dtype", (X, W.double()), "weight: got dtype torch.float64;"),
+        ("K", (X, W[:, 1:]), f"x: got shape [{M}, {K}];"),
+    )},
+    **{f"BatchNorm, training {training}: {layer.__name__}({x})": (lambda layer=layer, x=x, training=training:
+       layer(K, N).train(training)(x), f"x: got {kind}; accepted is a torch.Tensor")
+       for layer in (epigemm.nn.LinearBatchNormReLU, epigemm.nn.LinearScaleBatchNorm1d)
+       for training in (True, False) for x, kind in ((None, "None"), (3, "int"))},
+    **{f"init_values={value!r}": (lambda value=value: epigemm.nn.LinearLayerScaleResidual(K, N, init_values=value),
+       f"init_values: got {kind}; accepted is a number") for value, kind in (("text", "str"), (None, "None"))},
     # both dtypes that an operand may have
     "either: bias": (of_product(X.half(), W.half(), BIAS.double()), "bias: got dtype torch.float64; "
      + EITHER.format("x")),
@@ -102,7 +123,7 @@ for _name, _nested in (("nested", NESTED), ("jagged", JAGGED)):
 def test_what_is_named(call: Callable[[], Any], words: str) -> None:
     with pytest.raises((RuntimeError, TypeError)) as caught:
         call()
-    assert type(caught.value) is (TypeError if "torch.Tensor" in words else RuntimeError)
+    assert type(caught.value) is (TypeError if words.endswith(("torch.Tensor", "a number")) else RuntimeError)
     assert words in str(caught.value)
 
 

@@ -146,7 +146,7 @@ def is_folded(running_var: Tensor | None, eps: float) -> bool:
 def check_eps(eps: float) -> None:
     """TypeError unless `eps` is a real number, ValueError unless it is finite and not negative."""
     if type(eps) is not float:
-        _require_number("eps", eps)
+        number("eps", eps)
     if not 0.0 <= eps < math.inf:
         raise ValueError(f"eps: got {eps!r}; accepted is a finite number >= 0")
 
@@ -244,9 +244,15 @@ def packable(weight: object) -> None:
         )
 
 
+def number(name: str, value: object, accepted: str = "a number") -> None:
+    """TypeError unless `value` is a real number."""
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"{name}: got {_kind(value)}; accepted is {accepted}")
+
+
 def scalar_number(name: str, value: object) -> float:
     """A Python number as a float; TypeError otherwise, ValueError for one that no float holds."""
-    _require_number(name, value, "a number or a 0-dimensional tensor")
+    number(name, value, "a number or a 0-dimensional tensor")
     try:
         return float(value)  # type: ignore[arg-type]
     except OverflowError:
@@ -416,11 +422,6 @@ def _require_length(name: str, vector: Tensor, columns: int | None) -> None:
         raise RuntimeError(
             f"{name}: got shape {_shape(vector)}; accepted is [{'N' if columns is None else columns}]"
         )
-
-
-def _require_number(name: str, value: object, accepted: str = "a number") -> None:
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"{name}: got {_kind(value)}; accepted is {accepted}")
 
 
 def _shape(tensor: Tensor) -> list[int]:

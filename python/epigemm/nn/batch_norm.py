@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from epigemm import batch_statistics, docstrings, formula_functions
 from epigemm import route as _route
-from epigemm.arguments import invariance
+from epigemm.arguments import checks, invariance
 from epigemm.nn.base import (
     CallOptions,
     Options,
@@ -101,6 +101,8 @@ def _takes_batch_statistics(bn: nn.BatchNorm1d) -> bool:
 
 
 def _check_rows(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        checks.tensors(x=x)
     if x.dim() != 2:
         raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
 

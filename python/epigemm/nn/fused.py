@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, functional
+from epigemm.arguments import checks
 from epigemm.epilogues import registry
 from epigemm.epilogues.formulas import GATED
 from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
@@ -240,6 +241,7 @@ class LinearLayerScaleResidual(FusedLinear):
         init_values: float = 1e-5,
         **options: Unpack[Options],
     ) -> None:
+        checks.number("init_values", init_values)
         super().__init__(in_features, out_features, bias, **options)
         self.init_values = float(init_values)
         filled = torch.full((out_features,), self.init_values, device=self.weight.device)

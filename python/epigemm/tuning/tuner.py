@@ -116,13 +116,14 @@ def tune(fn_or_name: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Tun
     Example:
         >>> print(epigemm.tune("linear_relu", x, weight, bias))  # doctest: +SKIP
     """
+    asked = fn_or_name
     if results.takes(fn_or_name):
         fn_or_name, args, kwargs = results.product_of(fn_or_name, *args, **kwargs)
-    name, recorder = record(fn_or_name, *args, **kwargs)
+    _, recorder = record(fn_or_name, *args, **kwargs)
     _, call = recorder.taken_apart()
     if not isinstance(call, LinearCall):
         raise ValueError(
-            f"fn_or_name: got {name!r}, which has one kernel only; accepted are linear functions"
+            f"fn_or_name: got {asked!r}, which has one kernel only; accepted are linear functions"
         )
     return _joined([_tune(each) for each in (*recorder.earlier, call)])
 

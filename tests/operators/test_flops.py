@@ -1,0 +1,139 @@
+"""`FlopCounterMode` counts for each call what it counts for PyTorch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import epigemm
+from epigemm._native import ops
+from tests.support.every_function import CASES, LEAD, Case, Given, K, N, draw
+
+PRODUCT = 2 * LEAD[0] * LEAD[1] * N * K
+Run = Callable[..., Any]
+
+
+def counted(run: Callable[[], Any], *, backward: bool) -> tuple[int, int]:
+    """Of the forward pass, and of the backward pass of everything that has one."""
+    with FlopCounterMode(display=False) as forward:
+        found = [each for each in tree_leaves(run()) if each.requires_grad]
+    with FlopCounterMode(display=False) as after:
+        if backward:
+            sum(each.float().square().sum() for each in found).backward()
+    return forward.get_total_flops(), after.get_total_flops()
+
+
+def by_torch(case: Case, given: Given) -> Any:
+    x, weight, bias, operands = given
+    return case.plain(F.linear(x, weight, bias), *operands)
+
+
+def products(name: str) -> int:
+    return 2 if name == "glu" else 1  # the table's PyTorch computes its two equal products once
+
+
+@pytest.mark.parametrize("graph", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_calls_of_every_function(name: str, recorded: bool, graph: str | None) -> None:
+    torch._dynamo.reset()
+    case = CASES[name]
+    call: Run = case.call if graph is None else torch.compile(case.call, backend=graph)
+    narrow = [False] * len(case.operands)
+    for _ in range(2):  # the second one is not the compiler's
+        given, other = (draw(case, narrow, torch.float32, recorded=recorded) for _ in range(2))
+        x, weight, bias, operands = given
+        found = counted(lambda: call(x, weight, bias, *operands), backward=recorded)  # noqa: B023
+        expected = counted(lambda: by_torch(case, other), backward=recorded)  # noqa: B023
+        assert expected[0] == PRODUCT
+        assert found == tuple(products(name) * each for each in expected)
+
+
+@pytest.mark.parametrize("given_out", [False, True])
+def test_inference_of_strict_and_out(given_out: bool) -> None:
+    x, weight = torch.randn(*LEAD, K), torch.randn(N, K)
+    out: dict[str, Any] = {"out": torch.empty(*LEAD, N)} if given_out else {}
+    assert counted(lambda: epigemm.linear_relu(x, weight, **out), backward=False) == (PRODUCT, 0)
+    assert counted(lambda: epigemm.linear_relu(x[0, 0], weight), backward=False)[0] == 2 * N * K
+    assert counted(lambda: epigemm.linear_relu(x[:0], weight), backward=False)[0] == 0
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(K, N), nn.GELU(), nn.Linear(N, K), nn.ReLU()).eval()
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(epigemm.nn.LinearGELU(K, N), epigemm.nn.LinearReLU(N, K)).eval()
+
+
+def exported(made: nn.Module) -> nn.Module:
+    return torch.export.export(made, (torch.randn(*LEAD, K),)).module()
+
+
+def by_backend(made: nn.Module) -> Run:
+    compiled: Run = torch.compile(made, backend="epigemm", options={"backend": "aot_eager"})
+    return compiled
+
+
+MODELS: dict[str, Callable[[], Run]] = {
+    "layers": layers,
+    "fused": lambda: epigemm.fuse(model()),
+    "exported": lambda: exported(layers()),
+    "backend": lambda: by_backend(model()),
+    "layers compiled": lambda: torch.compile(layers(), backend="aot_eager"),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, recorded: bool) -> None:
+    torch._dynamo.reset()
+    made, plain = MODELS[name](), model()
+    x = torch.randn(*LEAD, K, requires_grad=recorded)
+    with torch.set_grad_enabled(recorded):
+        made(x)
+        found = counted(lambda: made(x), backward=recorded)
+        assert found == counted(lambda: plain(x), backward=recorded)
+    assert found[0] == 2 * PRODUCT
+
+
+WITHOUT_A_PRODUCT = {"_dry_linear", "_linear_cold", "_linear_folded_cold", "_linear_flat_cold"}
+"""A dry run, and what operators that are counted call."""
+
+
+def test_every_operator_with_a_weight_has_a_formula() -> None:
+    every = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("epigemm::")]
+    operators = {name.partition("::")[2]: getattr(ops, name.partition("::")[2]) for name in every}
+    schemas = {name: operator.default._schema.arguments for name, operator in operators.items()}
+    multiply = {name for name, each in schemas.items() if {"x", "weight"} <= {part.name for part in each}}
+    assert multiply - WITHOUT_A_PRODUCT == {name for name in operators if operators[name] in flop_registry}
+    shapes = {"x": torch.empty(*LEAD, K), "weight": torch.empty(N, K)}
+    for name in multiply - WITHOUT_A_PRODUCT:
+        formula = flop_registry[operators[name]]
+        assert formula(*[shapes.get(part.name) for part in schemas[name]], out_val=None) == PRODUCT
+
+
+@pytest.mark.parametrize(
+    "imports", ["epigemm, torch.utils.flop_counter", "torch.utils.flop_counter, epigemm"]
+)
+def test_either_order_of_imports(imports: str) -> None:
+    code = (
+        f"import {imports}, torch, sys\n"
+        "assert torch.ops.epigemm.linear in torch.utils.flop_counter.flop_registry\n"
+        "assert not any('flops' in type(each).__module__ for each in sys.meta_path)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_import_is_left_to_who_counts() -> None:
+    code = "import epigemm, sys; assert 'torch.utils.flop_counter' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
