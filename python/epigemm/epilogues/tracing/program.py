@@ -61,13 +61,33 @@ class Program:
         values = [value for step in self.steps for value in step.inputs] + [self.result]
         return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
 
+    @property
+    def has_derivative(self) -> bool:
+        """Whether PyTorch has a derivative of every step; that of one without is an error, which torch raises."""
+        return not any(step.op in ("floor_divide", "heaviside") for step in self.steps)
+
     def with_gradient(self) -> frozenset[int]:
         """The numbers among `reads` whose gradient is not ended by a comparison or by `detach`."""
-        return self._reaching(lambda step: step.kind == BOOL or step.op in ("detach", "highest"))
+        return self._reaching(_ends_gradient)
 
     def typing(self) -> frozenset[int]:
         """The numbers among `reads` whose type the result's is promoted from: no comparison or cast ends it."""
         return self._reaching(lambda step: step.kind != REAL or step.op == "highest")
+
+    def read_by_derivative(self) -> frozenset[int]:
+        """The numbers among `reads` whose values the derivative with respect to any of them depends on."""
+        reaching = [frozenset((number,)) for number in range(self.operands + 1)]
+        for step in self.steps:
+            inputs = (value.number for value in step.inputs if isinstance(value, Ref))
+            reaching.append(frozenset().union(*(reaching[number] for number in inputs)))
+        found: frozenset[int] = frozenset()
+        live = {self.result}  # what a gradient reaches
+        for number, step in reversed([*enumerate(self.steps, self.operands + 1)]):
+            if Ref(number) in live and not _ends_gradient(step):
+                live.update(step.inputs)
+                read = (value for value in _derivative_inputs(step) if isinstance(value, Ref))
+                found = found.union(*(reaching[value.number] for value in read))
+        return found
 
     def _reaching(self, is_end: Callable[[Step], bool]) -> frozenset[int]:
         """The numbers among `reads` that the result depends on by other steps than these."""
@@ -88,6 +108,25 @@ class Program:
         other = step.inputs[1 - step.inputs.index(Ref(0))]
         is_operand = isinstance(other, Ref) and other.number <= self.operands
         return other.number if is_operand and values.count(other) == 1 else None  # type: ignore[union-attr]
+
+
+_OF_NO_INPUT = words("add sub neg copy floor ceil round trunc frac sign trunc_div floor_div")
+
+
+def _ends_gradient(step: Step) -> bool:
+    return step.kind == BOOL or step.op in ("detach", "highest")
+
+
+def _derivative_inputs(step: Step) -> tuple[Value, ...]:
+    """The inputs that the derivative of a step depends on."""
+    if step.op in _OF_NO_INPUT:
+        return ()
+    if step.op == "where":
+        return step.inputs[:1]
+    is_by_number = (step.op == "mul" and not all(isinstance(value, Ref) for value in step.inputs)) or (
+        step.op == "div" and not isinstance(step.inputs[1], Ref)
+    )
+    return () if is_by_number else step.inputs
 
 
 def rewritten(program: Program, change: Callable[[int, Step], Step | Value]) -> Program:
