@@ -25,6 +25,7 @@ from torch import Tensor
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
 from epigemm.calls import elementwise_kernels, entry, linked_derivative
+from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM, Epilogue, fold_batch_norm_reference
 from epigemm.epilogues.traced import LinkedEpilogue
 
@@ -39,7 +40,7 @@ def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
     """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
     if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
         return not any(operand.requires_grad for operand in operands)
-    return epilogue is BIAS or epilogue is BIAS_RELU
+    return epilogue is BIAS or epilogue is BIAS_RELU or 0 in epilogue.unread
 
 
 def keeps_product(call: LinearCall) -> bool:
@@ -57,10 +58,40 @@ def keeps_product(call: LinearCall) -> bool:
     )
 
 
+def read_operands(call: LinearCall | ElementwiseCall, result: Tensor) -> Sequence[Tensor | None]:
+    """What to save of a call's operands.
+
+    Of those that no derivative depends on, only the size: None for that of the result, in place of which the gradient
+    may stand.
+    """
+    epilogue, operands = call.epilogue, call.operands
+    if not epilogue.unread:
+        return operands
+    places, numbers = list(range(1, len(epilogue.operands))), len(call.scalars)
+    for place in places[:]:
+        if numbers and epilogue.operands[place].kind == SCALAR:  # numbers are for the first scalars
+            places.remove(place)
+            numbers -= 1
+    return [
+        operand
+        if place not in epilogue.unread
+        else None
+        if operand.shape == result.shape and operand.dtype == result.dtype
+        else operand.new_empty(()).expand(operand.shape)
+        for place, operand in zip(places, operands, strict=True)
+    ]
+
+
+def given_again(operands: Sequence[Tensor | None], grad: Tensor) -> list[Tensor]:
+    """A call's operands from what `read_operands` saved."""
+    return [grad if operand is None else operand for operand in operands]
+
+
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
     again = not without_product(epilogue, operands)
+    operands = read_operands(call, output)
     ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor here: autograd would not see it
     if again:
         ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
@@ -76,20 +107,30 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
 
 def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients with respect to (x, weight, bias, *operands), where `needs` asks for them."""
-    epilogue, _, precision, _, again = ctx.call
+    epilogue, scalars, precision, _, again = ctx.call
     if again:
         return _gradients_by_product(ctx, grad, needs)
-    x, weight, output, *operands = ctx.saved_tensors
+    x, weight, output, *saved = ctx.saved_tensors
+    operands = given_again(saved, grad)
     of_bias = None
+    of_operands: list[Tensor | None] = [None] * len(operands)
     if epilogue is BIAS_RELU:
         grad, of_bias = _gradients_of_relu(grad, output, needs[2])
-    elif epilogue is not BIAS:
+    elif epilogue is SCALE_BATCH_NORM:
         grad = _derivative_of_scale(grad, operands)
+    elif epilogue is not BIAS:
+        applied = ElementwiseCall(epilogue, grad, None, operands, scalars)
+        of_product, _, *of_operands = _epilogue_gradients(
+            applied, grad, (needs[0] or needs[1], False, *needs[3:])
+        )
+        if of_product is None:
+            return [None, None, None, *of_operands]
+        grad = of_product
     needs_bias = needs[2] and of_bias is None
     found = product_gradients(grad, x, weight, needs[0], needs[1], needs_bias, precision)
     if of_bias is not None:
         found[2] = of_bias
-    return found + [None] * len(operands) if operands else found
+    return found + of_operands if operands else found
 
 
 def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -106,7 +147,8 @@ def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[
 
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, if the product has to be computed again."""
-    x, weight, bias, snapshot, *operands = ctx.saved_tensors
+    x, weight, bias, snapshot, *saved = ctx.saved_tensors
+    operands = given_again(saved, grad)
     epilogue, scalars, precision, pack_use, _ = ctx.call
     needs_x, needs_weight, needs_bias, *needs_operands = needs
     acc = accumulator(x, weight, precision, pack_use)
@@ -156,13 +198,16 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
 def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
     """Save what `saved_elementwise_gradients` needs."""
     ctx.epilogue, ctx.scalars = call.epilogue, call.scalars
-    ctx.save_for_backward(*call.inputs)
+    x = None if 0 in call.epilogue.unread else call.x
+    ctx.save_for_backward(x, call.bias, *read_operands(call, output))
 
 
 def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """`elementwise_gradients` of the call that was saved."""
-    x, bias, *operands = ctx.saved_tensors
-    return elementwise_gradients(ElementwiseCall(ctx.epilogue, x, bias, operands, ctx.scalars), grad, needs)
+    x, bias, *saved = ctx.saved_tensors
+    operands = given_again(saved, grad)
+    call = ElementwiseCall(ctx.epilogue, grad if x is None else x, bias, operands, ctx.scalars)
+    return elementwise_gradients(call, grad, needs)
 
 
 def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

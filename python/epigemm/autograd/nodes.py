@@ -92,20 +92,21 @@ class _LinearKeepingProduct(Function):
         else:
             product = linear_forward(call.product())
             result = elementwise_forward(ElementwiseCall(epilogue, product, None, operands, scalars))
-        needs = ctx.needs_input_grad
+        needs, read = ctx.needs_input_grad, gradients.read_operands(call, result)
         ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, call.precision
-        ctx.save_for_backward(x if needs[2] else None, weight if needs[1] else None, product, *operands)
+        ctx.save_for_backward(x if needs[2] else None, weight if needs[1] else None, product, *read)
         ctx.set_materialize_grads(False)
         return result, product
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None) -> Gradients:
-        x, weight, product, *operands = ctx.saved_tensors
+        x, weight, product, *saved = ctx.saved_tensors
         _, needs_x, needs_weight, needs_bias, *needs_operands = ctx.needs_input_grad
         needs_product = needs_x or needs_weight or needs_bias
-        grad_operands: list[Tensor | None] = [None] * len(operands)
+        grad_operands: list[Tensor | None] = [None] * len(saved)
         grad_bias = None
         if grad is not None:
+            operands = gradients.given_again(saved, grad)
             applied = ElementwiseCall(ctx.epilogue, product, None, operands, ctx.scalars)
             sums_at_once = needs_bias and grad_product is None
             found, grad_bias, grad_operands = gradients.gradients_of_product(

@@ -27,6 +27,8 @@ def gradients(
     x = call.x
     if not x.is_cuda or x.dim() < 2 or x.numel() == 0 or grad.dtype != x.dtype:
         return None
+    if not epilogue.traced.program.has_derivative:
+        return None
     if x.dim() > 2:
         return _of_leading_axes(epilogue, call, grad, needs)
     if x.shape[0] > _MOST_ROWS and any(operand.shared for operand in epilogue.operands):

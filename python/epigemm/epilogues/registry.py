@@ -77,6 +77,7 @@ class Epilogue:
     order_of_operands = " (vectors first; a scalar as a 0-d tensor or as a number)"
     has_cpu_loop = True  # csrc/cpu runs it
     derives_operands = False  # its derivative's kernel also computes the operands' gradients
+    unread: frozenset[int] = frozenset()  # the positions in `operands` of what no derivative depends on
     bias_place: int | None = None  # for a linked epilogue: the position of its bias in `operands`
 
     @property

@@ -60,6 +60,7 @@ class LinkedEpilogue(Epilogue):
         if bias is not None and operands[bias - 1] == Operand(PER_COLUMN, names[bias - 1]):
             self.bias_place = bias
         self.traced = traced
+        self.unread = frozenset(range(len(self.operands))) - traced.program.read_by_derivative()
         kinds = [KINDS[operand.kind].code for operand in operands]
         # Both values are computed from the start.
         primitives = [cost.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]

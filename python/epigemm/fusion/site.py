@@ -29,7 +29,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 class _Recorded(NamedTuple):
-    """How autograd records a chain: the product with its bias, and an epilogue without one."""
+    """How autograd records a chain: if it keeps the product, that with its bias, and an epilogue without one."""
 
     epilogue: UserEpilogue
     has_bias: bool
@@ -40,7 +40,8 @@ def _recorded_form(chain: Chain) -> _Recorded | None:
     if chain.epilogue is None or chain.epilogue.copied is not None or chain.norm is not None:
         return None
     bias, formula, made = chain.product.bias, chain.formula, chain.epilogue
-    if bias is not None:
+    is_split = bias is not None and 0 in made.traced.program.read_by_derivative()
+    if bias is not None and is_split:
         value, rest = value_at(bias), without_bias(formula)
         found = None if rest is None else epilogue_of(rest)
         if (
@@ -50,7 +51,7 @@ def _recorded_form(chain: Chain) -> _Recorded | None:
         ):
             return None
         made = found
-    return _Recorded(made, bias is not None) if made.keeps_gradients else None
+    return _Recorded(made, is_split) if made.keeps_gradients else None
 
 
 def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:

@@ -65,6 +65,7 @@ def _names(step: Step, *, is_divisor_scalar: bool) -> Iterator[str]:
     if isinstance(exponent, float) and exponent in _POWERS:
         yield from _POWERS[exponent]
     else:
-        yield "div_by_scalar" if is_divisor_scalar else step.op
+        name = "floor_div" if step.op == "floor_divide" else step.op
+        yield "div_by_scalar" if is_divisor_scalar else name
     if step.kind in (HALF, BFLOAT16):
         yield f"to_{step.kind}"

@@ -5,7 +5,7 @@ The C++ functor (`source`) and the PyTorch reference (`reference`) are both writ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 REAL = "real"  # a number in the epilogue's arithmetic
@@ -61,21 +61,44 @@ class Program:
         values = [value for step in self.steps for value in step.inputs] + [self.result]
         return frozenset(v.number for v in values if isinstance(v, Ref) and v.number <= self.operands)
 
+    @property
+    def has_derivative(self) -> bool:
+        """Whether PyTorch has a derivative of every step; that of one without is an error, which torch raises."""
+        return not any(step.op in ("floor_divide", "heaviside") for step in self.steps)
+
     def with_gradient(self) -> frozenset[int]:
         """The numbers among `reads` whose gradient is not ended by a comparison or by `detach`."""
-        return self._reaching(lambda step: step.kind == BOOL or step.op in ("detach", "highest"))
+        return self._reaching(_ends_gradient)
 
     def typing(self) -> frozenset[int]:
         """The numbers among `reads` whose type the result's is promoted from: no comparison or cast ends it."""
         return self._reaching(lambda step: step.kind != REAL or step.op == "highest")
 
+    def read_by_derivative(self) -> frozenset[int]:
+        """The numbers among `reads` whose values the derivative with respect to any of them depends on."""
+        reaching, tracked = self._reachings(lambda step: False), self._reachings(_ends_gradient)
+        found: frozenset[int] = frozenset()
+        live = {self.result}  # what a gradient reaches
+        for number, step in reversed([*enumerate(self.steps, self.operands + 1)]):
+            if Ref(number) in live and not _ends_gradient(step):
+                live.update(step.inputs)
+                has_gradient = [isinstance(v, Ref) and bool(tracked[v.number]) for v in step.inputs]
+                read = (v for v in _derivative_inputs(step, has_gradient) if isinstance(v, Ref))
+                found = found.union(*(reaching[value.number] for value in read))
+        return found
+
     def _reaching(self, is_end: Callable[[Step], bool]) -> frozenset[int]:
         """The numbers among `reads` that the result depends on by other steps than these."""
+        found = self._reachings(is_end)
+        return found[self.result.number] if isinstance(self.result, Ref) else frozenset()
+
+    def _reachings(self, is_end: Callable[[Step], bool]) -> list[frozenset[int]]:
+        """The same for every value."""
         found = [frozenset((number,)) for number in range(self.operands + 1)]
         for step in self.steps:
             inputs = () if is_end(step) else [value.number for value in step.inputs if isinstance(value, Ref)]
             found.append(frozenset().union(*(found[number] for number in inputs)))
-        return found[self.result.number] if isinstance(self.result, Ref) else frozenset()
+        return found
 
     def bias(self) -> int | None:
         """The number of an operand that is added to the accumulator, if neither of them is read anywhere else."""
@@ -88,6 +111,24 @@ class Program:
         other = step.inputs[1 - step.inputs.index(Ref(0))]
         is_operand = isinstance(other, Ref) and other.number <= self.operands
         return other.number if is_operand and values.count(other) == 1 else None  # type: ignore[union-attr]
+
+
+_OF_NO_INPUT = words("add sub neg copy floor ceil round trunc frac sign trunc_div floor_div")
+
+
+def _ends_gradient(step: Step) -> bool:
+    return step.kind == BOOL or step.op in ("detach", "highest")
+
+
+def _derivative_inputs(step: Step, has_gradient: Sequence[bool]) -> Sequence[Value]:
+    """The inputs that the derivative of a step depends on; `has_gradient`: to which of them a gradient flows."""
+    if step.op in _OF_NO_INPUT or not any(has_gradient):
+        return ()
+    if step.op == "where":
+        return step.inputs[:1]
+    if step.op == "mul":
+        return [value for value, is_read in zip(step.inputs, reversed(has_gradient), strict=True) if is_read]
+    return step.inputs if step.op != "div" or has_gradient[1] else step.inputs[1:]
 
 
 def rewritten(program: Program, change: Callable[[int, Step], Step | Value]) -> Program:

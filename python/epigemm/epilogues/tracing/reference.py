@@ -100,11 +100,6 @@ def constant(like: Tensor, value: float) -> Tensor:
     return like.new_full((), value)
 
 
-def _heaviside(x: Tensor, at_zero: Tensor) -> Tensor:
-    """`torch.heaviside`, which has no derivative in torch, from constants and `at_zero`."""
-    return torch.where(x == 0, at_zero, torch.where(torch.isnan(x) | (x < 0), 0.0, 1.0).to(x.dtype))
-
-
 # Functions that take numbers among their arguments.
 WITH_NUMBERS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -132,7 +127,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     },
     "gelu": F.gelu,
     "detach": torch.detach,
-    "heaviside": _heaviside,
     "i0": torch.special.i0,
 }
 

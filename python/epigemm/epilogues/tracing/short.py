@@ -50,7 +50,7 @@ POWERS = {0.5: 2, 2.0: 0, 3.0: 0, -0.5: 2, -1.0: 2}
 exponent."""
 STEPS = frozenset(
     words(
-        "trunc floor ceil round floor_div trunc_div fmod remainder sign heaviside "
+        "trunc floor ceil round floor_div floor_divide trunc_div fmod remainder sign heaviside "
         "eq ne lt le gt ge isinf isfinite signbit"
     )
 )

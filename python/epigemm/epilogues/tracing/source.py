@@ -40,8 +40,8 @@ OPERATORS = {
     "logical_or": "||",
     "logical_xor": "!=",
 }
-NAMES = {"reciprocal": "inverse"}
-NEAR = frozenset(words("sin cos tan sinc fmod remainder floor_div"))
+NAMES = {"reciprocal": "inverse", "floor_divide": "floor_div"}
+NEAR = frozenset(words("sin cos tan sinc fmod remainder floor_div floor_divide"))
 """The functions that have a near form (short_angles.h and short_quotients.h in csrc/epilogue/primitives)."""
 
 

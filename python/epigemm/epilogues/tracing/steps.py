@@ -342,7 +342,7 @@ def _multiply(build: Builder, args: list[Any]) -> Value:
 
 def _divide(build: Builder, args: list[Any]) -> Value:
     mode = args[2] if len(args) > 2 else None
-    name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode]
+    name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}.get(mode, mode)
     first, second = build.numbers(args[:2])
     # torch rounds a number that is divided by a 16-bit tensor, but not one that divides a 16-bit tensor.
     kind = build.rounded_kind(torch.result_type(*map(_meta, args[:2]))) if mode else None
@@ -375,6 +375,7 @@ HANDLERS: dict[str, Callable[[Builder, list[Any]], Value]] = {
     "rsub": lambda build, args: _scaled_sum("sub", build, args[1], args[0], args[2]),
     "mul": _multiply,
     "div": _divide,
+    "floor_divide": lambda build, args: _divide(build, [*args[:2], "floor_divide"]),
     "clamp": lambda build, args: _clamp(build, args[0], args[1], args[2]),
     "clamp_min": lambda build, args: _clamp(build, args[0], args[1], None),
     "clamp_max": lambda build, args: _clamp(build, args[0], None, args[1]),

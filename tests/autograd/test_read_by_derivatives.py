@@ -1,0 +1,198 @@
+"""Recorded calls save what a derivative reads, no more than PyTorch's operators, and have derivatives where those do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import epigemm
+from epigemm import Matrix, PerColumn, UserEpilogue
+from tests.support.every_function import CASES, Given, N, draw
+from tests.support.primitives import FUNCTIONS, traced_of
+from tests.support.untyped import backward
+
+VECTORS = 4 * 4 * N  # bytes: of an operand that is not read the size is saved; of a fold its vectors
+
+
+@epigemm.epilogue
+def halved(acc: Tensor, r: Matrix) -> Any:
+    return acc * 0.5 - r / 3.0
+
+
+@epigemm.epilogue
+def gelu_and_sum(acc: Tensor, b: PerColumn, r: Matrix, s: Matrix) -> Any:
+    return F.gelu(acc + b) + r * 2.0 - s
+
+
+@epigemm.epilogue
+def product_apart(acc: Tensor, r: Matrix, s: Matrix) -> Any:
+    return acc + torch.tanh(r) * s
+
+
+def saved_bytes(call: Callable[[], Any], inputs: list[Tensor]) -> int:
+    """What autograd saves beside the inputs, each storage once."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    seen: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = call()
+    del result
+    return sum(each.untyped_storage().nbytes() for place, each in seen.items() if place not in own)
+
+
+def both(name: str) -> tuple[Callable[[Given], Any], Callable[[Given], Any]]:
+    """The function, and PyTorch's operators."""
+    case = CASES[name]
+
+    def plain(given: Given) -> Any:
+        return case.plain(F.linear(given.x, given.weight, given.bias), *given.operands)
+
+    return lambda given: case.call(given.x, given.weight, given.bias, *given.operands), plain
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_more_is_saved_than_by_the_operators(name: str) -> None:
+    case = CASES[name]
+    given = draw(case, [False] * len(case.operands), torch.float32, recorded=True, lead=(64,))
+    found, allowed = (saved_bytes(lambda f=f: f(given), given.leaves) for f in both(name))
+    assert found <= allowed + VECTORS
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].operands])
+def test_operands_may_be_written_where_pytorch_allows_it(name: str) -> None:
+    case = CASES[name]
+    for place in range(len(case.operands)):
+        errors = []
+        for function in both(name):
+            given = draw(case, [False] * len(case.operands), torch.float32)
+            given.x.requires_grad_()
+            results = [each for each in tree_leaves(function(given)) if each.requires_grad]
+            given.operands[place].mul_(2.0)
+            try:
+                torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+                errors.append(False)
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)
+                errors.append(True)
+        # Operators save the mask of a comparison; a derivative here compares again.
+        assert errors[0] <= errors[1] or (name == "compared" and case.operands[place] == "matrix")
+
+
+def fused(epilogue: UserEpilogue, road: str) -> Callable[..., Tensor]:
+    """The function behind a product, in one of the ways that autograd records it."""
+
+    def plain(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        result: Tensor = epilogue.__wrapped__(F.linear(x, weight), *operands)
+        return result
+
+    if road == "PyTorch":
+        return plain
+    torch._dynamo.reset()
+    if road == "fuse":
+
+        class Model(nn.Module):
+            def forward(self, *given: Tensor) -> Tensor:
+                return plain(*given)
+
+        return epigemm.fuse(Model(), strict=True)
+    return torch.compile(epilogue, backend="aot_eager", fullgraph=True) if road == "compiled" else epilogue
+
+
+def shapes_of(epilogue: UserEpilogue) -> list[tuple[int, ...]]:
+    return [(7, 8), (5, 8), *[(5,) if kind == "per_column" else (7, 5) for kind in epilogue.traced.kinds]]
+
+
+roads = pytest.mark.parametrize("road", ["call", "fuse", "compiled"])
+
+
+@roads
+@pytest.mark.parametrize("epilogue", [halved, gelu_and_sum, product_apart], ids=lambda e: e.traced.name)
+def test_first_and_second_derivatives(epilogue: UserEpilogue, road: str) -> None:
+    shapes = shapes_of(epilogue)
+    for needs in itertools.product((False, True), repeat=len(shapes)):
+        if not any(needs) or (road != "call" and sum(needs) not in (1, len(needs))):
+            continue
+        found = []
+        for each in (road, "PyTorch"):
+            rng = torch.Generator().manual_seed(0)
+            leaves = [torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes]
+            wanted = [leaf.requires_grad_() for leaf, need in zip(leaves, needs, strict=True) if need]
+            result = fused(epilogue, each)(*leaves)
+            twice = road != "compiled"  # for which torch has no second derivatives
+            first = torch.autograd.grad(result.square().sum(), wanted, create_graph=twice)
+            second = torch.autograd.grad(sum(f.square().sum() for f in first), wanted) if twice else ()
+            found.append((*first, *second))
+        torch.testing.assert_close(*found)
+
+
+@epigemm.epilogue
+def whole_quotient(acc: Tensor, r: Matrix) -> Any:
+    return acc // r + acc
+
+
+@epigemm.epilogue
+def floor_quotient(acc: Tensor, r: Matrix) -> Any:
+    return torch.div(acc, r, rounding_mode="floor") + torch.div(acc, 3.0, rounding_mode="trunc")
+
+
+@epigemm.epilogue
+def step_of_operand(acc: Tensor, r: Matrix) -> Any:
+    return acc + torch.heaviside(r, r)
+
+
+@roads
+@pytest.mark.parametrize("needs", [(True, True, True), (True, False, False), (False, False, True)], ids=str)
+@pytest.mark.parametrize(
+    "epilogue", [whole_quotient, floor_quotient, step_of_operand], ids=lambda e: e.traced.name
+)
+def test_without_derivatives(epilogue: UserEpilogue, needs: tuple[bool, ...], road: str) -> None:
+    expected = outcome(fused(epilogue, "PyTorch"), shapes_of(epilogue), needs)
+    if road == "compiled" and isinstance(expected, str):  # the backward pass is traced in the first call
+        with pytest.raises(RuntimeError, match=expected.split(" is ")[0]):
+            outcome(fused(epilogue, road), shapes_of(epilogue), needs)
+    else:
+        assert outcome(fused(epilogue, road), shapes_of(epilogue), needs) == expected
+
+
+def outcome(function: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]], needs: Sequence[bool]) -> Any:
+    """Of each argument whether its gradient is None, zero or other; or the error of the backward pass."""
+    rng = torch.Generator().manual_seed(0)
+    leaves = [torch.rand(shape, generator=rng) + 0.25 for shape in shapes]
+    for leaf, need in zip(leaves, needs, strict=True):
+        leaf.requires_grad_(need)
+    result = function(*leaves)
+    if not result.requires_grad:
+        return "not recorded"
+    try:
+        backward(result.sum())
+    except RuntimeError as error:
+        return str(error)
+    return [None if leaf.grad is None else bool(leaf.grad.any()) for leaf in leaves]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_primitive_has_the_derivative_of_pytorch(name: str) -> None:
+    """A gradient, zeros, none, or an error."""
+    function, arity, _ = FUNCTIONS[name]
+    epilogue, shapes = UserEpilogue(traced_of(name)), [(4, 8), (5, 8), *[(5,)] * (arity - 1)]
+
+    def plain(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return function(F.linear(x, weight), *operands).to(x.dtype)
+
+    for needs in (
+        [True] * len(shapes),
+        [True, True, False][: len(shapes)],
+        [False, False, True][: len(shapes)],
+    ):
+        assert outcome(epilogue, shapes, needs) == outcome(plain, shapes, needs)
