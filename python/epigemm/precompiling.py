@@ -149,7 +149,7 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
             if epilogue is not None:
                 of_types = (wide, wide) if matrix.is_wide else types
                 yield _Wanted(epilogue, of_types, number == 0, moments=0 if number else of_product)
-                if training and number == 0 and 0 not in epilogue.unread:
+                if training and number == 0 and 0 in epilogue.traced.program.read_by_derivative():
                     yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
         if (pair := form.pair(dtype)) is not None:
             yield _Wanted(pair.epilogue, types, is_pair=True)

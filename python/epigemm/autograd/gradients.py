@@ -91,17 +91,17 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
     epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
     again = not without_product(epilogue, operands)
-    operands = read_operands(call, output)
+    saved = read_operands(call, output)
     ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor here: autograd would not see it
     if again:
-        ctx.save_for_backward(x, weight, bias, _snapshot(bias), *operands)
+        ctx.save_for_backward(x, weight, bias, _snapshot(bias), *saved)
         return
     needs = ctx.needs_input_grad
     ctx.save_for_backward(
         x if needs[2] else None,
         weight if needs[1] else None,
         output if epilogue is BIAS_RELU else None,
-        *operands,
+        *saved,
     )
 
 

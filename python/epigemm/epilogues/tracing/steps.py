@@ -342,7 +342,8 @@ def _multiply(build: Builder, args: list[Any]) -> Value:
 
 def _divide(build: Builder, args: list[Any]) -> Value:
     mode = args[2] if len(args) > 2 else None
-    name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}.get(mode, mode)
+    names = {None: "div", "floor": "floor_div", "trunc": "trunc_div", "floor_divide": "floor_divide"}
+    name = names[mode]
     first, second = build.numbers(args[:2])
     # torch rounds a number that is divided by a 16-bit tensor, but not one that divides a 16-bit tensor.
     kind = build.rounded_kind(torch.result_type(*map(_meta, args[:2]))) if mode else None
