@@ -129,8 +129,8 @@ def _notes(heard: Listener) -> list[str]:
 def _refuse_inside() -> None:
     """RuntimeError where tensors stand for others: what would run for those is not known."""
     key = torch._C._TorchDispatchModeKey.PROXY
-    modes = torch._C._get_dispatch_mode(key), torch._ops._get_dispatch_mode_pre_dispatch(key)
-    if modes != (None, None):
+    before_autograd: Any = torch._ops._get_dispatch_mode_pre_dispatch
+    if torch._C._get_dispatch_mode(key) is not None or before_autograd(key) is not None:
         where = "while it is traced by torch.export or make_fx"
     elif torch._C._functorch.peek_interpreter_stack() is not None:
         where = "under a transform of torch.func (grad, jvp, vmap and so on)"

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "m beside 3-d x": (of_product(X[None], r=ROW[None]), f"m: got shape [{M}, {N}]; accepted is [1, {M}, {N}]"),
     # what is folded is checked after x and weight
     **{f"folded: {name}": (of_folded(*given), message) for name, given, message in (
-        ("x complex", (X.cfloat(), W), "x: got dtype torch.complex64;"),
+        ("x complex", (X.to(torch.complex64), W), "x: got dtype torch.complex64;"),
         ("x int32", (X.int(), W), "x: got dtype torch.int32;"),
         ("x sparse", (X.to_sparse(), W), "x: got layout torch.sparse_coo;"),
         ("weight 0-d", (X, W[0, 0]), "weight: got shape [];"),
@@ -86,11 +86,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         ("weight of another dtype", (X, W.double()), "weight: got dtype torch.float64;"),
         ("K", (X, W[:, 1:]), f"x: got shape [{M}, {K}];"),
     )},
-    **{f"BatchNorm, training {training}: {layer.__name__}({x})": (lambda layer=layer, x=x, training=training:
-       layer(K, N).train(training)(x), f"x: got {kind}; accepted is a torch.Tensor")
+    **{f"BatchNorm, training {training}: {layer.__name__}({x})": (partial(layer(K, N).train(training), x),
+       f"x: got {kind}; accepted is a torch.Tensor")
        for layer in (epigemm.nn.LinearBatchNormReLU, epigemm.nn.LinearScaleBatchNorm1d)
        for training in (True, False) for x, kind in ((None, "None"), (3, "int"))},
-    **{f"init_values={value!r}": (lambda value=value: epigemm.nn.LinearLayerScaleResidual(K, N, init_values=value),
+    **{f"init_values={value!r}": (partial(epigemm.nn.LinearLayerScaleResidual, K, N, init_values=value),  # type: ignore[arg-type]
        f"init_values: got {kind}; accepted is a number") for value, kind in (("text", "str"), (None, "None"))},
     # both dtypes that an operand may have
     "either: bias": (of_product(X.half(), W.half(), BIAS.double()), "bias: got dtype torch.float64; "

@@ -27,7 +27,7 @@ def _register(counter: ModuleType) -> None:
 
         def formula(*args: Any, before: int = before, **_: Any) -> int:
             x, weight = args[before : before + 2]  # their shapes
-            return 2 * prod(x) * int(weight[0])
+            return 2 * int(prod(x)) * int(weight[0])
 
         counter.register_flop_formula(operator)(formula)
 
