@@ -6,7 +6,8 @@ errors do to the results, and holds to first order for every order in which the 
 roundings out (Higham, Accuracy and Stability, chapter 3).
 
 - A product of K terms, summed in precision u: K u |x| |w|^T. u is that of fp32 (of fp64 for fp64 tensors), twice of it
-  on tensor cores, which truncate. Its result may be rounded to the tensors' dtype; a split of K in 16 bits rounds parts.
+  on tensor cores, which truncate. Its result may be rounded to the tensors' dtype; a split of K in 16 bits
+  rounds parts.
 - A sum of n numbers, in the precision of products: n u times the sum of their sizes.
 - Any other operation: one rounding to the tensors' dtype, or `STEPS` of fp32's, the error of its functions.
 - A result that is a sum of many elements: errors of random signs. Four times their root mean square over the results is
@@ -28,11 +29,11 @@ STEPS = 8
 """Errors of functions such as exp and erf are at most so many roundings."""
 
 
-class _Off(TorchDispatchMode):
+class _Off(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The `at`-th operation's result is off, in one direction or the other. `at` of -1 counts operations."""
 
     def __init__(self, dtype: torch.dtype, *, is_gpu: bool, at: int = -1, sign: int = 1) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         info = torch.finfo(dtype)
         summed = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps / 2
         self._of_sum = summed * (2 if is_gpu else 1)
@@ -84,7 +85,9 @@ def bounded(op: Op, arguments: Arguments, dtype: torch.dtype) -> tuple[list[Tens
 
     counting = _Off(dtype, is_gpu=is_gpu)
     expected = run(counting)
-    allowed = [_rounding(result.dtype(dtype), each) for result, each in zip(op.results, expected, strict=True)]
+    allowed = [
+        _rounding(result.dtype(dtype), each) for result, each in zip(op.results, expected, strict=True)
+    ]
     for at in range(counting.count):
         both = [run(_Off(dtype, is_gpu=is_gpu, at=at, sign=sign)) for sign in (1, -1)]
         for number, (result, want) in enumerate(zip(op.results, expected, strict=True)):
@@ -108,7 +111,7 @@ def _rounding(dtype: torch.dtype, want: Tensor) -> Tensor:
 def assert_right(
     op: Op, actual: Any, arguments: Arguments, dtype: torch.dtype, *, about: Any = "", times: float = 1.0
 ) -> None:
-    """All results of a call, their number, shapes and dtypes. In fp64 errors are far below, unless they are mistakes."""
+    """All results of a call, their number, shapes and dtypes. In fp64 errors are far below, or they are mistakes."""
     if dtype is torch.float64:
         want = results_of(op.reference(**wide(arguments)))
         allowed = [1e-11 * (1 + each.abs().nan_to_num(posinf=0.0)) for each in want]
@@ -134,7 +137,9 @@ def assert_within(
     """Each element lies within its own bound; NaN and infinities stand exactly where they should."""
     assert len(actual) == len(expected) == len(op.results), f"{op.name} {about}: {len(actual)} results"
     largest = torch.finfo(dtype).max
-    for number, (result, got, want, most) in enumerate(zip(op.results, actual, expected, allowed, strict=True)):
+    for number, (result, got, want, most) in enumerate(
+        zip(op.results, actual, expected, allowed, strict=True)
+    ):
         told = f"{op.name} {about}: result {number}"
         assert got.shape == want.shape, f"{told}: {tuple(got.shape)} for {tuple(want.shape)}"
         if not want.is_floating_point():
@@ -150,4 +155,3 @@ def assert_within(
             f"{told}: {int((off > least).sum())} of {off.numel()} are off, at worst {float((off / least).max()):.3g} "
             "times what is allowed"
         )
-

@@ -167,7 +167,9 @@ class Op:
             return self.function(*args, **arguments)
         made, held = self.made(arguments)
         counted = bool(self.of_kind(COUNT))
-        kept = {name: value.clone() if counted and "running" in name else value for name, value in held.items()}
+        kept = {
+            name: value.clone() if counted and "running" in name else value for name, value in held.items()
+        }
         names = dict(self.names)
         if counted:
             kept[names["count"]] = arguments["count"].clone()
@@ -226,7 +228,7 @@ class Holder(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         """The call."""
         given = dict(zip(self.op.inputs(), inputs, strict=True)) | self.rest
-        given |= {name[:-1]: value for name, value in self._parameters.items()}
+        given |= {name[:-1]: value for name, value in self.named_parameters()}
         return self.op.call(**{name: given[name] for name in (*self.op.operands, *dict(self.op.fixed))})
 
 

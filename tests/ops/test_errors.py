@@ -1,4 +1,4 @@
-"""What does not fit: an error that names the argument, what was got and what is accepted, before anything is written."""
+"""What does not fit: an error with the argument, what was got and what is accepted, before anything is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.ops.op import (
     Op,
     X,
 )
-from tests.ops.table import rows, some
+from tests.ops.table import few, rows
 
 M, N, K = 9, 16, 24
 
@@ -108,6 +108,7 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
 def test_types(op: Op, rng: torch.Generator) -> None:
     """No tensor where one is needed; None where one is required; a number that is none."""
     arguments = op.draw(rng)
+    value: Any
     for name, kind in op.operands.items():
         for value in ("text", [1.0]):
             refused(op, {**arguments, name: value}, TypeError, name, type(value).__name__)
@@ -144,14 +145,16 @@ def test_options(op: Op, rng: torch.Generator) -> None:
         wrong["approximate"] = [("erf", ValueError)]
     for name, cases in wrong.items():
         for value, error in cases:
-            with pytest.raises((error, RuntimeError) if name == "out" else error, match=f"{name}: got") as caught:
+            with pytest.raises(
+                (error, RuntimeError) if name == "out" else error, match=f"{name}: got"
+            ) as caught:
                 op.call(**{**arguments, name: value})
             assert "accept" in str(caught.value)
     with pytest.raises(TypeError, match="unknown"):
         op.call(**arguments, unknown=1.0)
 
 
-@rows("compiled errors", lambda op: is_function(op) and some(op))
+@rows("compiled errors", lambda op: is_function(op) and few(op))
 def test_the_same_words_from_a_compiler(op: Op, rng: torch.Generator, fresh_compiler: Any) -> None:
     """Of a shape, a dtype and a type."""
     arguments = op.draw(rng)

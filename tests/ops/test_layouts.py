@@ -175,5 +175,3 @@ def test_special_values(op: Op, dtype: torch.dtype, device: torch.device, rng: t
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one.isnan(), other.isnan()), special
             assert torch.equal(one[one.isinf()], other[other.isinf()].to(one.dtype)), special
-
-

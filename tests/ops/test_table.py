@@ -13,7 +13,7 @@ from tests.ops.op import results_of
 from tests.ops.table import OPS, PENDING, normal, trained
 
 NO_OPERATORS = {
-    *("build_info", "calibrate", "epilogue", "explain", "fuse", "is_batch_invariant", "pack", "precompile"),
+    *("build_info", "epilogue", "explain", "fuse", "is_batch_invariant", "pack", "precompile"),
     *("set_batch_invariant", "set_keep_packs", "tune", "unfuse"),
 }
 """Public functions that compute nothing from tensors."""
@@ -52,7 +52,9 @@ def test_batch_norm_is_pytorchs(rng: torch.Generator) -> None:
         torch.testing.assert_close(normal(x, mean, var, *affine), F.batch_norm(x, mean, var, *affine))
     layer = nn.BatchNorm1d(4, dtype=torch.float64)
     with torch.no_grad():
-        for tensor, value in zip((*layer.parameters(), *layer.buffers()), (weight, bias, mean, var), strict=False):
+        for tensor, value in zip(
+            (*layer.parameters(), *layer.buffers()), (weight, bias, mean, var), strict=False
+        ):
             tensor.copy_(value)
     eye, count = torch.eye(4, dtype=torch.float64), torch.zeros((), dtype=torch.long)
     got = results_of(trained(torch.relu)(x, eye, None, mean, var, weight, bias, count))

@@ -56,7 +56,9 @@ def test_vmap_over_nothing(op: Op, rng: torch.Generator) -> None:
         shapes = []
         for of in (op.call, op.reference):
             found = torch.vmap(
-                lambda *values, names=names, of=of: of(**{**arguments, **dict(zip(names, values, strict=True))})
+                lambda *values, names=names, of=of: of(
+                    **{**arguments, **dict(zip(names, values, strict=True))}
+                )
             )(*(every[name].new_empty(0, *every[name].shape) for name in names))
             shapes.append([each.shape for each in results_of(found)])
         assert shapes[0] == shapes[1]
@@ -102,7 +104,7 @@ def test_forward_mode_is_refused_and_not_dropped(op: Op, rng: torch.Generator) -
 
 @rows("ensembles", lambda op: op.layer is not None and op.is_vmappable)
 def test_ensembles_of_layers(op: Op, rng: torch.Generator) -> None:
-    """`functional_call` over stacked parameters: values, gradients of each sample, and no gradient that none asked for."""
+    """`functional_call` over stacked parameters: values, gradients of each sample, none that nobody asked for."""
     arguments = op.draw(rng, (3,), 4, 5, dtype=torch.float64)
     layer, inputs = op.module(arguments)
     layer.eval()
@@ -129,5 +131,3 @@ def test_ensembles_of_layers(op: Op, rng: torch.Generator) -> None:
         wanted = torch.autograd.grad(total, list(layer.parameters()))
         for (name, _), one in zip(layer.named_parameters(), wanted, strict=True):
             torch.testing.assert_close(of_rows[name][place], one)
-
-

@@ -65,7 +65,7 @@ def an_operand(acc: Tensor, other: Matrix) -> Tensor:
     return other
 
 
-ONE = [
+ONE: list[tuple[Formula, dict[str, str], dict[str, Any]]] = [
     (gelu_bias, {"bias": COLUMN}, {}),
     (dequantised, {"of_row": ROW, "of_column": COLUMN}, {}),
     (clamped, {"low": NUMBER}, {}),
@@ -124,7 +124,7 @@ def of_every_operand(
 
 ELEMENT, BY_ROW, BY_COLUMN = Result(), Result(ROW, is_wide=True), Result(COLUMN, is_wide=True)
 FP32, FP32_ROW = Result(is_fp32=True), Result(ROW, is_fp32=True)
-SEVERAL = [
+SEVERAL: list[tuple[Formula, dict[str, str], tuple[Result, ...], dict[str, Any]]] = [
     (pair, {"bias": COLUMN}, (ELEMENT, ELEMENT), {}),
     (
         sums,
@@ -150,7 +150,9 @@ SEVERAL = [
 ]
 
 
-def program(formula: Formula, kinds: dict[str, str], results: tuple[Result, ...], *, is_linear: bool) -> Formula:
+def program(
+    formula: Formula, kinds: dict[str, str], results: tuple[Result, ...], *, is_linear: bool
+) -> Formula:
     """The formula in PyTorch: of a product, or of z, with operands as it sees them beside a result `[M, N]`."""
 
     def run(**given: Any) -> Any:
@@ -200,5 +202,9 @@ def both_forms(
 
 USERS = [
     *(row for formula, kinds, facts in ONE for row in both_forms(formula, kinds, (ELEMENT,), facts)),
-    *(row for formula, kinds, results, facts in SEVERAL for row in both_forms(formula, kinds, results, facts)),
+    *(
+        row
+        for formula, kinds, results, facts in SEVERAL
+        for row in both_forms(formula, kinds, results, facts)
+    ),
 ]
