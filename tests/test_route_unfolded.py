@@ -36,6 +36,14 @@ class Layer(nn.Module):
         y = self.bn(z if self.scale is None else z * self.scale)
         return torch.relu(y) if self.relu else y
 
+    def expected(self, x: Tensor) -> Tensor:
+        """By the operator itself: `F.batch_norm` of torch 2.11 refuses an eps of 0."""
+        z, bn = self.fc(x), self.bn
+        z = z if self.scale is None else z * self.scale
+        statistics = (bn.running_mean, bn.running_var)
+        y = torch.batch_norm(z, bn.weight, bn.bias, *statistics, False, 0.0, bn.eps, False)
+        return torch.relu(y) if self.relu else y
+
 
 def by_function(layer: Layer, x: Tensor) -> Tensor:
     bn: Any = layer.bn
@@ -64,7 +72,15 @@ def compiled(layer: Layer, x: Tensor) -> Tensor:
 
 
 def fused(layer: Layer, x: Tensor) -> Tensor:
-    return epigemm.fuse(layer, strict=True)(x)  # type: ignore[no-any-return]
+    return epigemm.fuse(layer, strict=True, options={"backend": "eager"})(x)  # type: ignore[no-any-return]
+
+
+def _takes(eps: float) -> bool:
+    try:
+        F.batch_norm(torch.ones(2, 1), torch.zeros(1), torch.ones(1), eps=eps)
+    except ValueError:
+        return False
+    return True
 
 
 WAYS: list[Callable[[Layer, Tensor], Tensor]] = [by_function, elementwise, by_layer, compiled, fused]
@@ -86,7 +102,9 @@ def test_batch_norm_without_an_eps(
     layer = Layer(eps, bias=bias, scaled=scaled, relu=relu).to(device)
     x = torch.randn(M, K, device=device)
     with torch.no_grad():
-        expected = layer(x)
+        expected = layer.expected(x)
+        if way in (compiled, fused) and not _takes(eps):
+            pytest.skip("F.batch_norm of this torch refuses the eps")
         torch.testing.assert_close(way(layer, x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
     x.requires_grad_()
     torch.testing.assert_close(way(layer, x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)

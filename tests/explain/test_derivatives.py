@@ -135,7 +135,9 @@ def test_a_saved_product_takes_the_fused_epilogue(strict: bool, road: Road) -> N
     if strict:
         assert explanation.path == "fused" and gemm.endswith("epilogue relu_div")
         assert explanation.backward.startswith("the product again")
+    elif explanation.path != "fused":  # the planner expects two kernels to be faster on this GPU
+        assert road.device.type == "cuda" and "a kernel of its own" in explanation.reasons[0]
     else:
-        assert explanation.path == "fused" and gemm == explanation.kernel
+        assert gemm == explanation.kernel
         assert not any(kernel.endswith(" relu_div") for kernel in explanation.kernels)
         assert "stores the product" in explanation.reasons[0]

@@ -139,7 +139,7 @@ def test_what_pays_is_fused_and_the_rest_is_not() -> None:
     small: Any = fuse_eagerly(wide())
     with torch.no_grad():
         small(torch.randn(2, 1024, device="cuda"))
-    assert not small.fusion_report.sites and len(small.fusion_report.skipped) == 2
+    assert "no kernel of epigemm's to be faster" in str(small.fusion_report)
 
 
 @hopper
