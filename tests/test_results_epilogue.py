@@ -452,6 +452,8 @@ def test_a_model_that_calls_them_is_fused(rng: torch.Generator) -> None:
     x = torch.randn(8, 40, generator=rng)
     with torch.no_grad():
         want = model(x)
-        torch.testing.assert_close(epigemm.fuse(model, options={"backend": "eager"})(x), want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            epigemm.fuse(model, options={"backend": "eager"})(x), want, rtol=1e-5, atol=1e-5
+        )
         products = epigemm.explain(model, x).products
     assert [each.function for each in products][:2] == ["linear", "gelu_and_product_result0"]

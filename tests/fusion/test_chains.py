@@ -25,7 +25,7 @@ class Base(nn.Module):
 
 def report_of(forward: Any, dtype: torch.dtype = torch.float32) -> epigemm.FusionReport:
     model = type("Model", (Base,), {"forward": forward})().eval().to(dtype)
-    return fuse_eagerly(model, dry_run=True, example_inputs=(torch.rand(3, 8, 8, dtype=dtype),))
+    return fuse_eagerly(model, dry_run=True, example_inputs=(torch.rand(3, 8, 8, dtype=dtype),))  # type: ignore[no-any-return]
 
 
 def relu(self: Base, x: Tensor) -> Any:

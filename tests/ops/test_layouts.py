@@ -173,7 +173,9 @@ def test_special_values(op: Op, dtype: torch.dtype, device: torch.device, rng: t
         given[op.input][3, 5] = special
         got, want = results_of(op.call(**given)), results_of(op.reference(**given))
         for one, other in zip(got, want, strict=True):
-            if device.type == "cuda" and "statistics" in op.name:  # a mean of infinities, or NaN: the page says so
+            if (
+                device.type == "cuda" and "statistics" in op.name
+            ):  # a mean of infinities, or NaN: the page says so
                 assert torch.equal(one.isfinite(), other.isfinite()), special
                 continue
             assert torch.equal(one.isnan(), other.isnan()), special
