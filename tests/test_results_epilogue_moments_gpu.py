@@ -78,7 +78,9 @@ def test_values_and_two_runs(
         assert_results(function, runs[-1], want, dtype, (m, n))
     for one, other in zip(*map(tree_leaves, runs), strict=True):
         assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
-    assert m == 1 or (VAR, 0) not in left
+    # In 16 bits a sum that is not returned is made of the product: PyTorch reduces it.
+    is_apart = function is beside_a_pair and dtype in HALVES
+    assert m == 1 or is_apart or (VAR, 0) not in left
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -190,7 +192,11 @@ def test_infinities_and_nans_stay_in_their_columns(
     variance, mean = alone(given.x, given.weight)
     hit = given.weight[:, 1].isfinite().logical_not()
     assert bool(variance[hit].isnan().all()) and not mean[hit].isfinite().any()
-    assert torch.equal(variance[~hit], want[0][~hit]) and torch.equal(mean[~hit], want[1][~hit])
+    for found, other in zip((variance, mean), want, strict=True):
+        if dtype is torch.float32:  # the fixup reduces again the blocks of what it computes again
+            torch.testing.assert_close(found[~hit], other[~hit], rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(found[~hit], other[~hit])
 
 
 def test_one_infinity_in_a_column(rng: torch.Generator) -> None:

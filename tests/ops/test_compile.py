@@ -41,12 +41,9 @@ def test_compiled(op: Op, device: torch.device, rng: torch.Generator) -> None:
             backward(sum((each.double().square().sum() for each in results), torch.zeros(())))
     parameters = zip(module.parameters(), twin.parameters(), strict=True)
     for mine, other in (*zip(leaves, others, strict=True), *parameters):
-        assert mine.grad is not None and other.grad is not None
-        if mine.dtype is torch.float64:
-            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-5)
-        else:  # by norms: a number that cancels has the error of its terms. 16 roundings of fp32 in a row
-            error = torch.linalg.vector_norm(mine.grad.double() - other.grad.double())
-            assert error <= 16 * 2**-24 * torch.linalg.vector_norm(other.grad.double()) + 1e-12
+        # In fp32 a number that cancels has the error of its terms, which are up to some hundreds.
+        bound = 1e-5 if mine.dtype is torch.float64 else 2**-24 * 512
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=bound)
     for mine, other in zip(module.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(mine, other)
 
