@@ -11,93 +11,22 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import epigemm
-from epigemm import Matrix, PerColumn, ResultsEpilogue
-from epigemm.epilogues.tracing.results import AMAX, AMIN, SUM, structured
+from epigemm import PerColumn
+from epigemm.epilogues.tracing.results import SUM, structured
 from tests.support.moments import assert_close
 from tests.support.results import (
-    FUNCTIONS,
-    NAMES,
-    assert_results,
     draw,
-    every_reduction,
     gelu_and_product,
     in_fp32,
     late,
-    of_every_operand,
     squares,
     statistics,
     the_product_twice,
     wanted,
 )
-from tests.support.untyped import backends
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 of_each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-of_each_function = pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)
-
-
-def has_no_value(function: ResultsEpilogue, lead: tuple[int, ...], n: int) -> bool:
-    """Whether it has a maximum of nothing."""
-    kinds = [(each.kind in (AMAX, AMIN), each.axis) for each in function.results]
-    return (n == 0 and (True, 1) in kinds) or (0 in lead and (True, 0) in kinds)
-
-
-@of_each_dtype
-@pytest.mark.parametrize("lead", [(37,), (2, 3, 5), (), (1,), (0,)], ids=str)
-@of_each_function
-@pytest.mark.parametrize("form", ["linear", "elementwise"])
-def test_values(
-    form: str,
-    function: ResultsEpilogue,
-    lead: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    rng: torch.Generator,
-) -> None:
-    given = draw(function, rng, dtype, device, lead)
-    z = torch.randn(*lead, 24, generator=rng, dtype=torch.float64).to(device, dtype)
-    is_linear = form == "linear"
-    if has_no_value(function, lead, 24):
-        with pytest.raises(IndexError, match=r"[xz]: got no rows for am"):
-            function(given.x, given.weight, *given.operands) if is_linear else function.elementwise(
-                z, *given.operands
-            )
-        return
-    want = wanted(function, given.product if is_linear else z, given.operands)
-    before = z.clone()
-    call = function if is_linear else function.elementwise
-    inputs = (given.x, given.weight) if is_linear else (z,)
-    got = call(*inputs, *given.operands)
-    assert_results(function, got, want, dtype, z.shape)
-    again = call(*inputs, *given.operands)
-    for one, other in zip(tree_leaves(got), tree_leaves(again), strict=True):
-        assert torch.equal(one, other) or one.isnan().any()
-    for each in tree_leaves(got):  # results are new tensors
-        each.fill_(7.0)
-    assert torch.equal(z, before)
-
-
-@of_each_dtype
-@pytest.mark.parametrize(("n", "k"), [(0, 8), (24, 0), (1, 1)], ids=str)
-@of_each_function
-def test_without_columns_or_a_sum(
-    function: ResultsEpilogue, n: int, k: int, dtype: torch.dtype, device: torch.device, rng: torch.Generator
-) -> None:
-    given = draw(function, rng, dtype, device, (5,), n, k)
-    if has_no_value(function, (5,), n):
-        with pytest.raises(IndexError, match="x: got no columns for amax"):
-            function(given.x, given.weight, *given.operands)
-        return
-    got = function(given.x, given.weight, *given.operands)
-    assert_results(function, got, wanted(function, given.product, given.operands), dtype, (5, n))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_fp32_operands_beside_16_bits(dtype: torch.dtype, device: torch.device, rng: torch.Generator) -> None:
-    for function in (of_every_operand, in_fp32, statistics):
-        given = draw(function, rng, dtype, device, of_operands=torch.float32)
-        got = function(given.x, given.weight, *given.operands)
-        assert_results(function, got, wanted(function, given.product, given.operands), dtype, (37, 24))
 
 
 def test_results_are_returned_as_the_function_returns_them(rng: torch.Generator) -> None:
@@ -115,39 +44,6 @@ def test_results_are_returned_as_the_function_returns_them(rng: torch.Generator)
 
     (found,) = one(given.x.bfloat16(), given.weight.bfloat16())
     assert found.dtype == torch.float32
-
-
-@pytest.mark.parametrize("lead", [(7,), (2, 3)], ids=str)
-def test_operands_by_name_and_defaults(lead: tuple[int, ...], rng: torch.Generator) -> None:
-    given = draw(of_every_operand, rng, torch.float32, lead=lead)
-    bias, row, other, gate, limit = given.operands
-    want = of_every_operand(given.x, given.weight, bias, row, other, gate, limit)
-    got = of_every_operand(given.x, given.weight, bias, gate=gate, other=other, row=row)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    scalar = torch.tensor(limit)
-    got = of_every_operand(given.x, given.weight, bias, row, other, gate, scalar)
-    torch.testing.assert_close(got, want)
-
-
-@epigemm.epilogue
-def optional(
-    acc: Tensor, bias: PerColumn | None = None, other: Matrix | None = None
-) -> tuple[Tensor, Tensor]:
-    z = acc if bias is None else acc + bias
-    y = z if other is None else z * other
-    return torch.tanh(y), y.sum(0)
-
-
-@pytest.mark.parametrize("names", ["", "bias", "other", "bias other"])
-def test_optional_operands(names: str, rng: torch.Generator) -> None:
-    given = draw(optional, rng, torch.float64, lead=(4, 3))
-    operands = dict(zip(("bias", "other"), given.operands, strict=True))
-    chosen = {name: operands[name] for name in names.split()}
-    y = given.product + chosen.get("bias", 0.0)
-    y = y * chosen.get("other", 1.0)
-    got = optional(given.x, given.weight, **chosen)
-    torch.testing.assert_close(got, (torch.tanh(y), y.sum((0, 1))))
-    torch.testing.assert_close(optional.elementwise(given.product, **chosen), got)
 
 
 def test_var_mean_is_as_accurate_as_torchs(device: torch.device, rng: torch.Generator) -> None:
@@ -192,73 +88,7 @@ def test_reductions_of_16_bits_are_in_fp32(
     assert torch.equal(squares.elementwise(ones), torch.full((24,), 5000.0, device=device))
 
 
-@of_each_dtype
-def test_special_values(dtype: torch.dtype, device: torch.device) -> None:
-    nan, inf = float("nan"), float("inf")
-    z = torch.tensor([[1.0, nan, inf, -inf], [-1.0, 2.0, inf, 0.0]], device=device, dtype=dtype)
-    bias = torch.zeros(4, device=device, dtype=dtype)
-    got = every_reduction.elementwise(z, bias)
-    want = vars(every_reduction)["__wrapped__"](z.double(), bias.double())
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(
-            one.double(), other, equal_nan=True, rtol=2 * torch.finfo(dtype).eps, atol=0
-        )
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-WRONG: dict[str, tuple[type[Exception], str, Any]] = {
-    "bias": (RuntimeError, r"bias: got shape \[23\]; accepted is \[24\]", lambda g: g[2][:-1]),
-    "row": (RuntimeError, r"row: got shape \[37, 1\]; accepted is \[37\]", lambda g: g[3].unsqueeze(-1)),
-    "other": (
-        RuntimeError,
-        "other: got dtype torch.float64; accepted is torch.float32",
-        lambda g: g[4].double(),
-    ),
-    "gate": (RuntimeError, r"gate: got shape \[37, 1\]; accepted is \[37, 24\]", lambda g: g[5][:, :1]),
-    "limit": (RuntimeError, r"limit: got shape \[1\]; accepted is a number", lambda g: torch.ones(1)),
-    "weight": (RuntimeError, r"x: got shape \[37, 40\]; accepted is", lambda g: g[1][:, 1:]),
-    "x": (TypeError, "x: got int; accepted is a torch.Tensor", lambda g: 1),
-    "precision": (ValueError, "precision: got 'highst'", lambda g: "highst"),
-    "strict": (TypeError, "strict: got int; accepted is True or False", lambda g: 1),
-    "out": (RuntimeError, "out: got tuple; accepted is None, the results of of_every_operand", lambda g: ()),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named_before_anything_runs(
-    name: str, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error, words, change = WRONG[name]
-    given = draw(of_every_operand, rng, torch.float32)
-    values = (given.x, given.weight, *given.operands)
-    names = ("x", "weight", "bias", "row", "other", "gate", "limit")
-    named = dict(zip(names, values, strict=True)) | {name: change(values)}
-    ran: list[str] = []
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: ran.append("a product"))
-    with pytest.raises(error, match=words):
-        of_every_operand(**named)
-    assert not ran
-
-
-def test_operands_that_are_missing_or_unknown(rng: torch.Generator) -> None:
-    given = draw(gelu_and_product, rng, torch.float32)
-    with pytest.raises(TypeError, match="bias: got None; accepted is a tensor"):
-        gelu_and_product(given.x, given.weight)
-    with pytest.raises(TypeError, match="got an operand 'gate'; accepted are"):
-        gelu_and_product(given.x, given.weight, gate=1.0)
-    with pytest.raises(TypeError, match="bias: got float; accepted is a tensor"):
-        gelu_and_product(given.x, given.weight, 1.0)
-    with pytest.raises(RuntimeError, match="z: got a 0-dimensional tensor"):
-        gelu_and_product.elementwise(torch.tensor(1.0), given.operands[0])
-
-
-def test_strict_is_of_the_product(rng: torch.Generator) -> None:
-    given = draw(gelu_and_product, rng, torch.float32)
-    with pytest.raises(RuntimeError, match="strict: got True for a call that no fused kernel would run"):
-        gelu_and_product(given.x, given.weight, *given.operands, strict=True)
-    with pytest.raises(RuntimeError, match="strict: got True"):
-        squares(given.x, given.weight, strict=True)
 
 
 # --- equal results, and what is rounded on the way --------------------------------------------------------------------
@@ -383,45 +213,6 @@ def test_a_mean_is_never_var_means(way: str, axis: int, device: torch.device) ->
             if result.comes_with_var and z.is_cuda:
                 continue
             torch.testing.assert_close(one, other, equal_nan=True)
-
-
-def test_tensors_as_they_may_lie(device: torch.device, rng: torch.Generator) -> None:
-    """Transposed, with gaps, and broadcast; the results are where theirs would be."""
-    given = draw(of_every_operand, rng, torch.float32, device)
-    bias, row, other, gate, limit = given.operands
-    want = of_every_operand(given.x, given.weight, *given.operands)
-    lying = (
-        torch.stack((bias, bias), 1)[:, 0],
-        torch.stack((row, row), 1)[:, 1],
-        other.t().contiguous().t(),
-        torch.cat((gate, gate), 1)[:, :24],
-    )
-    x, weight = given.x.t().contiguous().t(), given.weight.t().contiguous().t()
-    got = of_every_operand(x, weight, *lying, limit)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    z = other.t().contiguous().t()
-    torch.testing.assert_close(
-        of_every_operand.elementwise(z, *lying, limit), of_every_operand.elementwise(other, *given.operands)
-    )
-    y, _ = the_product_twice.elementwise(z)
-    assert torch.equal(y, z) and y.data_ptr() != z.data_ptr() and y.stride() == z.stride()
-    every = every_reduction.elementwise(bias.expand(37, 24), bias)
-    torch.testing.assert_close(every, every_reduction.elementwise(bias.expand(37, 24).contiguous(), bias))
-
-
-def test_precision_is_that_of_the_product(rng: torch.Generator) -> None:
-    given = draw(statistics, rng, torch.float32, lead=(64,), k=96)
-    want = tree_leaves(statistics(given.x, given.weight, *given.operands))
-    backends.mkldnn.matmul.fp32_precision = "bf16"
-    got = tree_leaves(statistics(given.x, given.weight, *given.operands, precision="ieee"))
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-def test_a_packed_weight(rng: torch.Generator) -> None:
-    given = draw(gelu_and_product, rng, torch.float32)
-    got = gelu_and_product(given.x, epigemm.pack(given.weight), *given.operands)
-    want = gelu_and_product(given.x, given.weight, *given.operands)
-    torch.testing.assert_close(got, want)
 
 
 def test_a_layer(rng: torch.Generator) -> None:

@@ -18,7 +18,6 @@ from tests.support.results import (
     Given,
     assert_results,
     draw,
-    every_reduction,
     gelu_and_product,
     in_fp32,
     of_every_operand,
@@ -100,19 +99,6 @@ def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: to
         assert_results(
             function, results, wanted(function, given.product, given.operands), torch.bfloat16, (512, 1024)
         )
-
-
-def test_cuda_graph(rng: torch.Generator) -> None:
-    given = draw(every_reduction, rng, torch.bfloat16, "cuda", (512,), 1024, 1024)
-    want = call(every_reduction, given)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = call(every_reduction, given)
-    for each in found:
-        each.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
 
 
 def test_a_batch_invariant_call_on_a_gpu(rng: torch.Generator) -> None:

@@ -97,10 +97,15 @@ TESTS = Path(__file__).parent
     [name for name, file in MODULES.items() if file.name != "__init__.py"],
 )
 def test_tests_mirror_the_rooms(module: str) -> None:
-    """Those of a module are `test_MODULE.py`, or `test_MODULE_*.py`, in the folder of the same name."""
+    """Those of a module are `test_MODULE.py`, or `test_MODULE_*.py`, in the folder of the same name.
+
+    Those of the public functions are the properties in `ops`.
+    """
     file = MODULES[module].relative_to(PACKAGE)
     name = file.stem.strip("_")
     folder = TESTS / file.parent
+    if module == "epigemm.functional":
+        folder, name = TESTS / "ops", "values"
     found = [folder / f"test_{name}.py", *folder.glob(f"test_{name}_*.py")]
     assert any(each.is_file() for each in found)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, UserEpilogue
 from epigemm.calls import entry
 from epigemm.planning.reasons import Reason
-from tests.support.untyped import backends
 from tests.support.watching import BUILT_IN
 
 pytestmark = BUILT_IN
@@ -167,123 +164,8 @@ def test_results_are_new_tensors(names: str, dtype: torch.dtype, rng: torch.Gene
         assert all(torch.equal(a, b) for a, b in zip((*inputs, *operands), kept, strict=True))
 
 
-def test_more_accurate_than_torchs_setting(rng: torch.Generator) -> None:
-    x, weight = (torch.randn(size, generator=rng) for size in ((64, 96), (32, 96)))
-    want = itself(x, weight)
-    backends.mkldnn.matmul.fp32_precision = "bf16"
-    assert torch.equal(itself(x, weight, precision="ieee"), want)
-    assert backends.mkldnn.matmul.fp32_precision == "bf16"
-
-
-def test_a_strided_x_is_laid_out_as_torch_does(rng: torch.Generator) -> None:
-    z = torch.randn(16, 6, generator=rng).t()
-    result = itself.elementwise(z)
-    assert torch.equal(result, z) and result.stride() == torch.empty_like(z).stride()
-
-
-def test_meta_tensors(rng: torch.Generator) -> None:
-    given = [tensor.to("meta") for tensor in _draw(rng, torch.bfloat16)]
-    assert mixed(*given).shape == (5, 16)
-    assert mixed.elementwise(given[4], *given[2:]).is_meta
-    with torch.autocast("cpu"):
-        assert mixed(*given).is_meta
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scale", [1e39, -1e300, float("inf"), 2**200])
-def test_scalars_beyond_fp32_are_infinite(
-    scale: float, dtype: torch.dtype, device: torch.device, rng: torch.Generator
-) -> None:
-    @epigemm.epilogue
-    def scaled(acc: Tensor, a: Scalar, b: Scalar) -> Tensor:
-        return acc * a * b
-
-    z = torch.randn(3, 4, generator=rng).to(device, dtype)
-    wide = dtype if dtype == torch.float64 else torch.float32
-    of_wide = torch.tensor(scale, dtype=torch.float64).to(device, wide)
-    want = (z.to(wide) * of_wide * 1.0).to(dtype)
-    for b in (1.0, torch.ones((), device=device)):  # beside a number, beside a tensor
-        assert torch.equal(scaled.elementwise(z, scale, b), want)
-    assert torch.equal(scaled(z, torch.eye(4, device=device, dtype=dtype), scale, 1.0).abs(), want.abs())
-
-
-def test_a_number_that_no_float_holds() -> None:
-    with pytest.raises(ValueError, match=r"scale: got a number beyond fp64; accepted is .* 1\.798e\+308"):
-        mixed(torch.ones(5, 8), torch.ones(16, 8), torch.ones(16), torch.ones(5), torch.ones(5, 16), 10**400)
-
-
-@pytest.mark.parametrize(
-    ("lead", "other", "accepted"),
-    [
-        ((3, 5), (15, 16), (3, 5, 16)),
-        ((3, 5), (5, 16), (3, 5, 16)),
-        ((), (1, 16), (16,)),
-        ((5,), (1, 5, 16), (5, 16)),
-    ],
-    ids=str,
-)
-def test_a_matrix_has_the_shape_of_the_result(
-    lead: tuple[int, ...], other: tuple[int, ...], accepted: tuple[int, ...], rng: torch.Generator
-) -> None:
-    x, weight, bias, row, _ = _draw(rng, torch.float32, lead)
-    words = re.escape(f"other: got shape {list(other)}; accepted is {list(accepted)}")
-    with pytest.raises(RuntimeError, match=words):
-        mixed(x, weight, bias, row, torch.ones(other))
-    with pytest.raises(RuntimeError, match=words):
-        mixed.elementwise(torch.ones(*lead, 16), bias, row, torch.ones(other))
-
-
-@pytest.mark.parametrize("name", ["bias", "row", "other"])
-def test_a_sparse_operand_is_named(name: str, rng: torch.Generator) -> None:
-    names = ("x", "weight", "bias", "row", "other")
-    given: dict[str, Any] = dict(zip(names, _draw(rng, torch.float32), strict=True))
-    given[name] = given[name].to_sparse()
-    with pytest.raises(RuntimeError, match=f"{name}: got layout torch.sparse_coo; accepted is a dense"):
-        mixed(**given)
-
-
-@pytest.mark.parametrize("name", ["bias", "row", "other", "weight"])
-def test_what_out_shares_memory_with_is_named(name: str, rng: torch.Generator) -> None:
-    memory = torch.zeros(5, 16)
-    views = {
-        "bias": memory[0],
-        "row": memory[:, 0],
-        "other": memory,
-        "weight": memory.flatten()[:64].view(16, 4),
-    }
-    names = ("x", "weight", "bias", "row", "other")
-    given: dict[str, Any] = dict(zip(names, _draw(rng, torch.float32), strict=True))
-    given["x"], given["weight"] = given["x"][:, :4], given["weight"][:, :4]
-    given[name] = views[name]
-    with pytest.raises(RuntimeError, match=f"out: some of its elements share memory with {name}; accepted"):
-        mixed(**given, out=memory)
-
-
 def test_explain_takes_the_elementwise_form() -> None:
     found = epigemm.explain(itself.elementwise, torch.ones(3, 4))
     assert found.path == "elementwise" and found.op.startswith("itself: epigemm::elementwise")
     with pytest.raises(ValueError, match="its `elementwise`"):
         epigemm.explain(itself.call, torch.ones(3, 4))
-
-
-@pytest.mark.parametrize("form", ["linear", "elementwise"])
-def test_torch_jit_trace_is_refused(form: str) -> None:
-    weight = torch.ones(4, 4)
-    call = (lambda x: itself(x, weight)) if form == "linear" else itself.elementwise
-    with pytest.raises(
-        NotImplementedError, match=r"itself: got a call under torch\.jit\.trace, whose programs"
-    ):
-        torch.jit.trace(call, (torch.ones(3, 4),))  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_new_number_is_not_traced_again(backend: str, rng: torch.Generator) -> None:
-    """A number that has changed becomes a symbol: one trace for the first, one for all others."""
-    x, weight, *operands = _draw(rng, torch.float32)
-    torch._dynamo.reset()
-    counter: Any = CompileCounterWithBackend(backend)
-    compiled = torch.compile(mixed, backend=counter, fullgraph=True)
-    for scale in (1.5, 2.5, -3.5, 4.5):
-        found, want = compiled(x, weight, *operands, scale), mixed(x, weight, *operands, scale)
-        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
-    assert counter.frame_count == 2

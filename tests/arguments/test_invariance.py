@@ -129,25 +129,6 @@ def test_it_is_a_switch(value: Any) -> None:
 
 
 @linear_functions
-@dtypes
-def test_linear_functions(function: Public, dtype: torch.dtype, rng: torch.Generator) -> None:
-    for n, k in ((40, 64), (7, 33)):
-        arguments = function.draw(rng, shape=(61, n, k), dtype=dtype)
-        x = arguments.pop("x")
-        with epigemm.batch_invariant():
-            assert_rows_keep_their_bits(lambda rows: function.call(rows, **arguments), x, rng)  # noqa: B023
-            assert_each_row_alone(lambda rows: function.call(rows, **arguments), x, list(range(61)))  # noqa: B023
-
-
-@linear_functions
-def test_the_numbers_are_those_of_the_ordinary_call(function: Public, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, shape=(9, 24, 40), dtype=torch.float64)
-    ordinary = function.call(**arguments)
-    with epigemm.batch_invariant():
-        torch.testing.assert_close(function.call(**arguments), ordinary)
-
-
-@linear_functions
 def test_layouts_and_out(function: Public, rng: torch.Generator) -> None:
     """Leading dimensions, strides, a transposed or odd x, and `out` in any layout: the same bits."""
     arguments = function.draw(rng, shape=(24, 20, 36))
@@ -237,12 +218,6 @@ def test_functional_derivatives_are_refused(function: Public, rng: torch.Generat
         pytest.raises(RuntimeError, match=r"got a call under a derivative of torch\.func"),
     ):
         torch.func.grad(loss)(x)
-
-
-@linear_functions
-def test_strict_still_refuses_a_cpu(function: Public, rng: torch.Generator) -> None:
-    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="strict: got True"):
-        function.call(**function.draw(rng), strict=True)
 
 
 def test_other_devices_are_refused() -> None:

@@ -10,9 +10,9 @@ import torch
 
 import epigemm
 from epigemm.epilogues import registry
-from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
+from tests.support.arithmetic import FP32, FP64
 from tests.support.cases import ELEMENTWISE, LINEAR, Operands, draw_operands, signed
-from tests.support.public import PUBLIC, Arguments, Public, map_tensors, tensors_of
+from tests.support.public import PUBLIC, Arguments, map_tensors, tensors_of
 from tests.support.untyped import backward
 
 ops: Any = torch.ops.epigemm
@@ -35,125 +35,6 @@ def gradients(
     assert output.requires_grad and output.grad_fn is not None
     backward(output, upstream.to(output))
     return {name: tensor.grad for name, tensor in tensors_of(arguments).items() if tensor.grad is not None}
-
-
-@functions
-@pytest.mark.parametrize("arithmetic", [FP64, FP32, BF16, FP16], ids=lambda a: a.name)
-def test_gradients_equal_eager(
-    function: Public, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
-) -> None:
-    """Every operand at once, 0-d scale tensors included, against float64 eager at the same values."""
-    arguments = function.draw(rng, dtype=arithmetic.dtype, device=device, tensor_scalar=True)
-    ours_arguments = leaves(arguments)
-    exact_arguments = leaves(map_tensors(arguments, lambda t: t.double()))
-    upstream = signed((9, 16), rng, mixed=False).to(device, arithmetic.dtype)
-    expected = gradients(function.eager, exact_arguments, upstream.double())
-    if function.is_linear:
-        ours_arguments["precision"] = "ieee"
-    actual = gradients(function.call, ours_arguments, upstream)
-    assert actual.keys() == expected.keys() == tensors_of(arguments).keys()
-    tolerance = 60 * torch.finfo(arithmetic.dtype).eps
-    for name, gradient in expected.items():
-        assert actual[name].dtype is arguments[name].dtype and actual[name].shape == arguments[name].shape
-        # The relu of a z that 16 bits round across 0 may differ at single elements: compare norms there.
-        error = torch.linalg.vector_norm(actual[name].double() - gradient)
-        assert float(error) <= tolerance * float(torch.linalg.vector_norm(gradient) + 1e-3), name
-
-
-@functions
-def test_each_operand_alone(function: Public, rng: torch.Generator) -> None:
-    """Only what requires grad gets one, and it is the same as when all do."""
-    arguments = function.draw(rng, dtype=torch.float64, tensor_scalar=True)
-    upstream = torch.randn(9, 16, dtype=torch.float64)
-    together = gradients(function.call, leaves(arguments), upstream)
-    for name in tensors_of(arguments):
-        alone = gradients(function.call, leaves(arguments, {name}), upstream)
-        assert alone.keys() == {name}
-        torch.testing.assert_close(alone[name], together[name], rtol=1e-12, atol=1e-12)
-
-
-def positional(
-    function: Public, arguments: Arguments
-) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
-    names = list(tensors_of(arguments))
-
-    def call(*values: torch.Tensor) -> torch.Tensor:
-        return function.call(**{**arguments, **dict(zip(names, values, strict=True))})
-
-    return call, [tensor.requires_grad_() for tensor in tensors_of(arguments).values()]
-
-
-@functions
-@pytest.mark.parametrize("tensor_scalar", [False, True], ids=["number", "tensor"])
-def test_gradcheck_and_gradgradcheck(function: Public, tensor_scalar: bool, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, shape=(3, 4, 5), dtype=torch.float64, tensor_scalar=tensor_scalar)
-    call, values = positional(function, arguments)
-    assert torch.autograd.gradcheck(call, values)
-    assert torch.autograd.gradgradcheck(call, values)
-
-
-@functions
-def test_no_gradient_is_recorded_where_none_is_wanted(function: Public, rng: torch.Generator) -> None:
-    arguments = leaves(function.draw(rng))
-    expected = function.call(**arguments).detach()
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
-            actual = function.call(**arguments)
-        assert not actual.requires_grad
-        assert torch.equal(actual, expected)
-    assert not function.call(**leaves(arguments, set())).requires_grad
-
-
-@functions
-def test_backward_twice_through_a_retained_graph(function: Public, rng: torch.Generator) -> None:
-    arguments = leaves(function.draw(rng))
-    output = function.call(**arguments)
-    backward(output.sum(), retain_graph=True)
-    first = {
-        name: torch.clone(tensor.grad)
-        for name, tensor in tensors_of(arguments).items()
-        if tensor.grad is not None
-    }
-    assert first.keys() == tensors_of(arguments).keys()
-    backward(output.sum())
-    for name, tensor in tensors_of(arguments).items():
-        torch.testing.assert_close(tensor.grad, 2 * first[name])
-
-
-@functions
-def test_an_input_changed_in_place_is_noticed(function: Public, rng: torch.Generator) -> None:
-    """autograd's version counter: saved inputs must not be used after they were overwritten."""
-    arguments = leaves(function.draw(rng))
-    output = function.call(**arguments)
-    with torch.no_grad():
-        arguments["x"].add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        backward(output.sum())
-
-
-@functions
-def test_non_leaf_views_and_leading_dimensions(function: Public, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, dtype=torch.float64)
-    width = arguments["x"].shape[-1]
-    base = signed((3, 2 * width, 4), rng)
-    results = []
-    for call in (function.call, function.eager):
-        leaf = base.clone().requires_grad_()
-        output = call(**{**arguments, "x": leaf[:, ::2].transpose(1, 2)})
-        backward(output.square().sum())
-        results.append(leaf.grad)
-    torch.testing.assert_close(results[0], results[1])
-
-
-@functions
-@pytest.mark.parametrize("rows", [0, 1])
-def test_gradients_of_degenerate_batches(function: Public, rows: int, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, shape=(rows, 4, 5), dtype=torch.float64)
-    upstream = torch.ones(rows, 4, dtype=torch.float64)
-    actual = gradients(function.call, leaves(arguments), upstream)
-    expected = gradients(function.eager, leaves(arguments), upstream)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(actual[name], gradient)
 
 
 def op_call(name: str, linear: bool, operands: Operands) -> Callable[..., torch.Tensor]:
@@ -248,42 +129,6 @@ def test_fold_batch_norm_differentiates(rng: torch.Generator) -> None:
     assert torch.autograd.gradgradcheck(fold, leaves_)
 
 
-@functions
-def test_vmap_over_each_operand(function: Public, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, shape=(3, 4, 5), dtype=torch.float64)
-    for name in tensors_of(arguments):
-        stacked = torch.stack([arguments[name], arguments[name] + 1, arguments[name] * 2])
-        each = torch.stack([function.eager(**{**arguments, name: value}) for value in stacked])
-
-        def call(value: torch.Tensor, name: str = name) -> torch.Tensor:
-            return function.call(**{**arguments, name: value})
-
-        torch.testing.assert_close(torch.func.vmap(call)(stacked), each)
-
-
-@functions
-def test_functional_transforms(function: Public, rng: torch.Generator) -> None:
-    """torch.func's grad, jacrev, jvp and hessian of the public functions equal those of the plain program."""
-    arguments = function.draw(rng, shape=(2, 3, 4), dtype=torch.float64)
-    x = arguments.pop("x")
-    tangent = torch.randn_like(x)
-    results: list[list[torch.Tensor]] = []
-    for call in (function.call, function.eager):
-
-        def of_x(x: torch.Tensor, call: Callable[..., torch.Tensor] = call) -> torch.Tensor:
-            return call(**arguments, x=x)
-
-        def loss(x: torch.Tensor, of_x: Callable[..., torch.Tensor] = of_x) -> torch.Tensor:
-            return of_x(x).square().sum()
-
-        value_and_derivative: Any = torch.func.jvp(of_x, (x,), (tangent,))
-        gradient = torch.func.grad(loss)(x)
-        second = [torch.func.jacrev(of_x)(x), torch.func.hessian(loss)(x)]
-        results.append([*value_and_derivative, gradient, *second])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize(("name", "linear"), RAW, ids=lambda v: str(v))
 def test_functional_gradients_of_raw_ops_are_refused(name: str, linear: bool, rng: torch.Generator) -> None:
     """torch.func.grad does not reach formulas registered for custom operators: that must be said, not be zero."""
@@ -295,27 +140,6 @@ def test_functional_gradients_of_raw_ops_are_refused(name: str, linear: bool, rn
         torch.func.grad(lambda x: call(x, *rest, *operands.tensors).sum())(
             signed((3, 5 if linear else 4), rng)
         )
-
-
-@functions
-def test_forward_mode_is_refused_and_not_dropped(function: Public, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, shape=(3, 4, 5), dtype=torch.float64)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(arguments["x"], torch.ones_like(arguments["x"]))
-        with pytest.raises((NotImplementedError, RuntimeError), match="forward"):
-            function.call(**{**arguments, "x": dual})
-
-
-@functions
-def test_out_is_marked_as_written(function: Public, rng: torch.Generator) -> None:
-    """What saved `out` for its own backward pass must notice that a call has overwritten it."""
-    arguments = function.draw(rng)
-    leaf = torch.randn(9, 16, requires_grad=True)
-    saved = torch.randn(9, 16)
-    product = leaf * saved
-    function.call(**arguments, out=saved)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        backward(product.sum())
 
 
 def test_relu_gradient_agrees_with_the_forward(device: torch.device, rng: torch.Generator) -> None:
@@ -333,43 +157,11 @@ def test_relu_gradient_agrees_with_the_forward(device: torch.device, rng: torch.
     torch.testing.assert_close(bias.grad, positive.sum(0).to(bias.dtype), rtol=0, atol=0)
 
 
-def rows_of_gradients(
-    function: Public, rng: torch.Generator
-) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-    """A result, what it depends on, and three upstream gradients."""
-    arguments = leaves(function.draw(rng, dtype=torch.float64, tensor_scalar=True))
-    output = function.call(**arguments)
-    return output, list(tensors_of(arguments).values()), torch.randn(3, *output.shape, dtype=torch.float64)
-
-
 def one_by_one(
     output: torch.Tensor, inputs: list[torch.Tensor], upstream: torch.Tensor
 ) -> list[torch.Tensor]:
     rows = [torch.autograd.grad(output, inputs, row, retain_graph=True) for row in upstream]
     return [torch.stack(column) for column in zip(*rows, strict=True)]
-
-
-@functions
-def test_batches_of_upstream_gradients(function: Public, rng: torch.Generator) -> None:
-    output, inputs, upstream = rows_of_gradients(function, rng)
-    expected = one_by_one(output, inputs, upstream)
-    for create_graph in (False, True):
-        found = torch.autograd.grad(
-            output, inputs, upstream, retain_graph=True, create_graph=create_graph, is_grads_batched=True
-        )
-        torch.testing.assert_close(list(found), expected, rtol=1e-10, atol=1e-10)
-
-
-@functions
-def test_vmap_over_upstream_gradients(function: Public, rng: torch.Generator) -> None:
-    output, inputs, upstream = rows_of_gradients(function, rng)
-    expected = one_by_one(output, inputs, upstream)
-
-    def gradients_of_each(row: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(output, inputs, row, retain_graph=True)
-
-    found = torch.vmap(gradients_of_each)(upstream)
-    torch.testing.assert_close(list(found), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("wanted", ["bias", "x"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 import epigemm
 from epigemm._native import ops
@@ -231,70 +228,6 @@ def test_packs_of_changing_weights_expire(
     assert [id(weight) for weight in expired] == ([id(given["weight"])] if learns else [])
 
 
-@functions
-@pytest.mark.parametrize("upstream", ["dense", "transposed", "expanded", "strided"])
-def test_layouts_of_upstream_gradients(function: Public, upstream: str, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, dtype=torch.float64, tensor_scalar=True)
-    like = torch.randn(9, 16, dtype=torch.float64, generator=rng)
-    grad = {
-        "dense": like,
-        "transposed": like.t().contiguous().t(),
-        "expanded": like[:1].expand(9, 16),
-        "strided": torch.stack((like, like), -1)[..., 0],
-    }[upstream]
-    found = []
-    for call in (function.call, function.eager):
-        given = leaves(arguments)
-        backward(call(**given), grad)
-        found.append([tensor.grad for tensor in tensors_of(given).values()])
-    torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("name", ["linear", "linear_relu", "linear_relu_div"])
-def test_one_tensor_as_two_arguments(name: str) -> None:
-    function = next(f for f in PUBLIC if f.name == name)
-    square = torch.randn(5, 5, dtype=torch.float64)
-    found = []
-    for call in (function.call, function.eager):
-        both = square.clone().requires_grad_()
-        extra = {function.scalar: 2.0} if function.scalar else {}
-        result = call(x=both, weight=both, bias=torch.ones(5, dtype=torch.float64), **extra)
-        found.append(torch.autograd.grad(result.square().sum(), both))
-    torch.testing.assert_close(*found)
-
-
-@functions
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(function: Public, reentrant: bool, rng: torch.Generator) -> None:
-    arguments = function.draw(rng, dtype=torch.float64, tensor_scalar=True)
-    found = []
-    for checkpointed in (False, True):
-        given = leaves(arguments)
-        names, inputs = zip(*tensors_of(given).items(), strict=True)
-        rest = {name: value for name, value in given.items() if name not in names}
-
-        def call(*tensors: Tensor, names: tuple[str, ...] = names, rest: Arguments = rest) -> Tensor:
-            return function.call(**dict(zip(names, tensors, strict=True)), **rest)
-
-        result = checkpoint(call, *inputs, use_reentrant=reentrant) if checkpointed else call(*inputs)
-        backward(result.square().sum())
-        found.append([tensor.grad for tensor in inputs])
-    torch.testing.assert_close(*found)
-
-
-@functions
-def test_inference_tensors_are_refused(function: Public, rng: torch.Generator) -> None:
-    """As eager does: a tensor made in inference mode may not be saved for a backward pass."""
-    with torch.inference_mode():
-        frozen = function.draw(rng)
-    given = leaves(frozen)
-    given["x"] = frozen["x"]
-    if not any(tensor.requires_grad for tensor in tensors_of(given).values()):
-        pytest.skip("nothing that can require a gradient")
-    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
-        function.call(**given)
-
-
 def test_tensors_of_a_transformation_that_is_over() -> None:
     leaked: list[Tensor] = []
     x, weight = torch.randn(3, 5), torch.randn(4, 5, requires_grad=True)
@@ -315,34 +248,6 @@ def draw(device: torch.device) -> tuple[Tensor, ...]:
         torch.randn(*size, dtype=torch.float64, device=device, requires_grad=True)
         for size in ((3, 5), (4, 5), (4,), (4,))
     )
-
-
-def test_threads_may_run_backward_through_one_graph(device: torch.device) -> None:
-    arguments = draw(device)
-    result = epigemm.linear_scale(*arguments).sum()
-    expected = torch.autograd.grad(result, arguments, retain_graph=True)
-    wrong: list[str] = []
-
-    def run() -> None:
-        for _ in range(100):
-            try:
-                found = torch.autograd.grad(result, arguments, retain_graph=True)
-                if not all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True)):
-                    wrong.append("wrong")
-            except Exception as error:  # in a thread nobody would see it
-                wrong.append(repr(error))
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not wrong
 
 
 @pytest.mark.parametrize("name", ["linear", "linear_relu"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -48,6 +49,8 @@ def test_without_an_epilogue_it_is_a_linear_layer() -> None:
     layer, plain = epigemm.nn.Linear(K, N), nn.Linear(K, N)
     layer.load_state_dict(plain.state_dict())
     torch.testing.assert_close(layer(x), plain(x))
+    with pytest.raises(TypeError, match="epilogue: got function"):
+        epigemm.nn.Linear(K, N, epilogue=nn.functional.relu)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="operands: got some for a layer without an epilogue"):
         layer(x, residual)
 
@@ -77,4 +80,5 @@ def test_copies_and_what_is_printed() -> None:
     again = copy.deepcopy(layer)
     assert again.weight is not layer.weight
     assert torch.equal(again(x, residual), layer(x, residual))
+    assert again.epilogue is pickle.loads(pickle.dumps(layer)).epilogue is clamped
     assert "epilogue=clamped" in repr(layer) and "epilogue=None" in repr(epigemm.nn.Linear(K, N))

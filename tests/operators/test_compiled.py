@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import epigemm
 from epigemm._native import ops
@@ -117,12 +116,6 @@ def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
         assert got.dim() != 2 or got.is_contiguous() or not expected.is_contiguous()
 
 
-def test_nothing_to_multiply() -> None:
-    x, weight, bias = torch.randn(3, 0), torch.randn(4, 0), torch.randn(4)
-    call = torch.compile(epigemm.linear_relu, fullgraph=True, backend="eager")
-    torch.testing.assert_close(call(x, weight, bias), bias.relu().expand(3, 4))
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "x of another length": {"x": torch.randn(3, 5)},
     "a bias of another length": {"bias": torch.randn(7)},
@@ -182,57 +175,6 @@ def test_other_operands_are_the_operators() -> None:
         return frozen + epigemm.linear_relu(x, weight, bias)
 
     assert names(inside, needs) == ["_linear_into", "linear"]
-
-
-def test_vmap_is_right(rng: torch.Generator) -> None:
-    x, weight, bias = (torch.randn(size, generator=rng) for size in ((2, 3, 24), (8, 24), (8,)))
-
-    def call(x: Tensor) -> Tensor:
-        return epigemm.linear_relu(x, weight, bias)
-
-    batched: Any = torch.compile(torch.vmap(call), backend="eager")
-    torch.testing.assert_close(batched(x), F.linear(x, weight, bias).relu())
-
-
-def test_dynamic_rows_have_one_graph(no_python: Callable[[], None]) -> None:
-    weight, bias = torch.randn(8, 24), torch.randn(8)
-    counter: Any = CompileCounterWithBackend("aot_eager")
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), dynamic=True, backend=counter)
-    call(torch.randn(3, 24))
-    no_python()
-    for rows in (5, 64, 129):
-        x = torch.randn(rows, 24)
-        torch.testing.assert_close(call(x), F.linear(x, weight, bias).relu())
-    assert counter.frame_count == 1
-
-
-def into_arguments(function: Public, arguments: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """The native operator that a compiled call makes, and what it is given."""
-    given: list[Any] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        class Keep(torch.fx.Interpreter):
-            def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-                if str(target).startswith("epigemm."):
-                    given.append((target, args))
-                return super().call_function(target, args, kwargs)
-
-        return Keep(graph).run
-
-    torch.compile(function.call, backend=keep)(**arguments)
-    ((target, args),) = given
-    return target, args
-
-
-@functions
-def test_opcheck(function: Public, device: torch.device, rng: torch.Generator) -> None:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # fp32 may go by the operator there
-    for tensor_scalar in (False, True):
-        arguments = function.draw(rng, device=device, dtype=dtype, tensor_scalar=tensor_scalar)
-        target, args = into_arguments(function, arguments)
-        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-        results = torch.library.opcheck(target, args, test_utils=checks)
-        assert all(result == "SUCCESS" for result in results.values()), results
 
 
 def test_errors_of_the_operator_itself() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 Arguments = dict[str, Any]
 
@@ -125,11 +126,20 @@ class Op:
         device: torch.device | str = "cpu",
         without: Sequence[str] = (),
         tensor_numbers: bool = False,
+        shares_rows: bool = False,
     ) -> Arguments:
-        """Random arguments with results of about one; `without`: arguments that are None."""
+        """Random arguments with results of about one.
+
+        `without`: arguments that are None. `shares_rows`: matrices that may have one row for each batch do, the first
+        of them one for all.
+        """
         drawn: Arguments = dict(self.fixed)
         for name, kind in self.operands.items():
-            value = torch.randn(self.shape(name, lead, n, k), generator=rng, dtype=torch.float64)
+            shape = self.shape(name, lead, n, k)
+            if shares_rows and name in self.shared and lead:
+                kept = 0 if name == self.shared[0] and len(self.shared) > 1 else len(lead) - 1
+                shape = (*lead[:kept], *(1,) * (len(lead) - kept), n)
+            value = torch.randn(shape, generator=rng, dtype=torch.float64)
             if kind in (WEIGHT, TWO_WEIGHTS):
                 value = value / math.sqrt(max(k, 1))
             elif kind == VARIANCE:
@@ -147,8 +157,10 @@ class Op:
         return {name: drawn[name] for name in (*self.operands, *dict(self.fixed))}
 
     def variants(self) -> Iterator[dict[str, Any]]:
-        """Options of `draw`: everything given; each optional argument absent, and all of them; numbers as tensors."""
+        """Options of `draw`: all given; rows shared; numbers as tensors; each optional argument absent, and all."""
         yield {}
+        if self.shared:
+            yield {"shares_rows": True}
         if self.of_kind(NUMBER):
             yield {"tensor_numbers": True}
         for name in self.optional:
@@ -254,4 +266,4 @@ def wide(arguments: Arguments) -> Arguments:
 
 def results_of(result: Any) -> list[Tensor]:
     """One result or several, as a list."""
-    return [result] if isinstance(result, Tensor) else list(result)
+    return list(tree_leaves(result))

@@ -283,8 +283,6 @@ OPS = [*FUNCTIONS, *LAYERS, *USERS]
 
 PENDING: dict[str, tuple[str, ...]] = {
     # Its vectors are folded before the call is checked.
-    "errors of shapes": ("linear_batch_norm_relu",),
-    "errors of dtypes": ("linear_batch_norm_relu",),
     "memory of an argument": ("linear_batch_norm_relu",),
 }
 """Faults that are known and not mended yet: of a property (the name of a test), the rows that do not have it."""

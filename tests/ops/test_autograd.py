@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.ops.op import COUNT, Arguments, Op, map_tensors, results_of, tensors_of
-from tests.ops.table import rows
+from tests.ops.op import (
+    COUNT,
+    MATRIX,
+    TWO_WEIGHTS,
+    WEIGHT,
+    Arguments,
+    Op,
+    map_tensors,
+    results_of,
+    tensors_of,
+)
+from tests.ops.table import few, rows
 from tests.ops.test_values import ieee
 from tests.support.untyped import backward
 
@@ -59,9 +71,14 @@ def test_gradients(op: Op, dtype: torch.dtype, device: torch.device, rng: torch.
     of products of numbers, each rounded a few times: to 16 bits, or to fp32.
     """
     for options in op.variants() if dtype is torch.float64 else [{"tensor_numbers": True}]:
-        arguments = op.draw(rng, (19,), dtype=dtype, device=device, **options)
+        lead = (3, 7) if "shares_rows" in options else (19,)
+        arguments = op.draw(rng, lead, dtype=dtype, device=device, **options)
         given, exact = with_leaves(op, arguments), with_leaves(op, map_tensors(arguments, in_fp64))
-        upstream = upstream_of(results_of(op.reference(**arguments)), rng)
+        results = results_of(op.reference(**exact))
+        upstream = upstream_of([each.to(dtype) for each in results], rng)
+        assert [each.requires_grad for each in results_of(op.call(**given))] == [
+            each.requires_grad for each in results
+        ]
         wanted = gradients(op, op.reference, exact, [each.double() for each in upstream])
         found = gradients(op, op.call, {**given, **ieee(op)}, upstream)
         names = op.leaves(arguments)
@@ -86,6 +103,87 @@ def in_fp64(value: Tensor) -> Tensor:
     return value.double() if value.is_floating_point() else value
 
 
+@rows("layouts of upstream gradients", lambda op: len(op.results) == 1)
+def test_layouts_of_upstream_gradients(op: Op, rng: torch.Generator) -> None:
+    """Transposed, expanded, with gaps."""
+    arguments = op.draw(rng, dtype=torch.float64, tensor_numbers=True)
+    (like,) = upstream_of(results_of(op.reference(**arguments)), rng)
+    lies = [like[:1].expand_as(like), torch.stack((like, like), -1)[..., 0]]
+    for upstream in (*lies, like.mT.contiguous().mT) if like.dim() == 2 else lies:
+        found = gradients(op, op.call, with_leaves(op, arguments), [upstream])
+        wanted = gradients(op, op.reference, with_leaves(op, arguments), [upstream])
+        torch.testing.assert_close(found, wanted)
+
+
+@rows("one tensor twice", lambda op: op.is_linear and not op.of_kind(TWO_WEIGHTS, COUNT))
+def test_one_tensor_as_two_arguments(op: Op, rng: torch.Generator) -> None:
+    """x is the weight, too, and a matrix: their gradients add up."""
+    arguments = op.draw(rng, (5,), 5, 5, dtype=torch.float64)
+    found = []
+    for call in (op.call, op.reference):
+        both = arguments["x"].clone().requires_grad_()
+        given = arguments | dict.fromkeys(("x", *op.of_kind(WEIGHT, MATRIX)), both)
+        results = [
+            each
+            for each, result in zip(results_of(call(**given)), op.results, strict=True)
+            if each.requires_grad and not result.is_fp32
+        ]
+        total: Any = sum(each.square().sum() for each in results)
+        found.append(torch.autograd.grad(total, both)[0] if results else None)
+    torch.testing.assert_close(*found)
+
+
+@rows(
+    "inference tensors", lambda op: op.function is not None and len(op.leaves(op.draw(torch.Generator()))) > 1
+)
+def test_inference_tensors(op: Op, rng: torch.Generator) -> None:
+    """As PyTorch: one that a derivative needs may not be saved, and the error says so; else there are gradients."""
+    with torch.inference_mode():
+        frozen = op.draw(rng, (19,))
+    given = with_leaves(op, frozen)
+    given[op.input] = frozen[op.input]
+    if op.leaves(frozen) == [op.input]:
+        return
+    raised = []
+    for call in (op.call, op.reference):
+        try:
+            call(**given)
+        except RuntimeError as error:
+            raised.append(str(error))
+    assert all("nference tensors cannot be saved for backward" in each for each in raised)
+
+
+@rows("threads of gradients", few)
+def test_threads_run_backward_through_one_graph(op: Op, rng: torch.Generator) -> None:
+    """At once, again and again: each gets the same gradients."""
+    given = with_leaves(op, op.draw(rng, (19,), dtype=torch.float64, tensor_numbers=True))
+    results: Any = [each for each in results_of(op.call(**given)) if each.requires_grad]
+    total, leaves = sum(each.sum() for each in results), [given[name] for name in op.leaves(given)]
+    expected = torch.autograd.grad(total, leaves, retain_graph=True)
+    wrong: list[str] = []
+
+    def run() -> None:
+        for _ in range(50):
+            try:
+                found = torch.autograd.grad(total, leaves, retain_graph=True)
+                if not all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True)):
+                    wrong.append("wrong")
+            except Exception as error:  # in a thread nobody would see it
+                wrong.append(repr(error))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
 @rows("each operand alone")
 def test_each_operand_alone(op: Op, rng: torch.Generator) -> None:
     """Only what requires a gradient gets one, the same as when all do; a frozen weight changes no other."""
@@ -96,8 +194,8 @@ def test_each_operand_alone(op: Op, rng: torch.Generator) -> None:
     pairs = itertools.pairwise(names) if len(names) > 2 else ()
     for wanted in (*((name,) for name in names), *pairs):
         given = with_leaves(op, arguments, wanted)
-        results = [each for each in results_of(op.call(**given)) if each.requires_grad]
-        assert results
+        flags = [[each.requires_grad for each in results_of(of(**given))] for of in (op.call, op.reference)]
+        assert flags[0] == flags[1] and any(flags[0])
         for name, one in zip(wanted, gradients(op, op.call, given, upstream), strict=True):
             torch.testing.assert_close(one, together[name], rtol=1e-11, atol=1e-11)
 

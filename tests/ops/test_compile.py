@@ -22,9 +22,8 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 def test_compiled(op: Op, device: torch.device, rng: torch.Generator) -> None:
     """As a module, without gradients and with them: `fullgraph`, and the same strides."""
     lead = (2, 5) if op.takes_any_lead else (10,)
-    arguments = op.draw(
-        rng, lead, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device
-    )
+    dtype = torch.float64 if device.type == "cpu" else torch.float32
+    arguments = op.draw(rng, lead, dtype=dtype, device=device, shares_rows=True)
     module, inputs = op.module(arguments)
     twin = copy.deepcopy(module)
     compiled: Any = torch.compile(module, fullgraph=True, backend="aot_eager")

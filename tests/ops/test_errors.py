@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,13 +94,15 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
         value = arguments[name]
         words = ("int32", "torch.float32") if name == op.input else ("int32",)
         refused(op, {**arguments, name: value.int()}, RuntimeError, name, *words)
-        refused(op, {**arguments, name: value.to(torch.complex64)}, RuntimeError, name, "complex64")
+        for dtype in (torch.complex64, torch.bool, torch.float8_e4m3fn):
+            refused(op, {**arguments, name: value.to(dtype)}, RuntimeError, name, dtype)
         refused(op, {**arguments, name: value.to_sparse()}, RuntimeError, name, "sparse")
         nested = torch.nested.nested_tensor([value, value[:1]])
         refused(op, {**arguments, name: nested}, RuntimeError, name, "nested")
         if name != op.input:
-            other = {**arguments, name: value.double()}
-            refused(op, other, RuntimeError, name, "torch.float64", "torch.float32")
+            for dtype in (torch.float64, torch.bfloat16):
+                other = {**arguments, name: value.to(dtype)}
+                refused(op, other, RuntimeError, name, dtype, "torch.float32")
             meta = {**arguments, name: value.to("meta")}
             refused(op, meta, RuntimeError, name, "device meta", "cpu")
 
@@ -110,7 +113,7 @@ def test_types(op: Op, rng: torch.Generator) -> None:
     arguments = op.draw(rng)
     value: Any
     for name, kind in op.operands.items():
-        for value in ("text", [1.0]):
+        for value in ("text", [1.0], np.ones(3)):
             refused(op, {**arguments, name: value}, TypeError, name, type(value).__name__)
         if kind == NUMBER:
             for value in (True, 1j, None):
@@ -152,6 +155,41 @@ def test_options(op: Op, rng: torch.Generator) -> None:
             assert "accept" in str(caught.value)
     with pytest.raises(TypeError, match="unknown"):
         op.call(**arguments, unknown=1.0)
+    with pytest.raises(TypeError):
+        op.call()
+
+
+@rows("errors of operands", lambda op: op.name.startswith("@"))
+def test_operands_of_users_functions(op: Op, rng: torch.Generator) -> None:
+    """Missing, unknown, given twice, too many: by name, with those that are accepted."""
+    arguments = op.draw(rng)
+    first = [name for name in op.operands if name in (op.input, "weight")]
+    operands = [name for name in op.operands if name not in first]
+    given = [arguments[name] for name in (*first, *operands)]
+    with pytest.raises(TypeError, match=r"got an operand 'unknown'; accepted (are|is)"):
+        op.call(*given, unknown=1.0)
+    names = {"clamped": ["low", "high"]}.get(op.name[1:].split(".")[0], operands)
+    with pytest.raises(TypeError, match=rf"got {len(names) + 1} operands?"):
+        op.call(*given, *[1.0] * (len(names) + 1 - len(operands)))
+    for name in operands:
+        if name in op.optional or op.operands[name] == NUMBER:
+            continue
+        with pytest.raises(TypeError, match=f"{name}: got None; accepted is a tensor"):
+            op.call(**{each: value for each, value in arguments.items() if each != name})
+    if operands:
+        with pytest.raises(TypeError, match=f"'{operands[0]}' twice"):
+            op.call(*given, **{operands[0]: given[len(first)]})
+
+
+@rows("errors of shared rows", lambda op: bool(op.shared))
+def test_shapes_of_matrices_beside_leading_axes(op: Op, rng: torch.Generator) -> None:
+    """All that are accepted are named; those that PyTorch would broadcast to the result are not accepted."""
+    arguments = op.draw(rng, (3, 4))
+    name = op.shared[-1]
+    for shape in ((1, 4, N), (3, N), (1, N), (2, 1, N), (3, 1, 1), (3, 4, 1), (3, 1, 4, N), (3, 2, N)):
+        words = f"{name}: got shape {list(shape)}; accepted is [3, 4, {N}] or [3, 1, {N}] or [1, 1, {N}]"
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            op.call(**{**arguments, name: torch.zeros(shape)})
 
 
 @rows("compiled errors", lambda op: is_function(op) and few(op))

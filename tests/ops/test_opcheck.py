@@ -32,9 +32,14 @@ def copied(given: Any) -> Any:
     )
 
 
+def with_gradient(value: Any) -> Any:
+    is_leaf = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.clone().requires_grad_() if is_leaf else value
+
+
 @rows("opcheck", some)
 def test_opcheck(op: Op, device: torch.device, rng: torch.Generator) -> None:
-    """Of an eager call, with numbers and with tensors in their place; into `out`; compiled."""
+    """Of an eager call, with numbers and with tensors in their place; into `out`; with gradients."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # fp32 may be split there
     recorder = Recorder()
     for tensor_numbers in (False, True):
@@ -47,5 +52,9 @@ def test_opcheck(op: Op, device: torch.device, rng: torch.Generator) -> None:
         checks = CHECKS if "_out" not in str(func) else CHECKS[:3:2]
         results = torch.library.opcheck(func, args, kwargs, test_utils=checks)
         assert all(result == "SUCCESS" for result in results.values()), (func, results)
+        if "_out" not in str(func) and "into" not in str(func):  # the others have no derivative
+            leaves = torch.utils._pytree.tree_map(with_gradient, args)
+            results = torch.library.opcheck(func, leaves, kwargs, test_utils=CHECKS)
+            assert all(result == "SUCCESS" for result in results.values()), (func, results)
     if op.name.startswith(("linear", "sigmoid", "bias_relu", "relu_div", "scale")):
         assert recorder.seen

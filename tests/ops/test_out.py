@@ -95,7 +95,9 @@ def test_what_does_not_fit_is_refused(op: Op, rng: torch.Generator) -> None:
         (torch.full((9, N), 7.0).double(), "got dtype torch.float64; accepted is torch.float32"),
         (torch.full((9, N), 7.0, device="meta"), "got device meta; accepted is cpu"),
         (torch.full((1, N), 7.0).expand(9, N), "several indices may address the same element"),
+        (torch.zeros(64).add_(7.0).as_strided((9, N), (1, 1)), "same element"),
         (torch.full((9, N), 7.0).to_sparse(), "layout"),
+        (torch._neg_view(torch.full((9, N), -7.0)), "negated"),
         (7.0, "got float"),
     ]
     for out, words in wrong:
@@ -104,6 +106,24 @@ def test_what_does_not_fit_is_refused(op: Op, rng: torch.Generator) -> None:
         assert type(caught.value) is (TypeError if isinstance(out, float) else RuntimeError)
         if isinstance(out, Tensor) and out.layout is torch.strided and not out.is_meta:
             assert bool((out == 7).all())
+
+
+@with_out
+def test_views_whose_ranges_meet(op: Op, rng: torch.Generator) -> None:
+    """Columns beside those of x, and columns between them: what they share or not, the result is right."""
+    arguments = op.draw(rng)
+    expected, x = op.call(**arguments), arguments[op.input]
+    columns = x.shape[1]
+    beside = torch.full((9, columns + N), float("nan"))
+    beside[:, :columns] = x
+    between = torch.zeros(9, 2 * max(columns, N))
+    between[:, : 2 * columns : 2] = x
+    for lying, out in (
+        (beside[:, :columns], beside[:, columns:]),
+        (between[:, : 2 * columns : 2], between[:, :N]),
+    ):
+        assert op.call(**{**arguments, op.input: lying}, out=out) is out
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 @rows("memory of an argument", lambda op: op.takes_out)

@@ -46,6 +46,24 @@ def test_vmap_over_each_operand(op: Op, rng: torch.Generator) -> None:
         torch.testing.assert_close(one[1, 0], other)
 
 
+@rows("gradients of vmap", lambda op: op.is_vmappable)
+def test_results_of_vmap_require_what_pytorchs_do(op: Op, rng: torch.Generator) -> None:
+    """A batched tensor does not tell of its own gradient; what `detach` ends has none."""
+    arguments = op.draw(rng, (3,), 4, 5, dtype=torch.float64)
+    op.call(**arguments)
+    for leaf in op.leaves(arguments):
+        flags = []
+        for of in (op.call, op.reference):
+            stacked = torch.stack([arguments[leaf]] * 2).requires_grad_()
+            x = torch.stack([arguments[op.input]] * 2)
+
+            def call(x: Tensor, value: Tensor, of: Any = of, leaf: str = leaf) -> Any:
+                return of(**{**arguments, op.input: x, leaf: value})
+
+            flags.append([each.requires_grad for each in results_of(torch.vmap(call)(x, stacked))])
+        assert flags[0] == flags[1], leaf
+
+
 @rows("empty vmap", lambda op: op.is_vmappable)
 def test_vmap_over_nothing(op: Op, rng: torch.Generator) -> None:
     """A batch of no elements, of x, and of everything that has a row for each of x."""

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_structure
 
+from epigemm import pack
 from tests.ops.bounds import assert_right
-from tests.ops.op import COUNT, NUMBER, Op, map_tensors, results_of, tensors_of
+from tests.ops.op import COUNT, NUMBER, TWO_WEIGHTS, WEIGHT, Op, map_tensors, results_of, tensors_of, wide
 from tests.ops.table import rows
 from tests.support.thorough import is_thorough
+from tests.support.untyped import backends
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 of_each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
@@ -49,6 +53,97 @@ def test_inputs_are_not_changed(op: Op, device: torch.device, rng: torch.Generat
         assert all(torch.equal(a, b) for a, b in zip(results[place + 1 :], copies[place + 1 :], strict=True))
     for name, value in tensors_of(arguments).items():
         assert torch.equal(value, kept[name]), name
+
+
+@rows("structure", lambda op: len(op.results) > 1)
+def test_results_are_returned_as_the_program_returns_them(op: Op, rng: torch.Generator) -> None:
+    """In tuples and lists of the same structure."""
+    arguments = op.draw(rng, (19,))
+    got, want = op.call(**arguments), op.reference(**arguments)
+    assert tree_structure(got) == tree_structure(want)
+
+
+FAMILIES = [(m, n, k) for m in (1, 5, 16, 33, 64, 100, 256, 1000)
+            for n, k in ((256, 512), (264, 136), (1000, 1024), (17, 40))]  # fmt: skip
+
+
+@pytest.mark.gpu
+@rows("sizes of kernels", lambda op: op.is_linear)
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_sizes_of_every_family_of_kernels(op: Op, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """On a GPU: few rows and many, ragged sizes and whole tiles, with all operands."""
+    for m, n, k in FAMILIES:
+        if m == 1 and op.of_kind(COUNT):
+            continue
+        arguments = op.draw(rng, (m,), n, k, dtype=dtype, device="cuda")
+        assert_right(op, op.call(**arguments, **ieee(op)), arguments, dtype, about=(m, n, k))
+
+
+@rows("cancelling", lambda op: op.is_linear and "bias" in op.operands and not op.of_kind(COUNT))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+def test_a_bias_that_cancels_the_product(
+    op: Op, dtype: torch.dtype, device: torch.device, rng: torch.Generator, *, recorded: bool
+) -> None:
+    """It is added before the product is rounded, as by `F.linear`, or what is left would be the rounding's error.
+
+    Of functions of users PyTorch rounds the product first, and so may the call.
+    """
+    arguments = op.draw(rng, (19,), n=16, k=40, dtype=dtype, device=device)
+    arguments["x"], arguments["weight"] = arguments["x"] / 8 + 4, arguments["weight"] / 8 + 1
+    arguments["bias"] = torch.full_like(arguments["bias"], -160.0)
+    if recorded:
+        arguments["x"].requires_grad_()
+    assert_right(op, op.call(**arguments), arguments, dtype)
+    if not op.name.startswith("@"):
+        with torch.autocast(device.type, dtype=dtype):
+            got = results_of(op.call(**map_tensors(arguments, torch.Tensor.float)))
+        rounded = [each.to(result.dtype(dtype)) for each, result in zip(got, op.results, strict=True)]
+        assert_right(op, tuple(rounded), arguments, dtype)
+
+
+@rows("precision", lambda op: op.takes_precision)
+def test_precision(op: Op, device: torch.device, rng: torch.Generator) -> None:
+    """Each arithmetic, of a plain weight and of a packed one; "ieee" is fp32 whatever torch's own setting is."""
+    arguments = op.draw(rng, (64,), 40, 96, device=device)
+    weight = op.of_kind(WEIGHT, TWO_WEIGHTS)[0]
+    packs = (
+        [arguments]
+        if op.of_kind(TWO_WEIGHTS)
+        else [arguments, {**arguments, weight: pack(arguments[weight])}]
+    )
+    want = results_of(op.reference(**wide(arguments)))
+    for given in packs:
+        for precision in ("highest", "ieee", "high", "medium", "tf32", None):
+            got = results_of(op.call(**given, precision=precision))
+            # TF32 has the error of fp16, of each factor of the product.
+            unit = 2.0**-20 if precision in ("highest", "ieee", None) else 2.0**-8
+            for one, other in zip(got, want, strict=True):
+                error = torch.linalg.vector_norm(one.double() - other)
+                assert float(error) <= unit * float(torch.linalg.vector_norm(other)), precision
+    exact = results_of(op.call(**arguments, precision="ieee"))
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    again = results_of(op.call(**arguments, precision="ieee"))
+    assert backends.mkldnn.matmul.fp32_precision == "bf16"
+    assert all(torch.equal(one, other) for one, other in zip(exact, again, strict=True))
+
+
+@rows("extreme numbers", lambda op: bool(op.of_kind(NUMBER)) and len(op.results) == 1)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_beyond_fp32_and_zero(
+    op: Op, dtype: torch.dtype, device: torch.device, rng: torch.Generator
+) -> None:
+    """They are infinite where the arithmetic is fp32; a division by zero is no error."""
+    arguments = op.draw(rng, (5,), dtype=dtype, device=device)
+    arithmetic = torch.float64 if dtype is torch.float64 else torch.float32
+    for name in op.of_kind(NUMBER):
+        for value in (1e39, -1e300, float("inf"), float("nan"), 0.0, -0.0, 2**200):
+            of_arithmetic = float(torch.tensor(value, dtype=torch.float64).to(arithmetic))
+            got = op.call(**{**arguments, name: value})
+            want = op.reference(**map_tensors({**arguments, name: of_arithmetic}, lambda t: t.to(arithmetic)))
+            for other in (want.to(dtype), op.call(**{**arguments, name: of_arithmetic})):
+                assert torch.equal(got.isnan(), other.isnan()), value
+                assert torch.equal(got[got.isinf()], other[got.isinf()]), value
 
 
 @rows("positions", lambda op: op.layer is None)
@@ -130,9 +225,10 @@ def test_meta_tensors_and_inference_mode(op: Op, dtype: torch.dtype, rng: torch.
         got = results_of(op.call(**arguments))
     assert all(torch.equal(a, b) and a.is_inference() for a, b in zip(got, expected, strict=True))
     on_meta = results_of(op.call(**map_tensors(arguments, lambda t: t.to("meta"))))
-    for found, want in zip(on_meta, expected, strict=True):
-        assert found.is_meta and (found.shape, found.dtype, found.stride()) == (
-            want.shape,
-            want.dtype,
-            want.stride(),
-        )
+    with FakeTensorMode() as mode:
+        fake = results_of(op.call(**map_tensors(arguments, mode.from_tensor)))
+    for found in (on_meta, fake):
+        assert [(each.shape, each.dtype, each.stride()) for each in found] == [
+            (each.shape, each.dtype, each.stride()) for each in expected
+        ]
+    assert all(each.is_meta for each in on_meta) and all(each.device.type == "cpu" for each in fake)

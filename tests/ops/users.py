@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar
@@ -82,8 +83,8 @@ ONE: list[tuple[Formula, dict[str, str], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def pair(acc: Tensor, bias: PerColumn) -> Any:
-    z = acc + bias
+def pair(acc: Tensor, bias: PerColumn | None = None) -> Any:
+    z = acc if bias is None else acc + bias
     return F.gelu(z), z
 
 
@@ -96,7 +97,7 @@ def sums(acc: Tensor, bias: PerColumn) -> Any:
 def statistics(acc: Tensor, bias: PerColumn, scale: PerColumn) -> Any:
     z = (acc + bias) * scale
     variance, mean = torch.var_mean(z, 0, correction=0)
-    return z, variance, mean, z.var(1)
+    return z, (variance, mean), [z.var(1)]
 
 
 def squares(acc: Tensor) -> Any:
@@ -107,6 +108,11 @@ def of_rows(acc: Tensor, bias: PerColumn, gain: PerRow) -> Any:
     z = acc + bias
     y = F.silu(z) * gain
     return y, z, y.sum(1), z.amax(1), (y * z).mean(1)
+
+
+def ended(acc: Tensor, bias: PerColumn) -> Any:
+    z = acc + bias
+    return z * 2, z.detach() + 1, bias.expand_as(acc) * 1.0, z.sum(1)
 
 
 def in_fp32(acc: Tensor, bias: PerColumn, residual: Matrix) -> Any:
@@ -125,7 +131,7 @@ def of_every_operand(
 ELEMENT, BY_ROW, BY_COLUMN = Result(), Result(ROW, is_wide=True), Result(COLUMN, is_wide=True)
 FP32, FP32_ROW = Result(is_fp32=True), Result(ROW, is_fp32=True)
 SEVERAL: list[tuple[Formula, dict[str, str], tuple[Result, ...], dict[str, Any]]] = [
-    (pair, {"bias": COLUMN}, (ELEMENT, ELEMENT), {}),
+    (pair, {"bias": COLUMN}, (ELEMENT, ELEMENT), {"optional": ("bias",)}),
     (
         sums,
         {"bias": COLUMN},
@@ -140,6 +146,7 @@ SEVERAL: list[tuple[Formula, dict[str, str], tuple[Result, ...], dict[str, Any]]
     ),
     (squares, {}, (BY_COLUMN,), {"is_row_by_row": False}),
     (of_rows, {"bias": COLUMN, "gain": ROW}, (ELEMENT, ELEMENT, BY_ROW, BY_ROW, BY_ROW), {}),
+    (ended, {"bias": COLUMN}, (ELEMENT, ELEMENT, ELEMENT, BY_ROW), {}),
     (in_fp32, {"bias": COLUMN, "residual": MATRIX}, (ELEMENT, FP32, FP32_ROW), {"shared": ("residual",)}),
     (
         of_every_operand,
@@ -168,12 +175,12 @@ def program(
                 value = value.expand(*lead, columns).reshape(rows, columns)
             operands[name] = value
         found = formula(acc.reshape(rows, columns), **operands)
-        several = found if isinstance(found, tuple) else (found,)
+        several, structure = tree_flatten(found)
         shaped = [
             each if result.of == COLUMN else each.reshape(lead if result.of == ROW else (*lead, columns))
             for each, result in zip(several, results, strict=True)
         ]
-        return tuple(shaped) if isinstance(found, tuple) else shaped[0]
+        return tree_unflatten(shaped, structure)
 
     return run
 

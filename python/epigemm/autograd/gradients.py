@@ -390,7 +390,7 @@ def gradients_of(
             found = pullback(grad)
     else:
         with torch.enable_grad():
-            aliases = {index: _tracked(inputs[index]) for index in wanted}
+            aliases = {index: _tracked(inputs[index], grad) for index in wanted}
             found = torch.autograd.grad(
                 function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
                 list(aliases.values()),
@@ -403,9 +403,15 @@ def gradients_of(
     return gradients
 
 
-def _tracked(tensor: Tensor | None) -> Tensor:
-    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph."""
+def _tracked(tensor: Tensor | None, grad: Tensor) -> Tensor:
+    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph.
+
+    Where the gradient stands for a product that no derivative reads, any numbers do. A batch of gradients, which
+    `is_grads_batched` passes, could not be made to require a gradient.
+    """
     assert tensor is not None
+    if tensor is grad and not tensor.requires_grad:
+        tensor = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
