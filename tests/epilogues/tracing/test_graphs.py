@@ -103,8 +103,9 @@ def test_decorating_waits_for_no_other_thread(other: Callable[[Callable[[], None
     assert (nn.Module.__call__, nn.Module.__getattr__) == ORIGINAL
 
 
-def test_many_threads_decorate_at_once() -> None:
-    """All are in the middle of their traces at the same time, and each gets its own function."""
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
+def test_many_threads_decorate_at_once(default: torch.dtype) -> None:
+    """All are in the middle of their traces at the same time, and each gets its own function, of fp32 numbers."""
     count = 4
     barrier = threading.Barrier(count)
     found: dict[int, Any] = {}
@@ -113,17 +114,22 @@ def test_many_threads_decorate_at_once() -> None:
         def body(acc: Tensor) -> Tensor:
             first = torch.tanh(acc)
             pause()
-            return first * float(number) + torch.sigmoid(acc)
+            return first * torch.where(acc > 0, number + 0.1, 0.7) + torch.sigmoid(acc)
 
         vars(threading.current_thread())["inside"] = lambda: barrier.wait(TIMEOUT)
         found[number] = epigemm.epilogue(body)
 
     threads = [threading.Thread(target=decorate, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
+    torch.set_default_dtype(default)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT)
+        assert torch.get_default_dtype() is default
+    finally:
+        torch.set_default_dtype(torch.float32)
     z = X @ WEIGHT.t()
     for number in range(count):
-        expected = torch.tanh(z) * float(number) + torch.sigmoid(z)
+        expected = torch.tanh(z) * torch.where(z > 0, number + 0.1, 0.7) + torch.sigmoid(z)
         torch.testing.assert_close(found[number](X, WEIGHT), expected)

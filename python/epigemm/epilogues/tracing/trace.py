@@ -184,22 +184,27 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
 def _default_of_fp32() -> Iterator[None]:
     """Numbers such as `torch.where(condition, 1.0, 0.1)` are fp32, whatever torch's default dtype is at the decoration.
 
-    That setting is the whole process's, and is touched only if it is another one. The lock is for threads that decorate
-    at the same time: one would see the setting of another, and not that it is restored.
+    That setting is the whole process's. It is touched only if it is another one, and is set back when the last of the
+    threads that decorate at the same time is done. None of them waits for the trace of another.
     """
-    with _default_dtype:
-        before = torch.get_default_dtype()
-        if before is torch.float32:
-            yield
-            return
-        torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+    with _lock:
+        before = _defaults[0] if _defaults else torch.get_default_dtype()
+        _defaults.append(before)
+        if before is not torch.float32:
+            torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        with _lock:
+            _defaults.pop()
+            if before is not torch.float32 and not _defaults:
+                torch.set_default_dtype(before)
 
 
-_default_dtype = threading.RLock()
+_lock = threading.Lock()
+_defaults: list[
+    torch.dtype
+] = []  # of each decoration that goes on now: the dtype to be set back, the same for all
 
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
