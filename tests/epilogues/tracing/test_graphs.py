@@ -100,6 +100,7 @@ def test_decorating_waits_for_no_other_thread(other: Callable[[Callable[[], None
     torch._dynamo.reset()
     with others(other):
         torch.testing.assert_close(decorates(), torch.sigmoid(X @ WEIGHT.t()) * 2)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
     assert (nn.Module.__call__, nn.Module.__getattr__) == ORIGINAL
 
 

@@ -169,6 +169,8 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
 
     # Modes around the decoration must not affect the epilogue: fake tensors, inference mode, autocast.
     with (
+        # The modes of a thread that exports are in a list of all threads. To set them back turns them on here.
+        torch._C._PreserveDispatchKeyGuard(),
         torch._guards.tracing(None),
         _disable_current_modes(),
         torch.inference_mode(False),
