@@ -204,9 +204,8 @@ def _default_of_fp32() -> Iterator[None]:
 
 
 _lock = threading.Lock()
-_defaults: list[
-    torch.dtype
-] = []  # of each decoration that goes on now: the dtype to be set back, the same for all
+_defaults: list[torch.dtype] = []
+"""For each decoration that goes on now the dtype to be set back, which is the same for all."""
 
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
