@@ -142,9 +142,10 @@ def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor 
     if out is not None:
         checks.elementwise(ElementwiseCall(BIAS, z, None, (), (), out))
     mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
-    rows = z.reshape(-1, columns) if z.dim() != 2 else z
+    rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(compute_dtype(z.dtype))
     # Not F.batch_norm: that of torch 2.11 refuses an eps of 0, which these calls take.
-    y = torch.batch_norm(rows, gain, shift, mean, var, False, 0.0, eps, False).view_as(z)
+    y = torch.batch_norm(rows, gain, shift, mean, var, False, 0.0, eps, False)
+    y = y.to(z.dtype).view_as(z)
     return y if out is None else out.copy_(y)
 
 

@@ -53,6 +53,7 @@ def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dynamo imports the modules of what it traces
     spec.loader.exec_module(module)
     return module
 

@@ -23,7 +23,7 @@ EXACT = frozenset(
     words("neg abs relu maximum minimum fmin fmax floor sign clamp clamp_min clamp_max hardtanh copy")
 )
 ROUNDED_ONCE = frozenset(words("add sub mul div sqrt leaky_relu remainder reciprocal"))
-LIBRARY = frozenset(words("tanh sigmoid sin atan erf exp gelu softplus logaddexp pow floor_div"))
+LIBRARY = frozenset(words("tanh sigmoid sin atan erf exp gelu softplus logaddexp pow floor_div floor_divide"))
 # Where an interval's ends do not enclose what lies between them: how fast the function changes at most.
 STEEPEST = {"abs": 1.0, "sin": 1.0, "gelu": 1.13}
 # Where torch or the dual numbers subtract to get the slope: its error is relative to 1, not to itself.
@@ -119,7 +119,7 @@ def _from_ends(step: Step, given: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, 
         start, end = given[0]
         change = torch.where(start == end, 0.0, STEEPEST[step.op] * (end - start)).nan_to_num(0.0)
         low, high = low - change, high + change
-    if step.op in ("div", "reciprocal", "floor_div", "remainder"):
+    if step.op in ("div", "reciprocal", "floor_div", "floor_divide", "remainder"):
         least, most = given[-1]
         sure &= ~((least <= 0) & (most >= 0)) | (least == most)
     is_sharp = torch.stack([(start == end) | start.isnan() for start, end in given]).all(0)

@@ -174,7 +174,7 @@ def test_records_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     merged = tmp_path / "summary.json"
     command(monkeypatch, merged, *runs)
     found = json.loads(merged.read_text())
-    assert found["cases"][str(JOB.case)]["fuse_vs_eager"] == 3.0 and len(found["runs"]) == 3
+    assert found["cases"][str(JOB.case)]["eager_options_vs_eager"] == 3.0 and len(found["runs"]) == 3
     assert '"eager": [2.0, 3.0, 4.0]' in merged.read_text(), "a list of numbers is one line"
     text = (tmp_path / "tables.md").read_text()
     assert "3.000" in text and "## Geometric means" in text
@@ -182,7 +182,7 @@ def test_records_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     again = tmp_path / "again" / "summary.json"
     command(monkeypatch, again, merged, models_of([5.0], tmp_path / "5.json"))
     found = json.loads(again.read_text())
-    assert found["cases"][str(JOB.case)]["fuse_vs_eager"] == 3.5 and len(found["runs"]) == 4
+    assert found["cases"][str(JOB.case)]["eager_options_vs_eager"] == 3.5 and len(found["runs"]) == 4
 
 
 def test_models_of_another_tree_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ COMMAND = [*QUICK, "--cases", "nerf/fp32_highest/inference/2"]
 
 @pytest.mark.slow
 def test_a_run_through_its_processes(tmp_path: Path) -> None:
-    variants = ["--variants", "eager_options", "whole"]
+    variants = ["--variants", "eager_options", "overhead"]
     assert main([*COMMAND, *variants, "--output", str(tmp_path), "--time-budget", "600"]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["schema"], summary["kind"], summary["complete"]) == (2, "models", True)
     assert summary["layers"] == {"nerf": NETWORKS["nerf"].layers}
-    assert summary["skipped"] == {"nerf/fp32_highest/inference/2/graphs": "CUDA graphs need a GPU"}
+    assert summary["skipped"] == {"nerf/fp32_highest/inference/2/overhead": "CUDA graphs need a GPU"}
     assert summary["failed"] == summary["not_reached"] == {} and summary["missed"] == []
     assert summary["selection"]["chosen"] == summary["selection"]["of"] == 2
     ((name, case),) = summary["cases"].items()
@@ -104,10 +104,6 @@ def test_remarks_name_what_failed() -> None:
     figures.add(found, JOB, "failed", "OutOfMemoryError")
     found |= figures.judged(found, quick=False)
     assert models.remarks(found) == [f"FAILED: OutOfMemoryError: {JOB}"]
-    graphs = result([2.0], [1.0], GRAPHS) | {"cuda_graphs": {"captured": 0, "reasons": ["a", "b"]}}
-    figures.add(found, GRAPHS, "result", graphs)
-    found |= figures.judged(found, quick=False)
-    assert f"not captured: {LARGE}: a; b" in models.remarks(found)
 
 
 @pytest.mark.parametrize(
