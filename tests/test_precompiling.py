@@ -18,7 +18,6 @@ from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import cubins, libraries, loading, store
 from epigemm.planning import dry_runs, plans
-from epigemm.planning.gpus import KNOWN
 from epigemm.precompiling import _call, _Wanted
 from tests.support.results import statistics
 from tests.test_results_epilogue_moments import alone
@@ -120,34 +119,6 @@ def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[
     return F.gelu(z), z, (z * z).sum(0)
 
 
-def test_of_several_results_each_matrix_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the product for all kernels, others alone; what is reduced and not stored in fp32 beside 16 bits."""
-    linker = Linker()
-    monkeypatch.setattr(loading, "link_for", linker)
-    epigemm.precompile(several, arch="sm_80", training=True)
-    alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
-    wide = [name.replace("bfloat16", "float32") for name in alone]
-    asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
-    assert [name for name, _ in asked] == [name for name, _ in asked[:3]] * 2
-    for (_, product), *others in (asked[:3], asked[3:]):
-        assert product[:2] == alone and len(product) > 2
-        assert [symbols for _, symbols in others] == [alone, wide]
-    linker.asked.clear()
-    epigemm.precompile(several, arch="sm_80", dtype=torch.float32)
-    alone = ["epigemm_open_elementwise_float32"]
-    product = [*alone, *OF_FP32]
-    assert [symbols for _, symbols, _ in linker.asked] == [product, alone, alone] * 2
-
-
-ALONE = "epigemm_open_elementwise_bfloat16"
-SIZES = [(1, 4096, 4096), (2048, 4096, 4096), (300, 1001, 513)]
-ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]
-
-
-HOPPER = [KNOWN["H100"], KNOWN["H200"]]
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120"])
 def test_sizes_on_other_gpus_than_hopper(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The elementwise kernel, and what the planner chooses on any of them, once, for the architecture."""
     linker = Linker()
@@ -227,9 +198,6 @@ def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
                 "_sm90_" in each for each in asked["mixed_with_product"]
             )
         linker.asked.clear()
-    epigemm.precompile(several, ALIGNED, arch="sm_90")
-    asked = {name.partition(".")[0]: symbols for name, symbols, _ in linker.asked}
-    assert asked and all("_sm90_" in each for symbols in asked.values() for each in symbols)
 
 
 def test_calls_with_column_statistics_take_other_kernels(

@@ -35,7 +35,7 @@ def tables(figures: Mapping[str, Any]) -> list[Table]:
     for variant in VARIANTS.values():
         ratio, pair = variant.ratio, (variant.other, variant.own)
         columns = ["case", "ms", "ratio", "quartiles", "host ms", "device ms", "right"]
-        columns[-1:-1] = ["chains"] * (variant.own == "fuse")
+        columns[-1:-1] = ["chains"] * (variant.own == "eager_options")
         cases = {name: case for name, case in figures["cases"].items() if ratio in case["errors"]}
         rows = [_row(name, case, ratio, pair) for name, case in cases.items()]
         if rows:

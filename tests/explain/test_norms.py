@@ -129,4 +129,4 @@ def test_in_a_fused_model(served: bool, monkeypatch: pytest.MonkeyPatch) -> None
         assert kernels[-1].startswith("epigemm CUDA kernel, mean and variance of the columns")
         assert kernels[-1].endswith("; normalisation and ReLU; the running statistics")
     else:
-        assert kernels[-3:] == ["torch mul", "torch batch_norm", "torch relu"]
+        assert not any("mean and variance" in each for each in kernels)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from benchmarks.harness.runner import Budget
 from epigemm._native import build_info
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.planning import dry_runs
 from tools import cost_table
-from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
-from tools.cost_table import COLUMNS
-from tools.fit_costs import KERNELS, Kernel, Sweep, _judged, _repeats, main
+from tools.cost_functors import PLAIN, PRIMITIVES, random_functors, repeated
+from tools.fit_costs import KERNELS
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)

@@ -16,7 +16,7 @@ from benchmarks.kinds import models
 from benchmarks.models import figures
 from benchmarks.models.jobs import jobs
 from benchmarks.models.registry import NETWORKS
-from tests.benchmarks.models.test_figures import GRAPHS, JOB, LARGE, result
+from tests.benchmarks.models.test_figures import JOB, result
 
 QUICK = ["--models", "--quick", "--device", "cpu"]
 COMMAND = [*QUICK, "--cases", "nerf/fp32_highest/inference/2"]

@@ -213,7 +213,7 @@ def test_random_expressions(trees: dict[str, tuple[Traced, Expression]], tree_fu
             text = differences(wrong, wide, within.low, within.high)
             assert not text, f"{name}, {dtype}: {text}\n{traced.source}"
             told += float(within.is_sharp(sharp).double().mean())
-        assert told >= 0.9 * len(trees)  # what is allowed is next to nothing, but for a few points
+        assert told >= 0.9 * len(learning)  # what is allowed is next to nothing, but for a few points
 
 
 @needs_compiler
@@ -228,7 +228,8 @@ def test_derivatives_of_random_expressions(
         for shape in ((ROWS, COLUMNS), (COLUMNS,), (ROWS, COLUMNS), ())
     ]
     told = 0.0
-    for name, (traced, _) in trees.items():
+    learning = {name: traced for name, (traced, _) in trees.items() if traced.program.has_derivative}
+    for name, traced in learning.items():
         for which, (expected, bound) in enumerate(
             zip(*slopes_and_spread(traced, wide, generator), strict=True)
         ):
@@ -238,4 +239,4 @@ def test_derivatives_of_random_expressions(
             text = differences({"slope": wrong}, [*wide, actual], expected - bound, expected + bound)
             assert not text, f"{name}, by {which}: {text}\n{traced.source}"
             told += float((bound <= 1e-11 * expected.abs().clamp(min=1.0)).double().mean()) / len(wide)
-    assert told >= 0.9 * len(trees)
+    assert told >= 0.9 * len(learning)
