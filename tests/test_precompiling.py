@@ -18,6 +18,7 @@ from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.traced import LinkedEpilogue
 from epigemm.linking import cubins, libraries, loading, store
 from epigemm.planning import dry_runs, plans
+from epigemm.planning.gpus import KNOWN
 from epigemm.precompiling import _call, _Wanted
 from tests.support.results import statistics
 from tests.test_results_epilogue_moments import alone
@@ -119,6 +120,15 @@ def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[
     return F.gelu(z), z, (z * z).sum(0)
 
 
+ALONE = "epigemm_open_elementwise_bfloat16"
+SIZES = [(1, 4096, 4096), (2048, 4096, 4096), (300, 1001, 513)]
+ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]
+
+
+HOPPER = [KNOWN["H100"], KNOWN["H200"]]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120"])
 def test_sizes_on_other_gpus_than_hopper(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The elementwise kernel, and what the planner chooses on any of them, once, for the architecture."""
     linker = Linker()

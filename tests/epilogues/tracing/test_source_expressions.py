@@ -213,7 +213,7 @@ def test_random_expressions(trees: dict[str, tuple[Traced, Expression]], tree_fu
             text = differences(wrong, wide, within.low, within.high)
             assert not text, f"{name}, {dtype}: {text}\n{traced.source}"
             told += float(within.is_sharp(sharp).double().mean())
-        assert told >= 0.9 * len(learning)  # what is allowed is next to nothing, but for a few points
+        assert told >= 0.9 * len(trees)  # what is allowed is next to nothing, but for a few points
 
 
 @needs_compiler
