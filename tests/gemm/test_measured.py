@@ -351,12 +351,14 @@ def test_lookups_beside_loads() -> None:
 
 
 def test_asking_does_not_slow_down_with_the_table() -> None:
-    """A lookup is a hash, not a walk: 20000 choices cost a question no more than twice its time."""
+    """A lookup is a hash, not a walk: 20000 choices cost a question no more than twice its time.
 
-    def seconds() -> float:
+    Other processes only make a time longer, in either half of a turn: one turn of five decides.
+    """
+    many = [replace(BASE, n=8 * i, k=8) for i in range(1, 20001)]
+
+    def seconds(choices: list[Entry]) -> float:
+        measured.install(DEVICE, choices)
         return min(timeit.repeat(lambda: ask(BASE), number=100, repeat=7))
 
-    measured.install(DEVICE, [BASE])
-    few = seconds()
-    measured.install(DEVICE, [replace(BASE, n=8 * i, k=8) for i in range(1, 20001)])
-    assert seconds() < 2 * few
+    assert any(seconds(many) < 2 * seconds([BASE]) for _ in range(5))
