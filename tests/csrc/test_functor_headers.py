@@ -1,4 +1,4 @@
-"""The functor headers under plain g++: no torch, no CUTLASS, no CUDA, and the values that the reference has."""
+"""The functor headers under plain g++: no torch, no CUTLASS, no CUDA. `test_functors` has their values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from epigemm.epilogues.registry import EPILOGUES
-from tests.support import pages, reference
-from tests.support.arithmetic import FP32, FP64, Arithmetic
-from tests.support.cases import REGISTRY, Operands
+from tests.support import pages
+from tests.support.cases import REGISTRY
 from tests.support.functors import COMPILER, CSRC
 
 pytestmark = [
@@ -22,11 +21,6 @@ pytestmark = [
 ]
 
 NUMBERS = [-750.0, -104.5, -88.8, -20.0, -1.5, -0.25, -1e-6, 0.0, 1e-6, 0.3, 1.0, 7.5, 40.0, 88.7, 300.0, 1e4]
-OPERANDS = [
-    (1.5, 2.0, -0.75),
-    (-3.0, -0.5, 0.25),
-    (0.0, 1.0, 0.0),
-]  # taken in turn for whatever follows the accumulator
 
 
 def functors() -> dict[str, str]:
@@ -34,36 +28,15 @@ def functors() -> dict[str, str]:
     return dict(re.findall(r"^EPIGEMM_EPILOGUE\((\w+), (\w+), \w+\)$", text, re.M))
 
 
-def program() -> str:
-    """Prints, for float and double, every functor's value at every number and operand set."""
-    lines = ["#include <cstdio>", '#include "epilogue/operands.h"']
-    lines += [f'#include "epilogue/{name}.h"' for name in functors()]
-    lines += ["template <class T> void print() {"]
-    for name, functor in functors().items():
-        arity = len(REGISTRY[name]["operands"]) - 1
-        lines.append(f"  static_assert(epigemm::{functor}::operands.size() == {arity + 1});")
-        for operands in OPERANDS:
-            for number in NUMBERS:
-                given = ", ".join(f"T({value!r})" for value in (number, *operands[:arity]))
-                lines.append(f'  std::printf("%.17g\\n", double(epigemm::{functor}::apply({given})));')
-    lines += ["}", "int main() { print<float>(); print<double>(); }"]
-    return "\n".join(lines)
-
-
 def compile_command(source: Path, *options: str) -> list[str]:
     assert COMPILER is not None
     return [COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", *options, str(source)]
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("functors") / "functors.cpp"
-    path.write_text(program())
-    return path
-
-
-def test_headers_need_nothing_but_the_standard_library(source: Path) -> None:
+def test_headers_need_nothing_but_the_standard_library(tmp_path: Path) -> None:
     """Neither torch nor CUTLASS nor CUDA headers are on the include path, nor reached."""
+    source = tmp_path / "functors.cpp"
+    source.write_text("".join(f'#include "epilogue/{name}.h"\n' for name in functors()))
     run = subprocess.run(compile_command(source, "-M"), check=True, capture_output=True, text=True)
     for path in run.stdout.replace("\\\n", " ").split():
         assert not re.search(r"cutlass|cute/|cuda|/torch/|ATen", path), path
@@ -74,45 +47,6 @@ def test_each_header_stands_alone(tmp_path: Path) -> None:
         single = tmp_path / f"{name}.cpp"
         single.write_text(f'#include "epilogue/{name}.h"\n')
         subprocess.run(compile_command(single, "-fsyntax-only"), check=True, capture_output=True)
-
-
-def expected_values(name: str, arithmetic: Arithmetic) -> reference.Bounded:
-    """The reference at the same points, each operand set in turn."""
-    kinds = [operand["kind"] for operand in REGISTRY[name]["operands"][1:]]
-    names = [operand.get("name") for operand in REGISTRY[name]["operands"][1:]]
-    acc = torch.tensor(NUMBERS, dtype=torch.float64).to(arithmetic.dtype).double()
-    exact = reference.Bounded(acc, torch.zeros_like(acc))
-    parts = []
-    for values in OPERANDS:
-        operands = Operands()
-        for kind, operand, value in zip(kinds, names, values, strict=False):
-            vector = torch.full((len(NUMBERS),), value, dtype=torch.float64)
-            if kind == "scalar":
-                operands.scalars.append(value)
-            elif operand == "bias":
-                operands.bias = vector
-            else:
-                operands.tensors.append(vector)
-        parts.append(reference.after_epilogue(name, exact, operands, arithmetic))
-    return reference.Bounded(
-        torch.cat([part.expected for part in parts]), torch.cat([part.tolerance for part in parts])
-    )
-
-
-def test_values(source: Path) -> None:
-    binary = source.with_suffix("")
-    subprocess.run(compile_command(source, "-O2", "-o", str(binary)), check=True, capture_output=True)
-    run = subprocess.run([str(binary)], check=True, capture_output=True, text=True)
-    values = [float(line) for line in run.stdout.split()]
-    assert not any(math.isnan(value) for value in values)
-    block = len(NUMBERS) * len(OPERANDS)
-    position = 0
-    for arithmetic in (FP32, FP64):
-        for name in functors():
-            actual = torch.tensor(values[position : position + block], dtype=torch.float64)
-            position += block
-            reference.assert_within(actual.to(arithmetic.dtype), expected_values(name, arithmetic))
-    assert position == len(values)
 
 
 def test_the_functor_of_the_page(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ STEPS = 8
 """Errors of functions such as exp and erf are at most so many roundings."""
 
 
-class _Off(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Off(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The `at`-th operation's result is off, in one direction or the other. `at` of -1 counts operations."""
 
     def __init__(self, dtype: torch.dtype, *, is_gpu: bool, at: int = -1, sign: int = 1) -> None:
@@ -79,17 +79,17 @@ def bounded(op: Op, arguments: Arguments, dtype: torch.dtype) -> tuple[list[Tens
     given = wide(arguments)
     is_gpu = any(value.is_cuda for value in given.values() if isinstance(value, Tensor))
 
-    def run(mode: _Off) -> list[Tensor]:
+    def run(mode: Off) -> list[Tensor]:
         with torch.no_grad(), mode:
             return [each.detach().clone() for each in results_of(op.reference(**given))]
 
-    counting = _Off(dtype, is_gpu=is_gpu)
+    counting = Off(dtype, is_gpu=is_gpu)
     expected = run(counting)
     allowed = [
         _rounding(result.dtype(dtype), each) for result, each in zip(op.results, expected, strict=True)
     ]
     for at in range(counting.count):
-        both = [run(_Off(dtype, is_gpu=is_gpu, at=at, sign=sign)) for sign in (1, -1)]
+        both = [run(Off(dtype, is_gpu=is_gpu, at=at, sign=sign)) for sign in (1, -1)]
         for number, (result, want) in enumerate(zip(op.results, expected, strict=True)):
             if not want.is_floating_point():
                 continue

@@ -1,0 +1,170 @@
+"""What kernels call, of every functor of the package and of 200 random programs, under g++ against PyTorch in float64.
+
+The text is that which NVRTC gets, with the host's meaning of CUDA's keywords.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm.epilogues import formulas
+from epigemm.epilogues.declaring import OperandSpec, Traced, own, traced
+from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, slots_of
+from epigemm.epilogues.registry import EPILOGUES
+from epigemm.epilogues.tracing.source import prelude
+from tests.ops.bounds import Off
+from tests.support.functors import COMPILER
+from tools.random_functions import Made
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+POINTS, RANDOM, LIBRARIES = 64, 200, 4
+PARTS = ("operand", "apply", "apply_double", "slope_double")
+KEYWORDS = {
+    "__CUDACC__": "1",
+    "__host__": "",
+    "__device__": "",
+    "__noinline__": "",
+    "__forceinline__": "inline",
+}
+PROBE = """
+#define EPIGEMM_PROBE(name) \\
+  extern "C" void probe_##name(const double* given, double* out, long n) { \\
+    constexpr int kIn = 1 + epigemm::open::kSlots, kOut = kIn + 2; \\
+    for (long i = 0; i < n; ++i, given += kIn, out += kOut) { \\
+      const double* const v = given + 1; \\
+      out[0] = name::epigemm_apply(*given, EPIGEMM_VALUES_IN(v)); \\
+      out[1] = name::epigemm_apply_double(*given, EPIGEMM_VALUES_IN(v)); \\
+      for (int slot = -1; slot < kIn - 1; ++slot) \\
+        out[3 + slot] = name::epigemm_slope_double(*given, EPIGEMM_VALUES_IN(v), slot); \\
+    } \\
+  }
+"""
+
+
+class Functor(NamedTuple):
+    """One functor: its text for kernels, the kinds of its operands, and PyTorch's function of acc and these."""
+
+    text: str
+    kinds: tuple[str, ...]
+    function: Callable[..., Tensor]
+
+
+def of_program(program: Traced) -> Functor:
+    # What `program.kernel_source` puts behind the headers.
+    whole = program.kernel_source([1] * len(program.kinds), PARTS)
+    return Functor(whole.removeprefix(prelude()), program.kinds, program.reference)
+
+
+def of_library() -> dict[str, Functor]:
+    """The functors of csrc/epilogue, and the programs of the package."""
+    built_in = {
+        name: Functor(
+            f"EPIGEMM_LINKED_FUNCTOR(epigemm::{each.functor}, float)",
+            tuple(operand.kind for operand in each.operands[1:]),
+            lambda acc, *given, each=each: each.evaluate(acc, given),
+        )
+        for name, each in EPILOGUES.items()
+    }
+    return built_in | {name: of_program(own(name)) for name in formulas.FORMULAS}
+
+
+def random_function(seed: int) -> Functor:
+    made = Made(seed)
+    operands = tuple(OperandSpec(ANNOTATIONS[kind], f"o{place}") for place, kind in enumerate(made.kinds))
+
+    def function(*values: Tensor) -> Tensor:
+        found = [*values]
+        for (operator, *_), inputs in made.steps:
+            found.append(operator(*(found[place] for place in inputs)))
+        return found[-1]
+
+    return of_program(traced(function, operands, f"random_{seed}", __file__))
+
+
+class Library:
+    """Functors, compiled together."""
+
+    def __init__(self, functors: Mapping[str, Functor], folder: Path) -> None:
+        assert COMPILER is not None
+        headers = prelude("open/functor.h", *(f"epilogue/{name}.h" for name in EPILOGUES))
+        names = "".join(
+            f"namespace {name} {{\n{each.text}\n}}\nEPIGEMM_PROBE({name})\n"
+            for name, each in functors.items()
+        )
+        # Each functor's functions have one name; here they are in namespaces.
+        text = f"{headers}{PROBE}{names}".replace('extern "C" __device__', "static")
+        defined = [f"#define {name} {value}" for name, value in KEYWORDS.items()]
+        source = folder / "functors.cpp"
+        source.write_text("\n".join(["#include <cstdint>", *defined, text]))
+        path = source.with_suffix(".so")
+        options = ["-std=c++17", "-O0", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
+        command = [COMPILER, *options, str(source), "-o", str(path)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr[:4000]
+        self._loaded = ctypes.CDLL(str(path))
+
+    def __call__(self, name: str, given: Tensor) -> Tensor:
+        """Of values `[n, 1 + slots]`: in fp32, in fp64, and the slopes."""
+        out = torch.empty(len(given), 3 + len(SLOTS), dtype=torch.float64)
+        pointers = (ctypes.c_void_p(each.data_ptr()) for each in (given, out))
+        getattr(self._loaded, f"probe_{name}")(*pointers, ctypes.c_long(len(given)))
+        return out
+
+
+def points(count: int, rng: torch.Generator) -> list[Tensor]:
+    """Numbers of fp32, none of them near 0."""
+    signs = torch.randint(2, (count, POINTS), generator=rng) * 2.0 - 1.0
+    return [*(signs * (0.25 + 2 * torch.rand(count, POINTS, generator=rng))).double()]
+
+
+def allowed(run: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+    """How far the value may be off in this type: what errors of the function's operations, one by one, do to it."""
+    with torch.no_grad(), Off(dtype, is_gpu=False) as counting:
+        want = run().clone()
+    total = 2 * torch.finfo(dtype).eps * want.abs()
+    for at in range(counting.count):
+        for sign in (1, -1):
+            with torch.no_grad(), Off(dtype, is_gpu=False, at=at, sign=sign):
+                total += (run() - want).abs()
+    return total + torch.finfo(dtype).tiny
+
+
+def check(name: str, functor: Functor, library: Library) -> None:
+    """Both values, and the slope by every input that PyTorch's function reads."""
+    inputs = [
+        each.requires_grad_() for each in points(1 + len(functor.kinds), torch.Generator().manual_seed(7))
+    ]
+    given = torch.zeros(POINTS, 1 + len(SLOTS), dtype=torch.float64)
+    places = [0, *(1 + slot for slot in slots_of(functor.kinds))]
+    given[:, places] = torch.stack([each.detach() for each in inputs], 1)
+    found = library(name, given)
+    want = functor.function(*inputs)
+    for value, dtype in ((found[:, 0], torch.float32), (found[:, 1], torch.float64)):
+        off = (value - want.detach()).abs() / allowed(lambda: functor.function(*inputs), dtype)
+        assert bool((off <= 1).all()), f"{name}, {dtype}: {float(off.max()):.3g} times what is allowed"
+    slopes: tuple[Any, ...] = (None,) * len(inputs)
+    if want.requires_grad:
+        slopes = torch.autograd.grad(want.sum(), inputs, allow_unused=True)
+    for place, slope in zip(places, slopes, strict=True):
+        expected = torch.zeros(POINTS, dtype=torch.float64) if slope is None else slope
+        torch.testing.assert_close(
+            found[:, 2 + place], expected, rtol=1e-10, atol=1e-10, msg=lambda m: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize("part", range(1 + LIBRARIES))
+def test_values_and_slopes(part: int, tmp_path: Path) -> None:
+    """First those of the package, then random ones."""
+    seeds = range(part - 1, RANDOM, LIBRARIES)
+    functors = of_library() if part == 0 else {f"random_{seed}": random_function(seed) for seed in seeds}
+    library = Library(functors, tmp_path)
+    for name, functor in functors.items():
+        check(name, functor, library)
