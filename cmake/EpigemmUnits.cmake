@@ -37,29 +37,6 @@ if(NOT EPIGEMM_WITH_CUDA)
 endif()
 epigemm_objects(epigemm_core SOURCES ${core_sources} ${launch_sources})
 
-# --- CPU kernels: the same file once per x86-64 level, chosen at run time -----------------------------------------
-# Neither flag changes a value: both only let comparisons and square roots vectorise. NaN and infinity stay exact.
-set(cpu_flags -O3 -fno-math-errno -fno-trapping-math)
-set(cpu_levels baseline)
-set(cpu_flags_x86_64_v3 -mavx2 -mfma -mf16c -mbmi2)
-set(cpu_flags_x86_64_v4 ${cpu_flags_x86_64_v3} -mavx512f -mavx512dq -mavx512bw -mavx512vl)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  list(APPEND cpu_levels x86_64_v3 x86_64_v4)
-endif()
-
-file(GLOB cpu_sources CONFIGURE_DEPENDS "${csrc}/cpu/*.cpp")
-set(cpu_kernels "${csrc}/cpu/kernels.cpp")
-list(REMOVE_ITEM cpu_sources "${cpu_kernels}")
-epigemm_objects(epigemm_cpu SOURCES ${cpu_sources})
-target_compile_options(epigemm_cpu PRIVATE ${cpu_flags})
-foreach(level IN LISTS cpu_levels)
-  epigemm_objects(epigemm_cpu_${level} SOURCES "${cpu_kernels}")
-  target_compile_definitions(epigemm_cpu_${level} PRIVATE EPIGEMM_CPU_LEVEL=${level})
-  target_compile_options(epigemm_cpu_${level} PRIVATE ${cpu_flags} ${cpu_flags_${level}})
-  string(TOUPPER "EPIGEMM_CPU_HAS_${level}" has)
-  target_compile_definitions(epigemm_cpu PRIVATE ${has}=1)
-endforeach()
-
 # --- the binding: torch's stable ABI ------------------------------------------------------------------------------
 set(EPIGEMM_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" EPIGEMM_TORCH_HEADERS "${EPIGEMM_TORCH_VERSION}")

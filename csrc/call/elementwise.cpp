@@ -83,7 +83,7 @@ Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& 
   problem.n = extent.columns;
   if (x.dim == 0) return Answer::DoesNotFit;
   if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
-  if (!has_elementwise(call.epilogue, x.is_cuda()) || !are_rows_countable(problem)) return Answer::ByReference;
+  if (!x.is_cuda() || !are_rows_countable(problem)) return Answer::ByReference;
   const bool is_out_contiguous = !call.out || call.out->is_contiguous();
   if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
   open::Kernels kernels;
@@ -107,7 +107,7 @@ bool are_dense(const EpilogueInfo& epilogue, const GivenOperands& operands) {
 }
 
 bool sums_fit(const Tensor& sums, const Tensor& x) {
-  return x.is_cuda() && x.dim > 0 && sums.dim == 1 && sums.sizes[0] == columns_of(x) && sums.is_contiguous() &&
+  return x.dim > 0 && sums.dim == 1 && sums.sizes[0] == columns_of(x) && sums.is_contiguous() &&
          sums.element == x.element && sums.is_beside(x);
 }
 
@@ -133,18 +133,17 @@ std::string launch_derivative(const DerivativeProblem& problem, const Tensor& x,
 }
 #endif
 
-bool run_derivative(DerivativeProblem& problem, const Tensor& x, const Tensor* sums, Torch& torch, void* stream) {
+// False after torch.raise().
+bool run_derivative([[maybe_unused]] const DerivativeProblem& problem, [[maybe_unused]] const Tensor& x,
+                    [[maybe_unused]] const Tensor* sums, Torch& torch) {
 #if EPIGEMM_WITH_CUDA
-  if (x.is_cuda()) {
-    problem.stream = stream;
-    const std::string error = launch_derivative(problem, x, sums);
-    if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
-    return error.empty();
-  }
+  const std::string error = launch_derivative(problem, x, sums);
+  if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
+  return error.empty();
+#else
+  torch.raise(kNoCuda);
+  return false;
 #endif
-  (void)x, (void)sums, (void)stream;
-  torch.run_derivative_on_cpu(problem);
-  return true;
 }
 
 }  // namespace
@@ -158,8 +157,9 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   problem.epilogue = call.epilogue;
   const Tensor& x = *call.x;
   if (!fits(call, &problem)) return Answer::DoesNotFit;
+  if (!x.is_cuda()) return Answer::ByReference;
   void* stream = nullptr;
-  if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
+  if (!torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   if (x.numel() == 0) return Answer::Done;
@@ -177,7 +177,7 @@ Answer derivative(const DerivativeCall& call, Torch& torch) {
   constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
   const Tensor &x = *call.x, &grad = *call.grad;
   if (!is_ready(x)) return Answer::NotReady;
-  if (elementwise_kernels(call.epilogue, x.element).count > 0) return Answer::NotPlain;
+  if (!x.is_cuda() || elementwise_kernels(call.epilogue, x.element).count > 0) return Answer::NotPlain;
   DerivativeProblem problem;
   problem.epilogue = call.epilogue;
   if (!grad.has_sizes_of(x) || grad.element != x.element || !grad.is_beside(x)) return Answer::DoesNotFit;
@@ -191,14 +191,13 @@ Answer derivative(const DerivativeCall& call, Torch& torch) {
   if (problem.dimensions == 0) problem.sizes[problem.dimensions++] = 1;
   problem.grad = grad.data;
   if (call.sums && !can_sum_columns(problem)) return Answer::NotReadable;
-  void* stream = nullptr;
-  if (x.is_cuda() && !torch.stream(&stream)) return Answer::NotReady;
+  if (!torch.stream(&problem.stream)) return Answer::NotReady;
   if (call.sums && !prepare_sums(&problem, torch)) return Answer::NoMemory;
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   problem.out = out.data;
   if (x.numel() == 0) return Answer::Done;
-  return run_derivative(problem, x, call.sums, torch, stream) ? Answer::Done : Answer::Raised;
+  return run_derivative(problem, x, call.sums, torch) ? Answer::Done : Answer::Raised;
 }
 
 }  // namespace epigemm::call

@@ -14,8 +14,6 @@ struct Functions {
   Answer (*recorder_of)(const LinearCall& call);
   void (*read_slices)(int64_t bits, LinearCall* call);
   std::string (*read_forced)(const int64_t* numbers, std::size_t count, bool is_pair, ForcedPlan* forced);
-  void (*run_on_cpu)(const ElementwiseProblem& problem);
-  void (*run_derivative_on_cpu)(const DerivativeProblem& problem);
 };
 
 }  // namespace epigemm::call

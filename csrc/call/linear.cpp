@@ -9,7 +9,6 @@
 #include "call/operands.h"
 #include "call/prepare.h"
 #include "call/record.h"
-#include "elementwise/kernels.h"
 #include "epilogue/builtin.h"
 #include "gemm/grid.h"
 #include "gemm/launch.h"
@@ -125,13 +124,14 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
 }
 
 // The reason why the plan cannot be run at all, or Done.
-Answer look_at_plan(const LinearCall& call, const Problem& problem, const Decision& decision) {
+Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
+  const Problem& problem = prepared.problem;
   if (decision.plan.is_fused()) return Answer::Done;
   if (call.weight2) return Answer::NoPair;
   if (call.stored) return Answer::NotFused;
   if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
-  const bool has_kernel = has_elementwise(call.epilogue, call.x->is_cuda()) && are_rows_countable(problem);
-  return has_kernel ? Answer::Done : Answer::ByReference;
+  if (does_everything(call, problem, gemm_of(call, prepared))) return Answer::Done;
+  return call.x->is_cuda() && are_rows_countable(problem) ? Answer::Done : Answer::ByReference;
 }
 
 // A reason that Python has to deal with before the plan is run, or Done.
@@ -202,7 +202,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   const open::KernelNames names = kernels_of(problem, decision.plan);
   if (record) fill(record, call, prepared, decision, names);
   if (prepares != Answer::Done) return prepares;
-  if (const Answer answer = look_at_plan(call, problem, decision); answer != Answer::Done) return answer;
+  if (const Answer answer = look_at_plan(call, prepared, decision); answer != Answer::Done) return answer;
   Resources resources;
   resources.is_linked = names.count > 0;
   const bool is_linked = link::find(call.epilogue, problem.device.capability, names, &resources.kernels);

@@ -6,8 +6,6 @@
 #include <limits>
 #include <string>
 
-#include "elementwise/problem.h"
-
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
 #include "elementwise/launch.h"
@@ -129,33 +127,30 @@ bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
   values[0] = {problem.multiplier, 1, 0};
   values[1] = {problem.offset, 1, 0};
 #if EPIGEMM_WITH_CUDA
-  if (x.is_cuda()) {
-    problem.device = x.device;
-    const char* const refused = fold_cuda(problem);
-    if (refused) torch.raise((std::string("the kernel of the fold could not be launched: ") + refused).c_str());
-    return !refused;
-  }
+  problem.device = x.device;
+  const char* const refused = fold_cuda(problem);
+  if (refused) torch.raise((std::string("the kernel of the fold could not be launched: ") + refused).c_str());
+  return !refused;
+#else
+  torch.raise(kNoCuda);
+  return false;
 #endif
-  (void)torch;
-  fold_cpu(problem);
-  return true;
 }
 
 bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream) {
   simplify(problem);
 #if EPIGEMM_WITH_CUDA
-  if (x.is_cuda()) {
-    problem.multiprocessors = cuda::device(x.device).multiprocessors;
-    problem.stream = stream;
-    cuda::launch(problem);
-    const std::string error = cuda::last_error();
-    if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
-    return error.empty();
-  }
-#endif
+  problem.multiprocessors = cuda::device(x.device).multiprocessors;
+  problem.stream = stream;
+  cuda::launch(problem);
+  const std::string error = cuda::last_error();
+  if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
+  return error.empty();
+#else
   (void)x, (void)stream;
-  torch.run_on_cpu(problem);
-  return true;
+  torch.raise(kNoCuda);
+  return false;
+#endif
 }
 
 bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
@@ -176,7 +171,7 @@ bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, con
   return !refused;
 #else
   (void)problem, (void)kernel, (void)x, (void)out, (void)stream;
-  torch.raise("epigemm was built without CUDA");
+  torch.raise(kNoCuda);
   return false;
 #endif
 }

@@ -2,8 +2,11 @@
 #pragma once
 
 #include "call/linear.h"
+#include "elementwise/problem.h"
 
 namespace epigemm::call {
+
+constexpr char kNoCuda[] = "epigemm was built without CUDA";
 
 // The shape of a call's result as a matrix. Operands are broadcast to it.
 struct Extent {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "call/tensor.h"
-#include "elementwise/problem.h"
 
 namespace epigemm::call {
 
@@ -46,9 +45,6 @@ class Torch {
   virtual bool gemm(Gemm gemm, int bias, Tensor* result) = 0;
   // PyTorch's current stream on x's device. False if there is none.
   virtual bool stream(void** stream) = 0;
-  // Runs an elementwise problem on a CPU, on PyTorch's threads.
-  virtual void run_on_cpu(const ElementwiseProblem& problem) = 0;
-  virtual void run_derivative_on_cpu(const DerivativeProblem& problem) = 0;
   // Makes the call end with a RuntimeError.
   virtual void raise(const char* message) = 0;
   // For a dry run: the record of what would be launched.

@@ -52,6 +52,5 @@ EPIGEMM_HOST_DEVICE FoldedColumn fold_column(const FoldProblem& p, int64_t colum
 
 // Returns nullptr, or what was refused and why.
 const char* fold_cuda(const FoldProblem& problem);
-void fold_cpu(const FoldProblem& problem);
 
 }  // namespace epigemm

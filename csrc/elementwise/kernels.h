@@ -8,9 +8,6 @@
 
 namespace epigemm {
 
-// Whether there is such a kernel. Where there is none, PyTorch's operators compute the epilogue.
-bool has_elementwise(EpilogueId epilogue, bool is_on_gpu);
-
 // The open kernel into which the epilogue has to be linked, for x of that element type; none where a compiled one
 // exists.
 open::KernelNames elementwise_kernels(EpilogueId epilogue, ElementType element);

@@ -1,4 +1,4 @@
-// D = epilogue(x), element by element: the arguments that the binding passes to the CUDA kernels and to the CPU loop.
+// D = epilogue(x), element by element: the arguments that the binding passes to the CUDA kernels.
 #pragma once
 
 #include "device/element.h"
@@ -22,8 +22,8 @@ struct ElementwiseProblem {
   void* out = nullptr;
   const void* x = nullptr;
   OperandValue operands[kMaxBuiltinOperands];
-  int multiprocessors = 0;  // 0 on a CPU
-  void* stream = nullptr;   // cudaStream_t
+  int multiprocessors = 0;
+  void* stream = nullptr;  // cudaStream_t
 
   int64_t elements() const {
     int64_t product = 1;

@@ -4,16 +4,14 @@
 //
 //   static constexpr auto operands = operand_list(accumulator(), per_column("bias"), scalar("scale"));
 //
-// From that one list the open kernels derive their slots (open/functor.h), the elementwise CUDA kernel its loads, the
-// CPU loop its buffers and the torch binding its argument checks.
+// From that one list the open kernels derive their slots (open/functor.h), the elementwise CUDA kernel its loads and
+// the torch binding its argument checks.
 #pragma once
 
 #if defined(__CUDACC__)
 #define EPIGEMM_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-// always_inline: the CPU kernels are compiled once per instruction set; an out-of-line copy of a functor, merged by the
-// linker across those units, could hand AVX-512 code to a machine without it.
-#define EPIGEMM_HOST_DEVICE inline __attribute__((always_inline))
+#define EPIGEMM_HOST_DEVICE inline
 #endif
 
 namespace epigemm {

@@ -40,9 +40,8 @@ struct EpilogueInfo {
   bool has_store = false;   // whether it has a second value for each element (csrc/open/contract.h)
 };
 
-// Whether the package has compiled kernels that compute the epilogue without a product: forward, derivative, and the
-// CPU's loop. It has them for the built-in epilogues. For others they are linked, or PyTorch's operators are called
-// instead.
+// Whether the package has compiled kernels that compute the epilogue without a product, and its derivative. It has them
+// for the built-in epilogues. For others they are linked.
 bool has_compiled_elementwise(EpilogueId id);
 
 const EpilogueInfo* epilogues();                   // the built-in ones, in the order of registry.def

@@ -6,12 +6,6 @@
 namespace epigemm::python {
 namespace {
 
-// Releases the GIL while a loop runs.
-struct Released {
-  PyThreadState* const thread = PyEval_SaveThread();
-  ~Released() { PyEval_RestoreThread(thread); }
-};
-
 // Clears an out-of-memory error (torch.OutOfMemoryError is a RuntimeError). Other errors, such as KeyboardInterrupt,
 // stay set for the caller.
 void forget_shortage() {
@@ -163,16 +157,6 @@ bool PythonTorch::stream(void** stream) {
     return false;
   }
   return true;
-}
-
-void PythonTorch::run_on_cpu(const ElementwiseProblem& problem) {
-  const Released released;
-  state.functions->run_on_cpu(problem);
-}
-
-void PythonTorch::run_derivative_on_cpu(const DerivativeProblem& problem) {
-  const Released released;
-  state.functions->run_derivative_on_cpu(problem);
 }
 
 void PythonTorch::raise(const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }

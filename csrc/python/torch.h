@@ -25,8 +25,6 @@ class PythonTorch final : public call::Torch {
   void* workspace(int64_t bytes) override;
   bool gemm(call::Gemm gemm, int bias, call::Tensor* result) override;
   bool stream(void** stream) override;
-  void run_on_cpu(const ElementwiseProblem& problem) override;
-  void run_derivative_on_cpu(const DerivativeProblem& problem) override;
   void raise(const char* message) override;
 
   // The call's return value: the result, the reason why there is none, or null after an error.

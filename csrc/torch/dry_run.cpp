@@ -23,8 +23,6 @@ class DryTorch final : public call::Torch {
   void* workspace(int64_t) override { return nullptr; }
   bool gemm(call::Gemm, int, call::Tensor*) override { return false; }
   bool stream(void**) override { return false; }
-  void run_on_cpu(const ElementwiseProblem&) override {}
-  void run_derivative_on_cpu(const DerivativeProblem&) override {}
   void raise(const char* message) override { refused = message; }
   call::Record* record() override { return &noted; }
 };

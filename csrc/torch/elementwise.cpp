@@ -1,14 +1,10 @@
-// epigemm::_derivative_out and _fold_batch_norm_out, on CPU and CUDA.
-#include <torch/csrc/stable/c/shim.h>
-
-#include "cpu/kernels.h"
+// epigemm::_derivative_out and _fold_batch_norm_out.
 #include "elementwise/fold.h"
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
 #include "elementwise/launch.h"
-#endif
 
 namespace epigemm::binding {
 namespace {
@@ -63,17 +59,6 @@ DerivativeProblem make_derivative(const Name& epilogue, const TensorView& grad, 
   return problem;
 }
 
-void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
-  check_code(torch_parallel_for(begin, end, grain, body, context));
-}
-
-void derivative_out_cpu(const Name& epilogue, const TensorView& grad, const TensorView& x,
-                        const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                        const List<double>& scalars, const TensorView& out) {
-  const DerivativeProblem problem = make_derivative(epilogue, grad, x, bias, operands, scalars, out);
-  if (problem.elements() > 0) cpu::run_derivative(problem, &parallel_for);
-}
-
 FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
                       const std::optional<TensorView>& running_mean, const std::optional<TensorView>& running_var,
                       const std::optional<TensorView>& bn_weight, const std::optional<TensorView>& bn_bias, double eps,
@@ -97,23 +82,14 @@ FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional
   return problem;
 }
 
-void fold_batch_norm_out_cpu(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
-                             const std::optional<TensorView>& running_mean,
-                             const std::optional<TensorView>& running_var, const std::optional<TensorView>& bn_weight,
-                             const std::optional<TensorView>& bn_bias, double eps, const TensorView& out) {
-  fold_cpu(make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out));
-}
-
-#if EPIGEMM_WITH_CUDA
-
 void check_launched() {
   const std::string error = cuda::last_error();
   check(error.empty(), "the kernel could not be launched: ", error);
 }
 
-void derivative_out_cuda(const Name& epilogue, const TensorView& grad, const TensorView& x,
-                         const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                         const List<double>& scalars, const TensorView& out) {
+void derivative_out(const Name& epilogue, const TensorView& grad, const TensorView& x,
+                    const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                    const List<double>& scalars, const TensorView& out) {
   DerivativeProblem problem = make_derivative(epilogue, grad, x, bias, operands, scalars, out);
   if (problem.elements() == 0) return;
   const int device = x.device();
@@ -123,10 +99,10 @@ void derivative_out_cuda(const Name& epilogue, const TensorView& grad, const Ten
   check_launched();
 }
 
-void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
-                              const std::optional<TensorView>& running_mean,
-                              const std::optional<TensorView>& running_var, const std::optional<TensorView>& bn_weight,
-                              const std::optional<TensorView>& bn_bias, double eps, const TensorView& out) {
+void fold_batch_norm_out(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
+                         const std::optional<TensorView>& running_mean, const std::optional<TensorView>& running_var,
+                         const std::optional<TensorView>& bn_weight, const std::optional<TensorView>& bn_bias,
+                         double eps, const TensorView& out) {
   FoldProblem problem = make_fold(bias, scale, running_mean, running_var, bn_weight, bn_bias, eps, out);
   const int device = out.device();
   const CurrentDevice guard(device);
@@ -136,19 +112,11 @@ void fold_batch_norm_out_cuda(const std::optional<TensorView>& bias, const std::
   check(!refused, "the kernel could not be launched: ", refused ? refused : "");
 }
 
-#endif
-
 }  // namespace
 }  // namespace epigemm::binding
 
-STABLE_TORCH_LIBRARY_IMPL(epigemm, CPU, m) {
-  m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out_cpu));
-  m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cpu));
-}
-
-#if EPIGEMM_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
-  m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out_cuda));
-  m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out_cuda));
+  m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out));
+  m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out));
 }
 #endif

@@ -18,8 +18,6 @@ int64_t call_functions() {
       /*recorder_of=*/&call::recorder_of,
       /*read_slices=*/&call::read_slices,
       /*read_forced=*/&call::read_forced,
-      /*run_on_cpu=*/&run_on_cpu,
-      /*run_derivative_on_cpu=*/&run_derivative_on_cpu,
   };
   return reinterpret_cast<int64_t>(&functions);
 }

@@ -1,7 +1,6 @@
 // epigemm::_build_info, _registry and _cuda_status: a description of this binary, as JSON.
 #include <algorithm>
 
-#include "cpu/kernels.h"
 #include "epilogue/builtin.h"
 #include "gemm/launch.h"
 #include "gemm/planner/family.h"
@@ -76,8 +75,7 @@ std::string build_info() {
        << "\", \"gemm_kernels\": " << gemm_kernels() << ", \"tiles_fingerprint\": \"" << measured::tiles_fingerprint()
        << "\", \"families\": {";
   for (int id = 0; id < kFamilyCount; ++id) write_family(json, static_cast<FamilyId>(id));
-  json << "}"
-       << ", \"cpu_level\": \"" << cpu::level() << "\"}";
+  json << "}}";
   return json.str();
 }
 

@@ -2,14 +2,8 @@
 
 #include <dlfcn.h>
 
-#include "cpu/kernels.h"
-
 namespace epigemm::binding {
 namespace {
-
-void parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
-  check_code(torch_parallel_for(begin, end, grain, body, context));
-}
 
 // PyTorch's GEMMs with an `out`, by the C functions that its compiled programs call. Not through the dispatcher,
 // because the stable ABI cannot pass the Scalar arguments of addmm, and looking up an operator by name takes longer.
@@ -70,10 +64,6 @@ bool read(const TensorView& tensor, call::Tensor* read) {
   read->strides = tensor.strides();
   return read->data || tensor.numel() == 0;
 }
-
-void run_on_cpu(const ElementwiseProblem& problem) { cpu::run(problem, &parallel_for); }
-
-void run_derivative_on_cpu(const DerivativeProblem& problem) { cpu::run_derivative(problem, &parallel_for); }
 
 StableTorch::StableTorch(const TensorView& x, const TensorView* weight, const TensorView* bias, const TensorView& out)
     : x_(x), out_(out), weight_(weight), bias_(bias) {}
@@ -137,10 +127,6 @@ bool StableTorch::stream(void** stream) {
   *stream = current_stream(x_.device());
   return true;
 }
-
-void StableTorch::run_on_cpu(const ElementwiseProblem& problem) { binding::run_on_cpu(problem); }
-
-void StableTorch::run_derivative_on_cpu(const DerivativeProblem& problem) { binding::run_derivative_on_cpu(problem); }
 
 void StableTorch::raise(const char* message) { message_ = message; }
 

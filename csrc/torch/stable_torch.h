@@ -12,10 +12,6 @@ namespace epigemm::binding {
 // A tensor in the form that csrc/call reads. False if there are no kernels for its type or device.
 bool read(const TensorView& tensor, call::Tensor* read);
 
-// Runs an elementwise problem on PyTorch's threads.
-void run_on_cpu(const ElementwiseProblem& problem);
-void run_derivative_on_cpu(const DerivativeProblem& problem);
-
 class StableTorch final : public call::Torch {
  public:
   // For a linear call; `weight` and `bias` are null if there is none, or for an elementwise call. `out` gets the
@@ -26,8 +22,6 @@ class StableTorch final : public call::Torch {
   void* workspace(int64_t bytes) override;
   bool gemm(call::Gemm gemm, int bias, call::Tensor* result) override;
   bool stream(void** stream) override;
-  void run_on_cpu(const ElementwiseProblem& problem) override;
-  void run_derivative_on_cpu(const DerivativeProblem& problem) override;
   void raise(const char* message) override;
 
   // The text given to `raise`. Empty if PyTorch failed: the stable ABI passes neither type nor text of its errors.

@@ -85,9 +85,7 @@ def _kernels(device: torch.device) -> list[str]:
     """Each kind of kernel, and why it does not run on a device where it does not."""
     like = torch.empty(0, device=device)
     why_none = elementwise_kernels.why_none(like)
-    name = (
-        "elementwise kernels" if device.type == "cuda" else f"CPU loops ({epigemm.build_info()['cpu_level']})"
-    )
+    name = "elementwise kernels" if device.type == "cuda" else "elementwise functions, by PyTorch's operators"
     lines = [f"    {name}: {why_none or 'run'}"]
     for words, dtype, precision in _CALLS:
         if not (why_not := why_none):

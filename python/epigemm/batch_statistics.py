@@ -111,7 +111,7 @@ def linear_batch_norm(
 
 def is_served(x: Tensor) -> bool:
     """Whether the kernels run on x's device. On a CPU PyTorch's BatchNorm is one operator."""
-    return x.is_cuda and elementwise_kernels.has_native(x)
+    return elementwise_kernels.has_native(x)
 
 
 def why_not(asked: Asked, x: Tensor, weight: Tensor, bias: Tensor | None) -> str:

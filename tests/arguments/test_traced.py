@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "linear_glu": lambda: epigemm.linear_glu(X.half(), WEIGHT.half(), BIAS.half()),
     "own": lambda: own(X, WEIGHT, BIAS),
     "sums": lambda: sums(X, WEIGHT, BIAS),
-    "recorded": lambda: epigemm.linear_gelu(X.clone().requires_grad_(), WEIGHT, BIAS),
+    "recorded": lambda: epigemm.linear_silu(X.clone().requires_grad_(), WEIGHT, BIAS),
     "batch_norm": lambda: epigemm.nn.LinearBatchNormReLU(8, 4)(X).shape,
     "mode": lambda: epigemm.is_batch_invariant(),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds, entry
+from epigemm.calls import by_reference, deeds, entry
 from epigemm.epilogues.registry import BIAS, BIAS_RELU, RELU_DIV, Epilogue
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
@@ -223,15 +223,16 @@ def test_precision_overrides_hold(
     setting = backends.cuda.matmul if x.is_cuda else backends.mkldnn.matmul
     setting.fp32_precision = "tf32" if x.is_cuda else "bf16"
     before, seen = setting.fp32_precision, []
-    ask = entry.ask
+    where, name = (entry, "ask") if x.is_cuda else (by_reference, "_torch_linear")
+    compute = getattr(where, name)
 
     def watch(*arguments: Any) -> Any:
-        found = ask(*arguments)
+        found = compute(*arguments)
         if isinstance(found, Tensor):
             seen.append(setting.fp32_precision)
         return found
 
-    monkeypatch.setattr(entry, "ask", watch)
+    monkeypatch.setattr(where, name, watch)
     actual = deeds.linear(LinearCall(BIAS_RELU, x, weight, bias, precision=wish), dry_runs.FALLBACK)
     assert seen == ["ieee"] and setting.fp32_precision == before
     check(actual, x, weight, bias, FP32)

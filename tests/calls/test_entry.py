@@ -131,12 +131,14 @@ def test_products_more_accurate_than_torchs_setting() -> None:
     assert backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tensor_scalar", [False, True])
 @pytest.mark.parametrize("name", ["sigmoid", "bias_relu", "relu_div", "sigmoid_scale_residual"])
 def test_derivatives_are_those_of_the_operator(
-    name: str, dtype: torch.dtype, tensor_scalar: bool, device: torch.device, rng: torch.Generator
+    name: str, dtype: torch.dtype, tensor_scalar: bool, rng: torch.Generator
 ) -> None:
+    device = torch.device("cuda")
     grad, x = (torch.randn(9, 16, generator=rng).to(device, dtype) for _ in range(2))
     epilogue = checks.epilogue_named(name, linear=False)
     wide = torch.promote_types(dtype, torch.float32)
@@ -181,9 +183,10 @@ def test_a_folded_bias_has_the_dtype_of_x(with_out: bool) -> None:
     assert epigemm.linear_scale(x, weight, bias.half(), torch.ones(3)).shape == (2, 3)
 
 
+@pytest.mark.gpu
 def test_no_memory_for_a_fold() -> None:
     """The cold path answers where torch.empty finds no memory for the workspace; other errors are the caller's."""
-    x, vector = torch.randn(4, 8), torch.rand(8)
+    x, vector = torch.randn(4, 8, device="cuda"), torch.rand(8, device="cuda")
     expected = epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
     calls = []
 

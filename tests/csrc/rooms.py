@@ -93,7 +93,6 @@ ROOMS = (
         ("CUDA",),
         "the elementwise kernel, its derivative, BatchNorm's fold, BatchNorm in training, copies of rows",
     ),
-    Room("cpu", ("epilogue", "elementwise"), (), "the same functors, in loops"),
     Room(
         "call",
         (*PLAIN, "reduce", "gemm", "gemm/planner", "link", "elementwise"),
@@ -102,7 +101,7 @@ ROOMS = (
     ),
     Room(
         "torch",
-        (*PLAIN, "reduce", "gemm", "gemm/planner", "gemm/fp16_slices", "link", "elementwise", "cpu", "call"),
+        (*PLAIN, "reduce", "gemm", "gemm/planner", "gemm/fp16_slices", "link", "elementwise", "call"),
         ("torch's stable ABI",),
         "schemas, argument checks, compiled graphs' operators",
     ),

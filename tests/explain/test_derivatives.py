@@ -18,8 +18,7 @@ from tests.support.untyped import backward
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
 
 KERNEL = "one derivative kernel"
-MADE = f"{KERNEL} (made of the epilogue's functor)"
-REFERENCE = "differentiable PyTorch reference (a gradient of an operand is asked for)"
+REFERENCE = "the epilogue's differentiable PyTorch reference"
 AGAIN = "the product again (at the call's precision), as a strict call stays one kernel"
 ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 16 bits would be rounded ahead"
 
@@ -36,14 +35,14 @@ ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 1
             torch.float32,
             False,
             False,
-            f"{MADE} on the saved product",
+            f"{REFERENCE} on the saved product",
         ),
         (
             "relu_div",
             torch.bfloat16,
             False,
             False,
-            f"{MADE} on the saved product",
+            f"{REFERENCE} on the saved product",
         ),
         ("relu_div", torch.float32, True, False, f"{REFERENCE} on the saved product"),
         ("relu_div", torch.float32, False, True, AGAIN),
@@ -55,14 +54,14 @@ ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 1
             torch.float32,
             False,
             False,
-            f"{MADE}; it reads no",
+            f"{REFERENCE}; it reads no",
         ),
         (
             "scale_batch_norm",
             torch.bfloat16,
             False,
             True,
-            f"{MADE}; it reads no",
+            f"{REFERENCE}; it reads no",
         ),
         ("scale_batch_norm", torch.float32, True, False, f"{REFERENCE} on the saved product"),
         ("scale_batch_norm", torch.float32, True, True, AGAIN),

@@ -13,7 +13,7 @@ def test_one_line_for_each_fact() -> None:
         "float32",
         ["no GPU", "no driver"],
         backward="not needed",
-        kernels=["torch GEMM (mm)", "CPU loop"],
+        kernels=["torch GEMM (mm)", "PyTorch reference"],
     )
     assert str(found).splitlines() == [
         "linear_relu: D = relu(acc + bias[n])",
@@ -23,6 +23,6 @@ def test_one_line_for_each_fact() -> None:
         "  because:    no GPU",
         "              no driver",
         "  launches:   1. torch GEMM (mm)",
-        "              2. CPU loop",
+        "              2. PyTorch reference",
         "  backward:   not needed",
     ]

@@ -71,7 +71,7 @@ class batch_invariant(Block):
     For every linear function, module and dtype: `f(x)[i]` has the bits of `f(x[i : i + 1])[0]`, of `f(x[p])[j]` for any
     choice and order of rows `p` with `p[j] == i`, and so on, for the same weight, epilogue, precision, device and
     version of epigemm. Each call runs a kernel that depends on N, K, dtype and precision alone. Elementwise functions
-    need no mode for that. Derivatives are not covered. See `docs/batch-invariance.md`.
+    need no mode for that on a GPU. Derivatives are not covered. See `docs/batch-invariance.md`.
 
     A context manager and a decorator of functions. Like torch's grad mode it holds for the current thread and may be
     nested. Compiled functions are in the mode if any thread is.

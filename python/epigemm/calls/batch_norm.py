@@ -62,7 +62,7 @@ def normalise(u: Tensor, moments: Moments, norm: Norm, running: Running) -> Tens
     earlier call may have saved them. That of the number of batches does.
     """
     tracked, counted, momentum = running.tracked, None, running.momentum
-    has_kernels = _has_kernels(u)
+    has_kernels = has_native(u)
     if tracked is not None and has_kernels and momentum is not None:
         entry.mark_written(tracked)
         tracked, counted = None, tracked
@@ -100,7 +100,7 @@ def gradients(
 
     That of a shift is 0, because y does not depend on it; NaN where the gradients' sum is not finite.
     """
-    if not _has_kernels(u):
+    if not has_native(u):
         return _gradients_by_torch(grad, u, mean, var, norm, dtypes)
     grad, u = grad.contiguous(), u.contiguous()
     rows, columns = u.shape
@@ -127,10 +127,6 @@ def reference(u: Tensor, norm: Norm) -> Tensor:
     wide = u.to(compute_dtype(u.dtype))
     centred = wide - wide.mean(0)
     return _finish(centred, (centred * centred).mean(0), norm, u.dtype)
-
-
-def _has_kernels(u: Tensor) -> bool:
-    return u.is_cuda and has_native(u)
 
 
 def _slope(var: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,53 +14,59 @@ from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.calls.invariant import row_of
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.registry import folded_by_reference
+from epigemm.epilogues.registry import Epilogue, folded_by_reference
 
 _torch_linear = torch.nn.functional.linear
 
 
 def linear(
-    epilogue: Any,
+    epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
     # one for each operand of the epilogue; if it has rows, with as many dimensions as the result
     operands: Sequence[Any],
+    fold: Sequence[Any] | None,  # what scale_batch_norm's are folded from: the vectors of `FOLDED`, then eps
     out: Tensor | None,  # where the result goes; None: a new tensor
     full_fp32: bool,  # whether torch's own setting would be less accurate than the call asks for
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), for an epilogue that is made at run time and for arguments that have been checked."""
-    bias, place = None, epilogue.bias_place
-    if place is not None:  # rounded with the product, as PyTorch's operators do
+    """D = epilogue(x @ weight.T), for arguments that have been checked."""
+    bias, place = None, 1 if epilogue.takes_bias else epilogue.bias_place
+    if fold is not None:
+        if x.dtype.itemsize == 2:  # the product is rounded with its bias
+            bias, *others = fold
+            fold = (None, *others)
+        operands = folded_by_reference(x, fold[:-1], fold[-1])
+    elif place is not None:  # rounded with the product, as PyTorch's operators do
         bias = operands[place - 1]
-        operands = [*operands[: place - 1], bias.new_full((), -0.0), *operands[place:]]
-    result: Tensor = epilogue.evaluate(_product(x, weight, bias, full_fp32), operands)
+        added = None if epilogue.takes_bias else bias.new_full((), -0.0)
+        operands = [*operands[: place - 1], added, *operands[place:]]
+    result = epilogue.evaluate(_product(x, weight, bias, full_fp32), operands)
     return result if out is None else out.copy_(result)
 
 
 def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
     """A call whose arguments have been checked; `fold`: what its operands are folded from."""
-    bias, operands = call.bias, call.operands
+    epilogue, x, weight, bias, operands, scalars, *_ = call
+    given = () if fold is not None else epilogue.in_order(bias, operands, scalars)
+    assert given is not None
+    vectors = None if fold is None else (*fold.vectors, fold.eps)
+    return linear(epilogue, x, weight, given, vectors, call.out, call.order.overrides)
+
+
+def elementwise(
+    epilogue: Epilogue, x: Tensor, operands: Sequence[Any], fold: Sequence[Any] | None, out: Tensor | None
+) -> Tensor:
+    """D = epilogue(x), as `linear`. `out` may be x."""
     if fold is not None:
-        bias, *others = fold.vectors
-        operands = folded_by_reference(fold.like, (None, *others), fold.eps)
-    else:
-        call = call.with_bias_in_product()
-        bias, operands = call.bias, call.operands
-    product = _product(call.x, call.weight, bias, call.order.overrides)
-    result = call.epilogue.reference(product, None, operands, call.scalars)
-    return result if call.out is None else call.out.copy_(result)
-
-
-def elementwise_by_reference(epilogue: Any, x: Tensor, operands: Sequence[Any], out: Tensor | None) -> Tensor:
-    """D = epilogue(x), as `linear`."""
-    is_by_rows = invariance.active and invariance.enabled() and x.is_cpu and x.numel() > 0
-    result: Tensor = _each_row(epilogue, x, operands) if is_by_rows else epilogue.evaluate(x, operands)
-    if out is None and x.is_contiguous():
+        operands = folded_by_reference(x, fold[:-1], fold[-1])
+    is_by_rows = invariance.active and invariance.enabled() and x.is_cpu and x.dim() and x.numel()
+    result = _each_row(epilogue, x, operands) if is_by_rows else epilogue.evaluate(x, operands)
+    if out is None and result is not x and result.stride() == x.stride():
         return result
     return (torch.empty_like(x) if out is None else out).copy_(result)
 
 
-def _each_row(epilogue: Any, x: Tensor, operands: Sequence[Any]) -> Tensor:
+def _each_row(epilogue: Epilogue, x: Tensor, operands: Sequence[Any]) -> Tensor:
     """Each row alone, at the same alignment: PyTorch's operators compute the ends of a tensor by other instructions."""
     every = x.reshape(-1, x.shape[-1])
     by_row = [KINDS[each.kind].by_row and each.kind != SCALAR for each in epilogue.operands[1:]]
@@ -76,7 +81,10 @@ def _each_row(epilogue: Any, x: Tensor, operands: Sequence[Any]) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
-    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
-        product = _torch_linear(rows, weight, bias)
+    if full_fp32:
+        with precision.full_fp32(x.device.type):
+            return _product(x, weight, bias, False)
+    if x.dim() == 2:
+        return _torch_linear(x, weight, bias)
+    product = _torch_linear(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight, bias)  # K may be 0
     return unflattened(product, (*x.shape[:-1], weight.shape[0]))

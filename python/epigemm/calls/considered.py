@@ -54,7 +54,7 @@ def consider(
 def require_fused(call: LinearCall) -> None:
     """RuntimeError unless a fused kernel would run. The message says why none does."""
     reasons = [elementwise_kernels.why_none(call.x)]
-    if elementwise_kernels.has_native(call.x):
+    if not reasons[0]:
         considered = consider(call, insists=True)
         reasons = [considered.why_not(each) for each in considered.found.tried]
         if "" in reasons:

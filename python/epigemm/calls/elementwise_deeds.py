@@ -9,7 +9,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import elementwise_kernels, entry
+from epigemm.calls import by_reference, elementwise_kernels, entry
 from epigemm.calls.layouts import readable
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
@@ -44,7 +44,9 @@ def _elementwise(call: ElementwiseCall) -> Tensor:
             mend = _DEEDS.get(found)
             asked = None if mend is None else mend(asked)
     if result is None:  # no kernel computes it
-        result = call.epilogue.reference(call.x, call.bias, call.operands, call.scalars)
+        given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
+        assert given is not None  # the call was checked
+        return by_reference.elementwise(call.epilogue, call.x, given, None, call.out)
     if call.out is not None:
         return result if result is call.out else call.out.copy_(result)
     is_laid_out = result.stride() == call.x.stride() or (asked is not None and asked.x is call.x)

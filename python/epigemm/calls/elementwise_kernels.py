@@ -16,12 +16,12 @@ _fold_batch_norm_out = operator("_fold_batch_norm_out")
 
 
 def has_native(x: Tensor) -> bool:
-    """Whether epigemm's elementwise kernels run on x's device. If not, the PyTorch reference is used."""
-    return not no_entry and (x.is_cpu or plans.has_gpu_kernels(x))
+    """Whether epigemm's elementwise kernels run on x's device. If not, as on a CPU, PyTorch's operators do."""
+    return not no_entry and x.is_cuda and plans.usable(x.get_device())
 
 
 def why_none(x: Tensor) -> str:
-    """Why none of epigemm's kernels runs on x's device; empty if they do."""
+    """Why epigemm's kernels, or on a CPU PyTorch's operators, do not run on x's device; empty if they do."""
     if no_entry:
         return no_entry.partition("; ")[0]
     if x.is_cuda:
@@ -55,7 +55,7 @@ def missing(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
 
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    """grad * d epilogue(x) / dx in one kernel; `x` on a device with native kernels."""
+    """grad * d epilogue(x) / dx in one kernel; x is on a GPU with kernels."""
     operands = [readable(operand) for operand in call.operands] or None
     bias = None if call.bias is None else readable(call.bias)
     x = call.x.contiguous()
@@ -74,7 +74,7 @@ def sums_columns(like: Tensor, columns: int) -> bool:
     fewer most threads would be idle. `like`: of the type and on the device of what it computes.
     """
     row_bytes = columns * like.element_size()
-    return row_bytes >= _LEAST_ROW_BYTES and row_bytes % 16 == 0 and like.is_cuda and has_native(like)
+    return row_bytes >= _LEAST_ROW_BYTES and row_bytes % 16 == 0 and has_native(like)
 
 
 def fold_batch_norm(call: FoldCall) -> Tensor:

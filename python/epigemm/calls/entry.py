@@ -157,7 +157,7 @@ def linear(
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
-        return by_reference.linear(epilogue, x, weight, operands, out, order.overrides)
+        return by_reference.linear(epilogue, x, weight, operands, fold, out, order.overrides)
     if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
         return NOT_PLAIN  # as in `sees`
     if found == _RECORDED_BY_TORCH:
@@ -301,7 +301,7 @@ def elementwise(
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
-        return by_reference.elementwise_by_reference(epilogue, x, operands, out)
+        return by_reference.elementwise(epilogue, x, operands, fold, out)
     if found == _RECORDED and _inference():
         return NOT_PLAIN
     return _REASONS[found]

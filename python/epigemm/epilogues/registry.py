@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +76,6 @@ class Epilogue:
     takes_0d = True  # the elementwise function's first argument may be 0-d if no operand has axes
     chooses_dtypes = False  # callers choose for each operand between x's dtype and the arithmetic's
     order_of_operands = " (vectors first; a scalar as a 0-d tensor or as a number)"
-    has_cpu_loop = True  # csrc/cpu runs it
     derives_operands = False  # its derivative's kernel also computes the operands' gradients
     unread: frozenset[int] = frozenset()  # the positions in `operands` of what no derivative depends on
     bias_place: int | None = None  # for a linked epilogue: the position of its bias in `operands`
@@ -118,10 +118,20 @@ class Epilogue:
         self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
     ) -> Tensor:
         """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`."""
-        z = acc.to(compute_dtype(acc.dtype))
-        if bias is not None:
-            z = z + bias.to(z.dtype)
-        return self.compute(z, *operands, *scalars).to(acc.dtype)
+        given = self.in_order(bias, operands, scalars)
+        assert given is not None
+        return self.evaluate(acc, given)
+
+    def evaluate(self, acc: Tensor, given: Sequence[Any]) -> Tensor:
+        """`reference`, with all operands in order; a new tensor, or `acc`."""
+        dtype = acc.dtype
+        z = acc if dtype is torch.float32 or dtype is torch.float64 else acc.float()
+        if self.takes_bias:
+            bias, *given = given
+            if bias is not None:
+                z = z + bias.to(z.dtype)
+        result = self.compute(z, *given)
+        return result if z.dtype is dtype else result.to(dtype)
 
 
 _BIAS = Operand(PER_COLUMN, "bias")

@@ -39,7 +39,6 @@ class LinkedEpilogue(Epilogue):
     takes_0d = False
     chooses_dtypes = True  # each choice is an epilogue of its own
     order_of_operands = ""
-    has_cpu_loop = False
     derives_operands = True
 
     def __init__(self, traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -> None:
@@ -115,7 +114,7 @@ class LinkedEpilogue(Epilogue):
         return self.evaluate(acc, given)
 
     def evaluate(self, acc: Tensor, given: Sequence[Any]) -> Tensor:
-        """`reference`, with all operands in order."""
+        """As `Epilogue.evaluate`."""
         dtype = acc.dtype
         if dtype is _FP32 or dtype is _FP64:
             result = self.compute(acc, *given)

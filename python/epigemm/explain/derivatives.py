@@ -51,8 +51,8 @@ def _backward_epilogue(call: LinearCall) -> str:
 
 def derivative(call: LinearCall | ElementwiseCall) -> str:
     """What the derivative of the epilogue alone runs."""
-    if call.epilogue.derives_operands:  # CPUs have no such kernel
-        return _KERNEL if call.x.is_cuda and elementwise_kernels.has_native(call.x) else _REFERENCE
-    if any(operand.requires_grad for operand in call.operands):
+    if not elementwise_kernels.has_native(call.x):
+        return _REFERENCE
+    if any(operand.requires_grad for operand in call.operands) and not call.epilogue.derives_operands:
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
-    return _KERNEL if elementwise_kernels.has_native(call.x) else _REFERENCE
+    return _KERNEL

@@ -24,7 +24,7 @@ from epigemm.explain import pairs
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.recorder import Recorded, dtype_name, record
-from epigemm.explain.words import arithmetic_text, in_its_own_kernel, is_by_torch, kernel_owner
+from epigemm.explain.words import arithmetic_text, in_its_own_kernel, kernel_owner
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
@@ -187,7 +187,7 @@ def _explain_kept(call: LinearCall, wants_gradients: bool) -> Explanation | None
 def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
     """A recorded call as two kernels: the product, with the call's bias, and the epilogue."""
     found = explain_linear(call.product(), wants_gradients)
-    path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
+    path = REFERENCE if elementwise_kernels.why_none(call.x) else GEMM_ELEMENTWISE
     launches = [*found.kernels, in_its_own_kernel(call)]
     reasons = [_SAVED + _STRICT, *found.reasons] if _can_be_fused(call) else [*found.reasons, _SAVED]
     return replace(found, path=path, reasons=reasons, kernels=launches)
@@ -249,7 +249,7 @@ def _of_fallback(
     if found is not None and found.gemm == dry_runs.WITH_BIAS_AND_RELU:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
     launches = [gemm, *([] if does_everything else [f"{in_its_own_kernel(call)}, in place on the product"])]
-    path = GEMM_ELEMENTWISE if elementwise_kernels.has_native(call.x) else REFERENCE
+    path = REFERENCE if elementwise_kernels.why_none(call.x) else GEMM_ELEMENTWISE
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
     about: dict[str, Any] = {"candidates": candidates}
     if "fallback_us" in plan:
@@ -369,9 +369,9 @@ def _explain_elementwise(call: ElementwiseCall) -> Explanation:
     kernel = in_its_own_kernel(call)
     reason = f"elementwise functions are one kernel; x is {dtype_name(x.dtype)} on {x.device}"
     path = ELEMENTWISE
-    if not elementwise_kernels.has_native(x):
-        path, reason = REFERENCE, elementwise_kernels.why_none(x)
-    elif is_by_torch(call):
+    if why := elementwise_kernels.why_none(x):
+        path, reason = REFERENCE, why
+    elif not x.is_cuda:
         reason = f"on a CPU, PyTorch's operators compute this function; x is {dtype_name(x.dtype)}"
     return Explanation("", path, kernel, dtype_name(compute_dtype(x.dtype)), [reason], kernels=[kernel])
 

@@ -23,9 +23,7 @@ ROWS_WITHIN = "the product's kernel reduces the blocks of columns that it stores
 
 def kernel_owner(x: Tensor) -> str:
     """The owner of an elementwise kernel, for a text in which the kernel's name follows."""
-    if not elementwise_kernels.has_native(x):
-        return "PyTorch reference,"
-    return "epigemm CUDA kernel," if x.is_cuda else "epigemm CPU loop,"
+    return "epigemm CUDA kernel," if elementwise_kernels.has_native(x) else "PyTorch reference,"
 
 
 def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
@@ -39,14 +37,7 @@ def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
 
 def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
     """The launch of a call's epilogue behind a product."""
-    if is_by_torch(call):
-        return f"PyTorch reference, {call.epilogue.name}"
     return f"{kernel_owner(call.x)} {call.epilogue.name}"
-
-
-def is_by_torch(call: LinearCall | ElementwiseCall) -> bool:
-    """Whether PyTorch's operators compute the call's epilogue, for want of a loop for CPUs."""
-    return not (call.epilogue.has_cpu_loop or call.x.is_cuda)
 
 
 def candidate_text(candidate: dict[str, Any]) -> str:

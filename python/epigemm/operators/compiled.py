@@ -322,13 +322,9 @@ def _named(fp32: int, x: Tensor) -> str:
 
 def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
     *vectors, eps, fp32, strict, out = rest
-    folded = elementwise_kernels.fold_batch_norm(
-        checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
-    ).unbind(0)
-    precision = _named(fp32, x)
-    deeds.run_linear(
-        LinearCall(SCALE_BATCH_NORM, x, weight, None, folded, (), precision, strict=strict, out=out)
-    )
+    fold = checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
+    call = LinearCall(SCALE_BATCH_NORM, x, weight, None, (), (), _named(fp32, x), strict=strict, out=out)
+    deeds.linear(call, fold=fold)
 
 
 def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
