@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm import PerColumn, Scalar
+from epigemm.calls import by_reference
+from epigemm.epilogues import registry
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(epigemm.__file__).parent
@@ -149,12 +151,31 @@ def _calls() -> dict[str, int]:
     return found
 
 
+_KERNELS = {
+    each.__code__
+    for each in (
+        by_reference.linear,
+        by_reference.of_call,
+        by_reference.elementwise_by_reference,
+        registry.fold_batch_norm_reference,
+    )
+}
+"""PyTorch's operators, which take the place of kernels on a CPU: what runs in these functions is not counted."""
+
+
+def _is_in_kernel(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code not in _KERNELS:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _frames(call: Callable[[], object]) -> list[Path]:
     """The files of the package's functions that run within a call, in the order of their calls."""
     found: list[Path] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and (path := Path(frame.f_code.co_filename)).is_relative_to(PACKAGE):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE) and not _is_in_kernel(frame):
             found.append(path)
 
     before = sys.getprofile()

@@ -53,7 +53,7 @@ def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
     return linear(epilogue, x, weight, given, vectors, call.out, call.order.overrides)
 
 
-def elementwise(
+def elementwise_by_reference(
     epilogue: Epilogue, x: Tensor, operands: Sequence[Any], fold: Sequence[Any] | None, out: Tensor | None
 ) -> Tensor:
     """D = epilogue(x), as `linear`. `out` may be x."""

@@ -238,7 +238,7 @@ def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
 def _look_at_overlap(attempt: _Linear) -> None:
     call = attempt.call
     assert call.out is not None
-    others = call.others if attempt.fold is None else {"weight": call.weight, **attempt.fold.named}
+    others = call.others if attempt.fold is None else [("weight", call.weight), *attempt.fold.named.items()]
     if checks.output_overlap(call.out, call.x, others, in_place=False):
         attempt.out = call.new_out()
     attempt.circumstances |= dry_runs.OUT_APART
@@ -339,7 +339,7 @@ _DEEDS: dict[Reason, Callable[[_Linear], Tensor | None]] = {
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
     Reason.NOT_LINKED: _link,
-    Reason.BY_REFERENCE: _by_torch,
+    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call, attempt.fold),
 }
 
 

@@ -301,7 +301,7 @@ def elementwise(
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
-        return by_reference.elementwise(epilogue, x, operands, fold, out)
+        return by_reference.elementwise_by_reference(epilogue, x, operands, fold, out)
     if found == _RECORDED and _inference():
         return NOT_PLAIN
     return _REASONS[found]
