@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from typing import Any
 
@@ -52,6 +53,72 @@ def test_operands_in_order(function: Any) -> None:
     ):
         with pytest.raises(TypeError, match=words):
             function._in_order(operands, named)
+
+
+def of_name(name: str, returned: str) -> Any:
+    """A function of one operand with this name, which is the product's own in the call."""
+    namespace: dict[str, Any] = {"Matrix": Matrix}
+    exec(f"def function(acc, {name}: Matrix):\n    return {returned.format(name)}", namespace)
+    return epigemm.epilogue(namespace["function"])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("returned", ["acc * 2 + {}", "(acc * 2 + {0}, acc - {0})"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x",
+        "weight",
+        "z",
+        "self",
+        "operands",
+        "named",
+        "made",
+        "call",
+        "fn",
+        "fn_or_name",
+        "given",
+        "accumulator",
+    ],
+)
+def test_operands_of_any_name(name: str, returned: str) -> None:
+    function = of_name(name, returned)
+    x, weight, matrix = torch.randn(4, 8), torch.randn(6, 8), torch.randn(4, 6)
+    z = x @ weight.t()
+    want = (z * 2 + matrix, z - matrix)
+
+    def by_name() -> Any:
+        return function(x, weight, **{name: matrix})
+
+    calls: list[Any] = [
+        lambda: function(x, weight, matrix),
+        by_name,
+        lambda: function.elementwise(z, matrix),
+        lambda: function.elementwise(z, **{name: matrix}),
+        torch.compile(by_name, fullgraph=True, backend="eager"),
+    ]
+    for call in calls:
+        found = call()
+        for each, expected in zip(found if isinstance(found, tuple) else (found,), want, strict=False):
+            torch.testing.assert_close(each, expected)
+    assert epigemm.explain(function, x, weight, **{name: matrix}).kernels
+    assert epigemm.explain(function.elementwise, z, **{name: matrix}).kernels
+    (first, second), shown = ("x", "weight"), list(inspect.signature(function).parameters)
+    assert shown[:3] == [first + "_" * (name == first), second + "_" * (name == second), name]
+
+
+def test_names_of_the_product_and_where_a_result_goes() -> None:
+    """Neither tensor hides the other one of its name from the search for common memory."""
+    x, weight, matrix = torch.randn(4, 8), torch.randn(6, 8), torch.randn(4, 6)
+    for name, hidden in (("weight", weight), ("x", x)):
+        function = of_name(name, "acc + {}")
+        for out in (hidden.view(-1)[:24].view(4, 6), matrix):
+            with pytest.raises(RuntimeError, match=f"out: some of its elements share memory with {name}"):
+                function(x, weight, matrix, out=out)
+    function = of_name("z", "acc + {}")
+    z = torch.randn(8, 6)
+    with pytest.raises(RuntimeError, match="out: some of its elements share memory with z"):
+        function.elementwise(z[:4], z[2:6], out=z[3:7])
 
 
 @pytest.mark.parametrize("function", BOTH)

@@ -151,7 +151,7 @@ def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None
             "arguments requires grad."
         )
     if not is_traced() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
-        checks.output_overlap(out, x, others, in_place=False)
+        checks.output_overlap(out, x, others.items(), in_place=False)
 
 
 @docstrings.of_linear

@@ -93,6 +93,7 @@ class ResultsEpilogue(Decorated):
         self,
         x: Tensor,
         weight: Tensor | PackedWeight,
+        /,
         *operands: Tensor | float | None,
         out: None = None,
         precision: str | None = None,
@@ -185,6 +186,7 @@ class ResultsEpilogue(Decorated):
     def elementwise(
         self,
         z: Tensor,
+        /,
         *operands: Tensor | float | None,
         out: None = None,
         **named: Tensor | float | None,

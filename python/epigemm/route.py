@@ -254,7 +254,7 @@ def elementwise(
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
         if route is _PLAIN and out is not None:
-            checks.output_overlap(out, x, vectors, in_place=True)
+            checks.output_overlap(out, x, vectors.items(), in_place=True)
         operands = _fold(route, folded, out)
     return _elementwise(route, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 

@@ -70,6 +70,7 @@ class UserEpilogue(Decorated):
         self,
         x: Tensor,
         weight: Tensor | PackedWeight,
+        /,
         *operands: Tensor | float | None,
         out: Tensor | None = None,
         precision: str | None = None,
@@ -172,6 +173,7 @@ class UserEpilogue(Decorated):
     def elementwise(
         self,
         z: Tensor,
+        /,
         *operands: Tensor | float | None,
         out: Tensor | None = None,
         **named: Tensor | float | None,

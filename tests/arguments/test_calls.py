@@ -24,10 +24,10 @@ def test_sizes() -> None:
 def test_tensors_by_name() -> None:
     divisor = torch.tensor(2.0)
     call = LinearCall(RELU_DIV, x, weight, bias, [divisor])
-    assert call.others == {"weight": weight, "bias": bias, "divisor": divisor}
+    assert dict(call.others) == {"weight": weight, "bias": bias, "divisor": divisor}
     assert call.inputs == (x, weight, bias, divisor)
-    assert LinearCall(RELU_DIV, x, weight, None, (), [2.0]).others == {"weight": weight}
-    assert ElementwiseCall(BIAS_RELU, x, bias).others == {"bias": bias}
+    assert LinearCall(RELU_DIV, x, weight, None, (), [2.0]).others == [("weight", weight)]
+    assert ElementwiseCall(BIAS_RELU, x, bias).others == [("bias", bias)]
 
 
 def test_the_operators_arguments() -> None:

@@ -18,7 +18,7 @@ def swish_clamp(acc: Tensor, bias: PerColumn, residual: Matrix, limit: Scalar = 
     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
 
 
-SHOWN = "(x, weight, bias, residual, *, limit=1.0, out=None, precision=None, strict=False)"
+SHOWN = "(x, weight, /, bias, residual, *, limit=1.0, out=None, precision=None, strict=False)"
 
 
 def test_the_signature_is_that_of_a_call() -> None:
@@ -55,7 +55,7 @@ def test_a_functions_own_docstring_comes_first() -> None:
     text = described.__doc__ or ""
     assert text.startswith("Shift the product.\n\nBy a bias.\n\nArgs:\n    x: ")
     assert "    bias: a tensor [N] or None." in text
-    assert str(inspect.signature(described)).startswith("(x, weight, bias=None, *, out=None")
+    assert str(inspect.signature(described)).startswith("(x, weight, /, bias=None, *, out=None")
 
 
 def test_a_scalar_that_others_follow_keeps_its_place() -> None:
@@ -63,7 +63,7 @@ def test_a_scalar_that_others_follow_keeps_its_place() -> None:
     def shifted(acc: Tensor, limit: Scalar = 1.0, bias: PerColumn | None = None) -> Tensor:
         return torch.clamp(acc if bias is None else acc + bias, max=limit)
 
-    assert str(inspect.signature(shifted)).startswith("(x, weight, limit=1.0, bias=None, *, out=None")
+    assert str(inspect.signature(shifted)).startswith("(x, weight, /, limit=1.0, bias=None, *, out=None")
 
 
 def test_one_in_a_class_is_no_method() -> None:

@@ -180,11 +180,18 @@ def _of_arguments() -> Iterator[tuple[str, str]]:
             given = {key: moved(each) if isinstance(each, Tensor) else each for key, each in fitting.items()}
             for argument, value, bad in _replaced(function, given):
                 call = f"{argument}={value}"
-                found = raised(partial(function, **{**given, argument: bad})) if is_tried(name, value) else ""
+                found = raised(_call(function, {**given, argument: bad})) if is_tried(name, value) else ""
                 if found and found != plain.get(call):
                     yield f"{name}({call}) {road}".rstrip(), found
                 if not road:
                     plain[call] = found
+
+
+def _call(function: Callable[..., Any], given: dict[str, Any]) -> Callable[[], Any]:
+    parameters = inspect.signature(function).parameters.values()
+    first = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]
+    named = {name: value for name, value in given.items() if name not in first}
+    return partial(function, *(given[name] for name in first), **named)
 
 
 def _replaced(function: Callable[..., Any], given: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:

@@ -176,6 +176,9 @@ class Op:
     def call(self, *args: Any, **arguments: Any) -> Any:
         """The function, or the layer as a function of all its tensors: those that it writes are results, too."""
         if self.function is not None:
+            if self.name.startswith("@"):  # takes the product's tensors by position
+                first = [name for name in ("x", "weight", "z") if name in arguments]
+                args = (*args, *(arguments.pop(name) for name in first))
             return self.function(*args, **arguments)
         made, held = self.made(arguments)
         counted = bool(self.of_kind(COUNT))

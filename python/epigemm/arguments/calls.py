@@ -56,9 +56,9 @@ class LinearCall(NamedTuple):
         return (self.x, self.weight, self.bias, *self.operands)
 
     @property
-    def others(self) -> dict[str, Tensor]:
-        """Every tensor that is read, but x, by its name."""
-        return {"weight": self.weight, **_named_operands(self)}
+    def others(self) -> list[tuple[str, Tensor]]:
+        """Every tensor that is read, but x, and its name."""
+        return [("weight", self.weight), *_named_operands(self)]
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -123,16 +123,16 @@ class ElementwiseCall(NamedTuple):
         return (self.x, self.bias, *self.operands)
 
     @property
-    def others(self) -> dict[str, Tensor]:
-        """Every tensor that is read, but x, by its name."""
+    def others(self) -> list[tuple[str, Tensor]]:
+        """Every tensor that is read, but x, and its name."""
         return _named_operands(self)
 
 
-def _named_operands(call: LinearCall | ElementwiseCall) -> dict[str, Tensor]:
+def _named_operands(call: LinearCall | ElementwiseCall) -> list[tuple[str, Tensor]]:
     given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
     assert given is not None  # the call was checked
     every = zip(call.epilogue.operands[1:], given, strict=True)
-    return {operand.name: value for operand, value in every if isinstance(value, Tensor)}
+    return [(operand.name, value) for operand, value in every if isinstance(value, Tensor)]
 
 
 Vectors = Sequence[Tensor | None]

@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -312,18 +312,19 @@ def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) 
 
 
 def output_overlap(
-    out: Tensor, x: Tensor, others: Mapping[str, Tensor | None], *, in_place: bool, first: str = "x"
+    out: Tensor, x: Tensor, others: Iterable[tuple[str, Tensor | None]], *, in_place: bool, first: str = "x"
 ) -> bool:
     """Whether `out` may share memory with an input, so that the result has to be computed elsewhere and copied.
 
+    `others`: by name; an operand may have any, also that of another input.
     RuntimeError if it does for certain, or if it may overlap itself: a kernel's writes and reads would race.
     """
     if out.is_meta:
         return False
-    inputs = {name: other for name, other in others.items() if other is not None}
+    inputs = [(name, other) for name, other in others if other is not None]
     if not (in_place and overlap.is_same_view(out, x)):
-        inputs = {first: x, **inputs}
-    for name, other in inputs.items():
+        inputs.insert(0, (first, x))
+    for name, other in inputs:
         if overlap.shares(out, other):
             accepted = "memory of its own"
             if other is x:
@@ -334,7 +335,7 @@ def output_overlap(
             f"out: several indices may address the same element (shape {_shape(out)}, strides {tuple(out.stride())}); "
             "accepted is a tensor without internal overlap"
         )
-    return any(overlap.may_share(out, other) for other in inputs.values())
+    return any(overlap.may_share(out, other) for _, other in inputs)
 
 
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:

@@ -30,7 +30,7 @@ from epigemm.epilogues.tracing.results import Results, filled
 from epigemm.epilogues.tracing.stored import STORED
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
-_TAKEN = words("x weight z out precision strict self operands named")  # used by the calls themselves
+_KEYWORDS = words("out precision strict")  # of the calls
 _LONGEST_NAME = 64
 _MOST_OPTIONAL = 3  # each doubles the number of traces
 
@@ -259,10 +259,10 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
 
 
 def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -> OperandSpec:
-    if parameter.name in _TAKEN:
+    if parameter.name in _KEYWORDS:
         raise TypeError(
-            f"{place}: an operand is called {parameter.name!r}; accepted is any name but {', '.join(_TAKEN)}, which "
-            "calls of the epilogue have taken"
+            f"{place}: an operand is called {parameter.name!r}; accepted is any name but {', '.join(_KEYWORDS)}, which "
+            "are keywords of the epilogue's calls"
         )
     annotation = _annotation(function, parameter, place, _ACCEPTED)
     if not isinstance(annotation, type) or annotation not in ANNOTATIONS:

@@ -17,7 +17,7 @@ def call_signature(operands: Sequence[OperandSpec], *, takes_out: bool = True) -
     Scalars with a default that come last are shown as keywords. A call also takes them by position.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    given = [inspect.Parameter(name, kind) for name in ("x", "weight")]
+    given = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in first_names(operands)]
     last = max((place for place, each in enumerate(operands, 1) if not _is_setting(each)), default=0)
     given += [_parameter(each, kind) for each in operands[:last]]
     given += [_parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in operands[last:]]
@@ -27,6 +27,16 @@ def call_signature(operands: Sequence[OperandSpec], *, takes_out: bool = True) -
         for name, default in options.items()
     ]
     return inspect.Signature(given)
+
+
+def first_names(operands: Sequence[OperandSpec]) -> list[str]:
+    """How the two tensors of the product are shown: another name than that of any operand."""
+    taken = {each.name for each in operands}
+
+    def free(name: str) -> str:
+        return free(f"{name}_") if name in taken else name
+
+    return [free("x"), free("weight")]
 
 
 def _is_setting(operand: OperandSpec) -> bool:
@@ -48,7 +58,8 @@ def call_doc(
     if results is not None:
         what = f"The results of {name}(x @ weight.T, ...); the product and what they share are one kernel."
     lines = [inspect.cleandoc(doc) if doc else what]
-    lines += ["", "Args:", "    x: `[..., K]`.", "    weight: `[N, K]`, or an `epigemm.PackedWeight`."]
+    x, weight = first_names(operands)
+    lines += ["", "Args:", f"    {x}: `[..., K]`.", f"    {weight}: `[N, K]`, or an `epigemm.PackedWeight`."]
     for each in operands:
         lines.append(f"    {each.name}: {KINDS[each.kind].accepted}{' or None' if each.is_optional else ''}.")
     options = "precision, strict" if results is not None else "out, precision, strict"

@@ -30,7 +30,7 @@ from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
 
 
-def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn_or_name: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> Explanation:
     """Tell which kernels `fn(*args, **kwargs)` would launch and why.
 
     Args:

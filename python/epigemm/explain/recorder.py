@@ -23,7 +23,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def record(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
+def record(fn_or_name: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> tuple[str, Recorder]:
     """The name of a public function, and the operators that the call would run.
 
     Raises:

@@ -61,7 +61,7 @@ def takes(fn: object) -> bool:
     return isinstance(getattr(fn, "__self__", fn), ResultsEpilogue)
 
 
-def product_of(fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def product_of(fn: Any, /, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call of one result that a call of several results begins with: a function and its arguments.
 
     Raises:
@@ -74,7 +74,7 @@ def product_of(fn: Any, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]
     return call.function, call.args, call.options
 
 
-def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     """As `explanation.explain`, of a function with several results or its `elementwise`."""
     if isinstance(fn, ResultsEpilogue) and (promoted := _of_promoted(fn, *args, **kwargs)) is not None:
         return promoted
@@ -110,6 +110,7 @@ def _of_promoted(
     made: ResultsEpilogue,
     x: Tensor,
     weight: Tensor | PackedWeight,
+    /,
     *operands: Any,
     out: None = None,
     precision: str | None = None,
@@ -225,6 +226,7 @@ def _taken(fn: Any) -> Callable[..., _Call]:
     def linear(
         x: Tensor,
         weight: Tensor | PackedWeight,
+        /,
         *operands: Any,
         out: None = None,
         precision: str | None = None,
@@ -242,7 +244,7 @@ def _taken(fn: Any) -> Callable[..., _Call]:
         function = functional.linear if epilogue is None else epilogue
         return _Call(form, given, function, (x, weight, *reads), options, shape, cast, plain)
 
-    def elementwise(z: Tensor, *operands: Any, out: None = None, **named: Any) -> _Call:
+    def elementwise(z: Tensor, /, *operands: Any, out: None = None, **named: Any) -> _Call:
         form, given = made.form(operands, named)
         form.checked_elementwise(z, given, out)
         matrix, epilogue = form.matrices(z.dtype)[0]

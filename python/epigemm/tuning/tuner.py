@@ -86,7 +86,7 @@ class Tuning:
         return "\n".join(lines)
 
 
-def tune(fn_or_name: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Tuning:
+def tune(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Tuning:
     """Measure every way to run `fn(*args, **kwargs)` on its GPU, and choose the fastest from now on.
 
     Measured are the fused kernels that may be the fastest, in both raster orders and up to three swizzles, and the
