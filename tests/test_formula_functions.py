@@ -12,7 +12,8 @@ from torch import Tensor
 import epigemm
 from epigemm import formula_functions
 from epigemm.epilogues import declaring, formulas, registry
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import Epilogue, typed
 from tests.support.activations import ACT
 
 M, N, K = 12, 24, 40
@@ -86,7 +87,7 @@ def test_the_package_has_kernels_of_a_users_copy() -> None:
     def add(acc: Tensor, bias: epigemm.PerColumn, other: epigemm.Matrix) -> Tensor:
         return acc + bias + other
 
-    assert add.linked([False, False]).prelinked == "bias_residual"
-    assert add.linked([False, True]).prelinked == "", "these read operands of x's type"
-    own = formula_functions.epilogue("residual").linked([False])
-    assert isinstance(own, LinkedEpilogue) and own.prelinked == "residual"
+    assert typed(add.traced, [False, False]).prelinked == "bias_residual"
+    assert typed(add.traced, [False, True]).prelinked == "", "these read operands of x's type"
+    own = typed(FUNCTIONS["residual"], [False])
+    assert isinstance(own, Epilogue) and own.prelinked == "residual"

@@ -15,7 +15,7 @@ import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, precompiling, progress
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linking import cubins, libraries, loading, store
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.gpus import KNOWN
@@ -85,7 +85,7 @@ class Linker:
         self.reason = ""
 
     def __call__(
-        self, epilogue: LinkedEpilogue, symbols: list[str], capability: tuple[int, int]
+        self, epilogue: Epilogue, symbols: list[str], capability: tuple[int, int]
     ) -> tuple[list[str], str]:
         self.asked.append((epilogue.name, symbols, capability))
         return symbols[:1], self.reason
@@ -102,7 +102,7 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
     assert epigemm.precompile(mixed, arch="sm_120") == ["epigemm_open_elementwise_bfloat16"]
     ((name, symbols, capability),) = linker.asked
     tiles = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(10)]
-    assert name == mixed.linked([False, False, False, True]).name and capability == (12, 0)
+    assert name == typed(mixed.traced, [False, False, False, True]).name and capability == (12, 0)
     assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
     epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
     alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
@@ -265,7 +265,7 @@ def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
         ((5, 1), of_operands),
         ((5, 16), of_operands),
     ]
-    folded = [operand.folded for operand in call.epilogue.operands[1:] if operand.kind != SCALAR]
+    folded = [operand.folded for operand in call.epilogue.operands if operand.kind != SCALAR]
     assert folded == [of_operands == torch.float32] * 3 and call.precision == "ieee"
 
 

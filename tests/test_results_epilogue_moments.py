@@ -12,7 +12,7 @@ import epigemm
 from epigemm import PerColumn, ResultsEpilogue
 from epigemm.calls import entry, moments
 from epigemm.calls.moments import Moments
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.tracing.results import AMAX, VAR
 from epigemm.planning import dry_runs
 from tests.support.results import (

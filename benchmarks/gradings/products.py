@@ -15,7 +15,8 @@ from epigemm.arguments import precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.epilogues.registry import Epilogue, named
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import Epilogue
 from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from epigemm.planning import dry_runs, plans
@@ -91,7 +92,11 @@ def forced_into(
         raise RuntimeError(f"no kernels run on {x.device}")
     wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
-    call = LinearCall(spec, x, weight, bias, operands, scalars, out=out)
+    given = (
+        spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
+    )
+    assert given is not None
+    call = LinearCall(spec, x, weight, given, out=out)
     found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted, weight2=weight2)
     if found.refused:
         raise RuntimeError(f"plan: {found.refused}")
@@ -99,9 +104,6 @@ def forced_into(
         raise RuntimeError(f"{epilogue}: {reason}")
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
-    given = (
-        spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
-    )
     asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
     answer: Tensor | int | tuple[Tensor, bool, int]
     if stored is not None:
@@ -118,7 +120,7 @@ def forced_into(
 
 def _of_pair(spec: Epilogue, operands: Sequence[Tensor | float]) -> tuple[Tensor | float | None, ...]:
     """A pair's operands in order: none where the second product is."""
-    place = next(i for i, operand in enumerate(spec.operands[1:]) if operand.kind == MATRIX)
+    place = next(i for i, operand in enumerate(spec.operands) if operand.kind == MATRIX)
     return (*operands[:place], None, *operands[place:])
 
 

@@ -74,7 +74,7 @@ Answer run_compiled_behind(const LinearCall& call, const Matrix& product, Gemm g
     elementwise.operands[i - 1] = problem.operands[i - 1];
     elementwise.strides[ElementwiseProblem::kFirstOperand + i - 1][1] = problem.operands[i - 1].stride;
   }
-  if (gemm == Gemm::WithBias && epilogue.takes_bias) elementwise.operands[0] = {};  // added already
+  if (gemm == Gemm::WithBias && epilogue.bias > 0) elementwise.operands[epilogue.bias - 1] = {};  // added already
   elementwise.x = elementwise.out = product.data;
   return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
 }

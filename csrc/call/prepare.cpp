@@ -83,7 +83,8 @@ bool set_output(const Tensor* out, Problem* problem) {
 }
 
 bool has_bias(const LinearCall& call) {
-  return epilogue_info(call.epilogue).takes_bias && call.operands.values[0].tensor;
+  const int place = epilogue_info(call.epilogue).bias;
+  return place > 0 && call.operands.values[place - 1].tensor;
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t co
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const Operand& operand = epilogue.operands[i];
     OperandValue& value = values[i - 1];
-    if (epilogue.takes_bias && i == 1) {
+    if (i == epilogue.bias) {
       if (bias) value = tensor_value(*bias, operand, x, input, columns);
     } else if (operand.kind == OperandKind::Scalar && next_scalar < scalars.values.size()) {
       value.value = scalars.values[next_scalar++];
@@ -132,7 +132,7 @@ void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t co
       value = tensor_value(tensors.values[next_tensor++], operand, x, input, columns);
     }
   }
-  check(epilogue.takes_bias || !bias, "epilogue '", epilogue.name, "' takes no bias");
+  check(epilogue.bias > 0 || !bias, "epilogue '", epilogue.name, "' takes no bias");
   check(next_tensor == tensors.values.size() && next_scalar == scalars.values.size(), "epilogue '", epilogue.name,
         "' takes ", next_tensor, " operand tensors and ", next_scalar, " scalars here, got ", tensors.values.size(),
         " and ", scalars.values.size());

@@ -94,7 +94,7 @@ struct DryCall {
       const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
       const TensorView* tensor = nullptr;
       if (linear.weight2 && i + 1 == first_matrix(epilogue)) continue;
-      if (epilogue.takes_bias && i == 0) {
+      if (i + 1 == epilogue.bias) {
         tensor = bias ? &*bias : nullptr;
       } else if (is_scalar && next_scalar < scalars.values.size()) {
         operand.number = scalars.values[next_scalar++];

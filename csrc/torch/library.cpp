@@ -84,7 +84,8 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def("_add_kernel(str epilogue, int capability, str kernel, Tensor cubin) -> ()");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
   m.def(
-      "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"
+      "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor? bias, Tensor[]? operands, float[]? "
+      "scalars,"
       " int[]? slots, Tensor(a!)[]? outs) -> ()");
   m.def("_load_measured(int device, int[] rows) -> ()");
   m.def("_call_functions() -> int");

@@ -16,10 +16,8 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, moments, stores
-from epigemm.epilogues.keeping import keeping
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
 from epigemm.linking import loading
 from epigemm.planning import dry_runs
 from epigemm.planning.dry_runs import DryRun
@@ -44,13 +42,13 @@ class _Wanted(NamedTuple):
     moments: int = 0  # that calls may also give, as of `dry_runs.dry_run`
 
     @property
-    def linked(self) -> LinkedEpilogue:
+    def linked(self) -> Epilogue:
         """The epilogue for operands of these types; scalars are fp32."""
         dtype, of_operands = self.types
         specs = self.epilogue.traced.operands
-        found = self.epilogue.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
-        kept = keeping(found, has_bias=True) if self.keeps_product else None
-        return kept or found
+        folded = [spec.kind == SCALAR or of_operands is not dtype for spec in specs]
+        found = typed(self.epilogue.traced, folded)
+        return found.with_product if self.keeps_product else found
 
 
 def precompile(
@@ -261,20 +259,10 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
 
     specs = form.epilogue.traced.operands
     operands = [
-        empty(*KINDS[spec.kind].shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR
+        0.0 if spec.kind == SCALAR else empty(*KINDS[spec.kind].shape((m,), n), of=of_operands)
+        for spec in specs
     ]
-    scalars = [0.0 for spec in specs if spec.kind == SCALAR]
-    return LinearCall(
-        form.linked,
-        empty(m, k),
-        empty(n, k),
-        None,
-        operands,
-        scalars,
-        precision,
-        FIND,
-        out=empty(m, n),
-    )
+    return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, FIND, out=empty(m, n))
 
 
 def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:

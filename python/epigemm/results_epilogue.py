@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.arguments.traced import is_traced
-from epigemm.calls import entry, moments, reductions, stores
+from epigemm.calls import moments, reductions, stores
 from epigemm.calls.layouts import unflattened
 from epigemm.calls.moments import Moments
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
 from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
+from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
-from epigemm.epilogues.registry import BIAS, compute_dtype
+from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, structured, written
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
@@ -53,13 +54,12 @@ class Pair(NamedTuple):
 
     def call(
         self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
-    ) -> tuple[LinearCall, tuple[Any, ...]]:
-        """The call of that kernel, and its operands in the entry's form."""
+    ) -> LinearCall:
+        """The call of that kernel."""
         reads = self.matrices.operands(given)
-        epilogue, seen = self.epilogue.seen(x, reads)
+        epilogue, seen = forms.seen(self.epilogue.traced, x, reads)
         asked = DEFAULT if precision is None else precision
-        call = LinearCall(epilogue, x, weight, precision=asked, strict=strict, invariant=invariance.enabled())
-        return stores.of_entry(call, epilogue, seen), seen
+        return LinearCall(epilogue, x, weight, seen, asked, strict=strict, invariant=invariance.enabled())
 
 
 class ResultsEpilogue(Decorated):
@@ -78,7 +78,7 @@ class ResultsEpilogue(Decorated):
         self._pairs = {is_exact: _paired(parts) for is_exact, parts in self._parts.items()}
         bias = traced.results.bias()
         is_products = bias is not None and traced.kinds[bias - 1] == PER_COLUMN
-        self._bias = bias - 1 if is_products and bias is not None else None  # its place among the operands
+        self._bias_place = (bias or 0) if is_products else 0  # as of `Traced`
         # For each result, the places of the operands whose type it is promoted from. The bias has the product's.
         excepted = {0, bias} if is_products else {0}
         self._typing = [
@@ -162,11 +162,25 @@ class ResultsEpilogue(Decorated):
             return form._results({0: shared}, given, known)
         matrix, epilogue = form.matrices(x.dtype)[0]
         if epilogue is None:
-            shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
+            shared = _route.linear(BIAS, x, weight, (None,), precision, None, strict, pack_use)
         else:
             reads = matrix.operands(given)
-            shared = epilogue.call_in_x_dtype(x, weight, reads, {}, None, precision, strict, pack_use)
+            shared = epilogue.call(x, weight, reads, {}, None, precision, strict, pack_use, promotes=False)
         return form._results({0: shared}, given)
+
+    def promoted(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        given: Sequence[Any],
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> tuple[Tensor, Sequence[Any]]:
+        """The product of a call whose results autocast makes fp32, and the operands of what follows."""
+        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        specs = self.traced.operands
+        return _route.promoted(specs, self._bias_place, x, plain, given, precision, strict, pack_use)
 
     def promoted_results(self, x: Tensor, given: Sequence[Any]) -> list[bool]:
         """For each result whether it is a matrix that autocast makes fp32, by an operand."""
@@ -300,8 +314,8 @@ class ResultsEpilogue(Decorated):
         pair = self.pair(x.dtype)
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
-        call, seen = pair.call(x, weight, given, precision, strict=strict)
-        found = stores.linear(call._replace(pack_use=pack_use), seen)
+        call = pair.call(x, weight, given, precision, strict=strict)
+        found = stores.linear(call._replace(pack_use=pack_use))
         if found is None:
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
@@ -322,17 +336,15 @@ class ResultsEpilogue(Decorated):
         wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
         if wanted is None:
             return None
-        call, seen = self.shared_call(x, weight, given, strict=strict)
+        call = self.shared_call(x, weight, given, strict=strict)
         asked = DEFAULT if precision is None else precision
-        return moments.linear(call._replace(precision=asked, pack_use=pack_use), seen, wanted)
+        return moments.linear(call._replace(precision=asked, pack_use=pack_use), wanted)
 
-    def shared_call(
-        self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool
-    ) -> tuple[LinearCall, entry.Vectors]:
-        """The call that computes the shared matrix, where autocast alone may intercept it; operands as the entry's."""
+    def shared_call(self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool) -> LinearCall:
+        """The call that computes the shared matrix, where autocast alone may intercept it."""
         matrix, epilogue = self.matrices(x.dtype)[0]
         if epilogue is None:
-            return LinearCall(BIAS, x, weight, strict=strict), (None,)
+            return LinearCall(BIAS, x, weight, strict=strict)
         return epilogue.plain_call(x, weight, matrix.operands(given), strict=strict)
 
     def _results(

@@ -12,7 +12,8 @@ import epigemm
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.epilogues.registry import BIAS_RELU, EPILOGUES, compute_dtype
+from epigemm.epilogues.library import BIAS_RELU
+from epigemm.epilogues.registry import EPILOGUES, compute_dtype
 from tests.support.arithmetic import STORAGE
 from tests.support.cases import ELEMENTWISE, draw_operands, poisoned, signed
 from tests.support.moments import poison_free_memory

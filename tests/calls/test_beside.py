@@ -13,7 +13,7 @@ import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import beside, deeds, entry, weight_slices
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason

@@ -9,6 +9,7 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import linked_derivative
+from epigemm.epilogues.registry import typed
 
 
 @epigemm.epilogue
@@ -19,7 +20,7 @@ def gated(acc: Tensor, gate: epigemm.Matrix, scale: epigemm.PerColumn) -> Tensor
 def call_on(device: torch.device) -> tuple[ElementwiseCall, Tensor]:
     x, gate, grad = (torch.randn(40, 24, device=device) for _ in range(3))
     operands = [gate, torch.randn(24, device=device)]
-    return ElementwiseCall(gated.linked([False, False]), x, None, operands), grad
+    return ElementwiseCall(typed(gated.traced, [False, False]), x, operands), grad
 
 
 def test_on_a_cpu_there_is_no_kernel() -> None:
@@ -75,7 +76,7 @@ def test_rows_of_any_length(m: int, n: int, dtype: torch.dtype, begins: int, *, 
     torch.testing.assert_close(out.double(), expected.detach(), rtol=4 * step, atol=4 * step)
     grad = drawn(m, n)
     operands = [*given[1:3], *(row.unsqueeze(1) for row in given[3:])]
-    call = ElementwiseCall(function.linked([False] * len(operands)), given[0], None, operands)
+    call = ElementwiseCall(typed(function.traced, [False] * len(operands)), given[0], operands)
     found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * (1 + len(given)))  # type: ignore[arg-type]
     wanted = torch.autograd.grad(expected, leaves[:2], grad.double())
     assert found is not None

@@ -13,8 +13,9 @@ from epigemm import PerColumn
 from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry, moments
+from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.parts import Wanted
-from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
+from epigemm.epilogues.registry import compute_dtype
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200

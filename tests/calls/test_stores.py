@@ -13,6 +13,7 @@ import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import stores
+from epigemm.epilogues.registry import typed
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun
 from epigemm.planning.reasons import Reason
@@ -73,7 +74,7 @@ def test_several_kernels_where_the_product_takes_the_time() -> None:
     """They are compared with the fastest kernel of the product, not with PyTorch's GEMM alone."""
     made, _ = call(16384, 8192, 8192)
     (tried,) = dry_runs.dry_run(made, tried=True).tried
-    (one,) = dry_runs.dry_run(made._replace(epilogue=gelu_alone.linked((False,))), tried=True).tried
+    (one,) = dry_runs.dry_run(made._replace(epilogue=typed(gelu_alone.traced, (False,))), tried=True).tried
     assert tried.why_not.startswith("a product with one elementwise kernel is not expected to be slower")
     assert plans.fallback_us(tried.plan) < plans.fallback_us(one.plan)
 
@@ -86,7 +87,9 @@ def gelu_alone(acc: Tensor, bias: PerColumn) -> Tensor:
 @pytest.mark.parametrize("size", [(4096, 4096, 512), (16, 4096, 4096)])
 def test_a_second_matrix_takes_time(size: tuple[int, int, int]) -> None:
     made, _ = call(*size)
-    both, one = (predicted(each) for each in (made, made._replace(epilogue=gelu_alone.linked((False,)))))
+    both, one = (
+        predicted(each) for each in (made, made._replace(epilogue=typed(gelu_alone.traced, (False,))))
+    )
     assert both.keys() & one.keys() and all(both[tile] > one[tile] for tile in both.keys() & one.keys())
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.registry import Epilogue
 from epigemm.epilogues.tracing.cost import primitives
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.linking import cubins, libraries
@@ -78,9 +78,9 @@ SLOPE_TERMS_MORE: dict[str, Callable[..., Tensor]] = {
 
 
 @functools.cache
-def registered(function: str) -> LinkedEpilogue:
+def registered(function: str) -> Epilogue:
     traced = traced_of(function)
-    return LinkedEpilogue(traced, [False] * len(traced.operands))
+    return Epilogue(traced, [False] * len(traced.operands))
 
 
 def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> cubins.Job:

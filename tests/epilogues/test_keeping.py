@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from epigemm.epilogues.keeping import keeping
 from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, Scalar
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd.gradients import keeps_product
-from epigemm.epilogues.keeping import keeping
-from epigemm.epilogues.registry import EPILOGUES, SCALE_BATCH_NORM, Epilogue
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import SCALE_BATCH_NORM
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
 from epigemm.epilogues.tracing.reference import reference_module
 
 
-def product_of(epilogue: LinkedEpilogue, acc: Tensor, operands: list[Any]) -> Tensor:
+def product_of(epilogue: Epilogue, acc: Tensor, operands: list[Any]) -> Tensor:
     """The second value."""
     assert epilogue.traced.stored is not None
     tensors = [torch.as_tensor(each, dtype=acc.dtype) for each in operands]
@@ -65,8 +65,8 @@ def test_of_functions(is_wide: bool, rng: torch.Generator) -> None:
     )
     for function, operands in ((scaled, [0.5, bias, other]), (of_sums, [bias])):
         shared = [function is scaled and each is other for each in operands]
-        epilogue: Epilogue = function.linked(
-            [not isinstance(each, Tensor) or is_wide for each in operands], shared
+        epilogue: Epilogue = typed(
+            function.traced, [not isinstance(each, Tensor) or is_wide for each in operands], shared
         )
         found = keeping(epilogue, has_bias=False)
         assert found is not None and found is keeping(epilogue, has_bias=False)

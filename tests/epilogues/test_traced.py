@@ -10,8 +10,8 @@ from torch import Tensor
 
 from epigemm.epilogues.declaring import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
-from epigemm.epilogues.registry import WHEN_MADE, named
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import WHEN_MADE, Epilogue
 
 
 def gated(acc: Tensor, bias: PerColumn, gate: Matrix, limit: Scalar) -> Tensor:
@@ -23,8 +23,8 @@ def traced() -> Traced:
     return trace(gated)
 
 
-def made(traced: Traced, *folded: bool) -> LinkedEpilogue:
-    return LinkedEpilogue(traced, folded or (False, False, True))
+def made(traced: Traced, *folded: bool) -> Epilogue:
+    return Epilogue(traced, folded or (False, False, True))
 
 
 def test_a_name_says_what_is_computed_of_which_types(traced: Traced) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, fx
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged, Way
@@ -61,7 +61,7 @@ def test_the_call_that_is_asked_about() -> None:
     call = profit.call_of(chain_of(normed, x, weight, vector))
     assert call.epilogue is SCALE_BATCH_NORM and len(call.operands) == 2
     call = profit.call_of(chain_of(gated, x, weight, matrix))
-    assert isinstance(call.epilogue, LinkedEpilogue) and call.kinds == ("matrix",)
+    assert isinstance(call.epilogue, Epilogue) and call.kinds == ("matrix",)
     assert (call.x.shape, call.weight.shape, call.weight.is_meta) == ((6, 8), (4, 8), True)
 
 

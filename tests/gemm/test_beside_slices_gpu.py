@@ -16,6 +16,7 @@ import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue
 from epigemm.epilogues.kinds import KINDS
+from epigemm.epilogues.registry import typed
 from tests.support import plans
 from tests.support.cases import poisoned
 from tests.support.moments import assert_close, poison_free_memory
@@ -177,7 +178,7 @@ def both(
     """The results in the function's order."""
     pair = function.pair(torch.float32)
     assert pair is not None
-    epilogue = pair.epilogue.linked([False] * len(pair.matrices.places))
+    epilogue = typed(pair.epilogue.traced, [False] * len(pair.matrices.places))
     out, stored = (poisoned((len(x), len(weight)), torch.float32, DEVICE) for _ in range(2))
     forced_into(
         out,

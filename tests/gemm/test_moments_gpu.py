@@ -9,6 +9,7 @@ from torch import Tensor
 import epigemm
 from benchmarks.gradings import products
 from epigemm import Matrix, PerColumn
+from epigemm.epilogues.registry import typed
 from epigemm.planning import dry_runs
 from tests.support import plans
 from tests.support.cases import poisoned
@@ -58,7 +59,7 @@ def run(
     name, operands = "bias", list[Tensor]()
     if has_residual:
         assert vector is not None
-        name = biased_residual.linked((False, False)).name
+        name = typed(biased_residual.traced, (False, False)).name
         operands, vector = [vector, torch.randn(m, n, device=DEVICE).to(dtype)], None
 
     def launch(columns: Tensor | None, rows: Tensor | None) -> Tensor:
@@ -153,7 +154,7 @@ def test_infinities_and_nans(tile: int, dtype: torch.dtype) -> None:
     m, n, k = 333, 264, 8
     inf = float("inf")
     x, weight = (torch.zeros(size, device=DEVICE, dtype=dtype) for size in ((m, k), (n, k)))
-    name = biased_residual.linked((False, False)).name
+    name = typed(biased_residual.traced, (False, False)).name
     residual = torch.randn(m, n, device=DEVICE).to(dtype)
     for row, column, number in (
         *((0, 5, inf), (63, 6, inf), (64, 64, -inf), (332, 100, -inf), (10, 263, inf), (11, 0, -inf)),

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.operators.batching import linear_batched, vmap_rule
 from tests.support.every_function import CASES, draw
 from tests.support.untyped import torch as untyped

@@ -9,7 +9,8 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
 from epigemm.calls.deeds import _Linear
-from epigemm.epilogues.registry import BIAS_RELU, EPILOGUES
+from epigemm.epilogues.library import BIAS_RELU
+from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import profit
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans

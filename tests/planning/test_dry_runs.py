@@ -13,7 +13,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import NO_COST, PER_CALL, SHIFTS, SHORT, STALE, DryRun
 from epigemm.planning.reasons import Reason

@@ -16,7 +16,8 @@ from torch import Tensor
 from benchmarks.cases import Data, Problem, Shape, make_data
 from benchmarks.gradings.products import SCALED, SPLIT
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.registry import EPILOGUES, named
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import EPILOGUES
 from epigemm.planning import dry_runs
 from epigemm.planning.gpus import KNOWN
 from epigemm.tuning.candidates import SWAP_AB

@@ -13,7 +13,7 @@ import torch
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
-from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
@@ -51,7 +51,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     assert (entry.epilogue, entry.dtype, entry.m, entry.n, entry.k) == ("relu_div", "bfloat16", 40, 256, 128)
     (chosen,) = [each for each in found.candidates if each.chosen]
     assert chosen.plan == entry.plan
-    (considered,) = consider(LinearCall(RELU_DIV, x, weight, bias, [], [2.0])).found.tried
+    (considered,) = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0))).found.tried
     plan = considered.plan
     assert plan["fused"] and plan["source"] == "cache" and plan["plan"] == list(entry.plan)
     explanation = epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
@@ -174,7 +174,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
     ]
     now = hopeless[-1]
     x, weight, bias = draw(m, n, k)
-    call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), pack_use=weight_packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=weight_packs.NONE)
     (family,) = candidates.families(call)
     assert family.candidates and not {each.plan for each in family.candidates} & set(hopeless)
     measured.install(DEVICE, [replace(at_present("relu_div", now), k=k)])
@@ -188,7 +188,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
 
 def test_families_say_what_runs_now(stage: Stage) -> None:
     x, weight, bias = draw()
-    call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), pack_use=weight_packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=weight_packs.NONE)
     (family,) = candidates.families(call)
     assert family.now == (tuple(asked()["plan"]) if asked()["fused"] else candidates.TORCH)
     now = worth_measuring()[-1]
@@ -202,7 +202,9 @@ def test_families_say_what_runs_now(stage: Stage) -> None:
 
 def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     x, weight, bias = torch.full((3, 5, 128), math.nan), torch.randn(256, 128), torch.randn(256)
-    call = LinearCall(BIAS_RELU, x, weight, bias, (torch.full((256,), math.nan),), pack_use=weight_packs.NONE)
+    call = LinearCall(
+        BIAS_RELU, x, weight, (bias,), (torch.full((256,), math.nan),), pack_use=weight_packs.NONE
+    )
     first, second = candidates.on_random_x(call), candidates.on_random_x(call)
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
@@ -243,7 +245,7 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     first = "scaled" if setting == "tf32" else "split"
     assert [each.arithmetic for each in found.candidates if each.chosen] == [first]
     use = "keep" if packed else "find"
-    taken = consider(LinearCall(RELU_DIV, x, weight, bias, [], [2.0], pack_use=use)).found.tried[0]
+    taken = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=use)).found.tried[0]
     assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 

@@ -312,7 +312,7 @@ namespace {
 double several_kernels_microseconds(const Problem& problem) {
   Problem product = problem;
   product.epilogue = EpilogueId::bias;
-  product.has_bias = epilogue_info(problem.epilogue).bias > 0;
+  product.has_bias = problem.has_bias && epilogue_info(problem.epilogue).bias > 0;
   const double fused_us = best_candidate(product).microseconds;
   // PyTorch's GEMM adds a bias ahead of an elementwise kernel in 16 bits alone (fallback.cpp).
   product.has_bias = product.has_bias && element_bytes(product.x.element) == 2;

@@ -21,7 +21,7 @@ from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import batch_norm, moments
 from epigemm.calls.batch_norm import Norm, Running
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.packs import weight_packs
 
 _grad_enabled = torch.is_grad_enabled

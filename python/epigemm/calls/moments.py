@@ -19,8 +19,9 @@ from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import beside, deeds, entry
 from epigemm.calls.routed import attempt
+from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.parts import Wanted
-from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, compute_dtype
+from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import keep_mode
 from epigemm.planning import dry_runs, plans
 
@@ -100,15 +101,14 @@ def linear_folded_with_moments(
         BIAS if fold is None else SCALE_BATCH_NORM,
         x,
         weight,
-        bias if fold is None else None,
+        (bias,) if fold is None else (),
         precision=DEFAULT if precision is None else checks.precision(precision),
         pack_use=keep_mode.pack_use(weight) if pack_use is None else pack_use,
         strict=strict,
     )
     if is_served(x):
         moments, blocks = _memory(x, weight.shape[0], leaves_blocks)
-        given = (bias,) if fold is None else ()
-        found = _run(call, given, fold, _Memory(moments, True, blocks), dry_runs.ROUTED)
+        found = _run(call, fold, _Memory(moments, True, blocks), dry_runs.ROUTED)
         if not isinstance(found, int):
             z, _, block_rows = found
             mean, var, total = moments.unbind(0)
@@ -117,9 +117,7 @@ def linear_folded_with_moments(
     return z, column_moments(z, leaves_blocks=leaves_blocks)
 
 
-def linear(
-    call: LinearCall, given: entry.Vectors, wanted: Wanted
-) -> tuple[Tensor, dict[int, Moments]] | None:
+def linear(call: LinearCall, wanted: Wanted) -> tuple[Tensor, dict[int, Moments]] | None:
     """epilogue(x @ weight.T), and its moments by the axis that they reduce.
 
     Those of columns that are needed are given by any kernels; others only where the product's kernel reduces what it
@@ -127,8 +125,7 @@ def linear(
     it, or some tensor cannot be read as it lies, or no kernel can be linked.
 
     Args:
-        call: its operands are used to link the kernel.
-        given: the operands in the entry's form.
+        call: the call.
         wanted: the moments.
     """
     if not is_served(call.x):
@@ -137,8 +134,7 @@ def linear(
     columns = torch.empty((_ROWS, call.weight.shape[0]), **like) if wanted.columns else None
     rows = torch.empty((_ROWS, call.rows), **like) if wanted.rows else None
     memory = _Memory(columns, wanted.needs_columns, None, rows)
-    tensors = [call.weight, *(each for each in given if isinstance(each, Tensor))]
-    found = attempt(call, tensors, lambda circumstances: _run(call, given, None, memory, circumstances))
+    found = attempt(call, call.inputs[1:], lambda circumstances: _run(call, None, memory, circumstances))
     if found is None:
         return None
     z, is_within, _ = found
@@ -194,7 +190,6 @@ def _memory(x: Tensor, columns: int, leaves_blocks: bool) -> tuple[Tensor, Tenso
 
 def _run(
     call: LinearCall,
-    given: entry.Vectors,
     fold: tuple[Any, ...] | None,
     memory: _Memory,
     circumstances: int,
@@ -204,7 +199,7 @@ def _run(
     if circumstances & dry_runs.ROUTED and _any_autocast():
         out = call.new_out()  # torch's GEMM with out= keeps the dtype
         circumstances |= dry_runs.OUT_APART
-    tensors = (call.epilogue.number, call.x, call.weight, given, fold, out)
+    tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), fold, out)
     order = dry_runs.order_on(call, call.x.device.type)
     if fold is not None:  # empty operands, in place of the folded ones
         call = call._replace(
@@ -215,8 +210,7 @@ def _run(
 
 
 def _without_moments(call: LinearCall, fold: tuple[Any, ...] | None, precision: str | None) -> Tensor:
-    given = () if fold is not None else (call.bias,)
-    tensors = (call.epilogue, call.x, call.weight, given, fold)
+    tensors = (call.epilogue, call.x, call.weight, tuple(call.operands), fold)
     found = entry.linear(*tensors, precision, None, call.pack_use, call.strict, False)
     if isinstance(found, Tensor):
         return found
@@ -224,5 +218,5 @@ def _without_moments(call: LinearCall, fold: tuple[Any, ...] | None, precision: 
 
 
 def _checked(call: LinearCall, fold: tuple[Any, ...]) -> FoldCall:
-    checks.linear(call._replace(epilogue=BIAS, bias=fold[0]))
+    checks.linear(call._replace(epilogue=BIAS, operands=fold[:1]))
     return checks.fold_batch_norm(call.x, fold[:-1], fold[-1], call.weight.shape[0])

@@ -13,7 +13,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.batch_statistics import Asked, noted
 from epigemm.calls import beside, weight_slices
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explained import Explanation
 from epigemm.explain.explanation import explain_linear
@@ -48,7 +48,7 @@ def explained(
     bias = recorded.folded_bias if call.bias is None else call.bias
     if why := batch_statistics.why_not(asked, call.x, call.weight, bias):
         return _with_torchs(found, asked, call, f"PyTorch's BatchNorm follows: {why}")
-    product = call._replace(epilogue=BIAS, bias=bias, operands=[])
+    product = call._replace(epilogue=BIAS, operands=(bias,))
     launches = _launched(product, wants_gradients)
     of_product = explain_linear(product, wants_gradients, moments=dry_runs.COLUMNS if launches else 0)
     in_gemm = bool(launches) and "blocks" not in launches

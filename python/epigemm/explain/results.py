@@ -146,7 +146,7 @@ def _of_both(call: _Call) -> Explanation | None:
     if call.weight is None or pair is None or _wants_gradients(*call.args, *call.given):
         return None
     options = {**call.options, "strict": False}
-    made, _ = pair.call(call.like, call.weight, call.given, **options)
+    made = pair.call(call.like, call.weight, call.given, **options)
     if stores.order_on(made, call.like.device.type) is None:
         return None
     found = explanation.explain_linear(made, wants_gradients=False)

@@ -46,7 +46,7 @@ def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
 
 def is_by_torch(call: LinearCall | ElementwiseCall) -> bool:
     """Whether PyTorch's operators compute the call's epilogue, for want of a loop for CPUs."""
-    return not (call.epilogue.has_cpu_loop or call.x.is_cuda)
+    return not (call.epilogue.is_compiled or call.x.is_cuda)
 
 
 def candidate_text(candidate: dict[str, Any]) -> str:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from epigemm import formula_functions
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
+from epigemm.epilogues.library import FUNCTIONS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
 
@@ -122,7 +122,9 @@ class FusedLinear(nn.Module):
         """Run a call with one of the epilogues that read a matrix."""
         weight, bias = self.weight, self.bias
         use = pack_use(weight)
-        return formula_functions.run(name, x, weight, bias, operands, None, self.precision, self.strict, use)
+        return _route.linear(
+            FUNCTIONS[name], x, weight, (bias, *operands), self.precision, None, self.strict, use
+        )
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
@@ -135,9 +137,6 @@ class FusedLinear(nn.Module):
     def _epilogue_name(self) -> str | None:
         """The name of the epilogue, as in `explain`."""
         raise NotImplementedError
-
-    def _formula_name(self, name: str) -> str:
-        return name if self.bias is None else f"bias_{name}"
 
 
 class EpilogueLinear(FusedLinear):
@@ -156,9 +155,9 @@ class EpilogueLinear(FusedLinear):
         bias: Tensor | None = self._parameters.get("bias")
         if bias is None:
             bias = self.bias
-        scalar = None if self._scalar is None else getattr(self, self._scalar)
+        operands = (bias,) if self._scalar is None else (bias, getattr(self, self._scalar))
         use = pack_use(weight)
-        return _route.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
+        return _route.linear(self._epilogue, x, weight, operands, self.precision, None, self.strict, use)
 
     @property
     def _epilogue_name(self) -> str | None:

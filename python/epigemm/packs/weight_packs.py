@@ -26,7 +26,7 @@ from epigemm.arguments.calls import KEEP as KEEP
 from epigemm.arguments.calls import NONE as NONE
 from epigemm.arguments.calls import LinearCall
 from epigemm.cuda_graphs import capturing as capturing
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.packs.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
 from epigemm.planning import dry_runs, plans
 

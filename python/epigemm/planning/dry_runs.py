@@ -95,7 +95,7 @@ def dry_run(
     `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
     csrc/call/forced.h. `weight2`: the second weight of a pair of products. The second product takes the place of the
-    epilogue's first matrix, which the call does not have then. `moments`: the statistics of its result that the call
+    epilogue's first matrix, which is None in the call. `moments`: the statistics of its result that the call
     also returns, a sum of `COLUMNS`, `COLUMNS_WITHIN` and `ROWS_WITHIN`; the launches "blocks", "merge" and
     "merge_of_rows" are theirs. `gpu`: a GPU that this machine need not have, as
     `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
@@ -103,7 +103,8 @@ def dry_run(
     Raises:
         RuntimeError: the numbers of `plan` name none.
     """
-    epilogue, x, weight, bias, operands, scalars, *_, strict, invariant, out = call
+    epilogue, x, weight, operands, *_, strict, invariant, out = call
+    bias, tensors, scalars = epilogue.apart(operands)
     device = -1 if gpu else (x if place is None else place).get_device()
     if device >= 0:
         plans.usable(device)  # which the call to come asks, too
@@ -119,7 +120,7 @@ def dry_run(
         x,
         weight,
         bias,
-        operands or None,
+        tensors or None,
         scalars or None,
         out,
         order.number,

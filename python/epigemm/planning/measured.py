@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from epigemm._native import build_info, ops
-from epigemm.epilogues import registry
+from epigemm.epilogues import library, registry
 
 FORMAT = 3
 NAME, LOCK = "measured.json", "measured.lock"
@@ -201,7 +201,7 @@ def install(device: int, entries: Iterable[Entry]) -> None:
 
 def _number(name: str) -> int | None:
     """An epilogue's number in this process; None if it has not been made here."""
-    epilogue = registry.named(name)
+    epilogue = library.named(name)
     return None if epilogue is None else epilogue.number
 
 

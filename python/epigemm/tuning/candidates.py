@@ -16,6 +16,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
 from epigemm.calls.deeds import Forced
+from epigemm.epilogues.kinds import KINDS
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import Tried
@@ -40,7 +41,13 @@ def on_random_x(call: LinearCall) -> LinearCall:
     is_shared = any(operand.shared for operand in call.epilogue.operands)
     lead = call.x.shape[:-1] if is_shared else (call.rows,)
     x = torch.randn((*lead, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
-    operands = [each if each.dim() == x.dim() else torch.ones_like(each) for each in call.operands]
+    operands = []
+    for place, (about, value) in enumerate(zip(call.epilogue.operands, call.operands, strict=True), 1):
+        if isinstance(value, Tensor) and KINDS[about.kind].by_row:
+            value = value if is_shared else value.reshape(call.rows, value.shape[-1])
+        elif isinstance(value, Tensor) and place != call.epilogue.bias_place:
+            value = torch.ones_like(value)
+        operands.append(value)
     return call._replace(x=x, operands=operands, out=None)
 
 
