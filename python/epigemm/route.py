@@ -141,7 +141,8 @@ def _checked(
 
     `shape`: of the result; `first`: the name of x.
     """
-    wide, given = compute_dtype(x.dtype), list[Any]()
+    wide = compute_dtype(x.dtype)
+    given: list[Any] = []
     specs: _Specs = function.operands
     # The operators accept all scalars as numbers, or all as tensors.
     pairs = [*zip(specs, operands, strict=True)]
