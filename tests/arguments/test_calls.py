@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, LinearCall
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN
+from epigemm.arguments.calls import (
+    FIND,
+    KEEP,
+    ElementwiseCall,
+    LinearCall,
+    elementwise_arguments,
+    linear_arguments,
+)
 from epigemm.epilogues.library import BIAS, BIAS_RELU, FUNCTIONS, RELU_DIV
 from epigemm.epilogues.registry import typed
 
@@ -32,43 +38,29 @@ def test_tensors_by_name() -> None:
 
 def test_the_operators_arguments() -> None:
     call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), "high", KEEP, True, True, torch.empty(2, 3, 5))
-    assert call.arguments == ("relu_div", x, weight, bias, (), (2.0,), "high", KEEP, True, True)
+    assert linear_arguments(call) == ("relu_div", x, weight, bias, [], [2.0], "high", KEEP, True, True)
+    epilogue = typed(FUNCTIONS["residual"], [False, False])
+    found = elementwise_arguments(ElementwiseCall(epilogue, x, (None, residual)))
+    assert found == (epilogue.name, x, None, [residual], [])
 
 
 def test_the_bare_product_keeps_how_it_is_to_be_computed() -> None:
     call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), "high", KEEP, True, True, torch.empty(2, 3, 5))
     product = call.product()
-    assert (product.epilogue, product.bias, product.operands, product.scalars) == (BIAS, bias, (), ())
+    assert (product.epilogue, product.bias, product.operands) == (BIAS, bias, (bias,))
     assert (product.precision, product.pack_use, product.invariant) == ("high", KEEP, True)
     assert not product.strict and product.out is None
 
 
-def test_a_bias_that_goes_into_the_product() -> None:
-    """What is left of the epilogue computes the same behind it."""
-    product, with_bias = x @ weight.t(), x @ weight.t() + bias
-    for name, operands in (
-        ("bias_residual", [bias, residual]),
-        ("bias_layer_scale_residual", [bias, scale, residual]),
-    ):
+def test_what_follows_a_product_with_its_bias() -> None:
+    """It computes the same behind it."""
+    product = x @ weight.t()
+    for name, operands in (("residual", [bias, residual]), ("layer_scale_residual", [bias, scale, residual])):
         epilogue = typed(FUNCTIONS[name], [False] * len(operands))
         call = LinearCall(epilogue, x, weight, operands)
-        moved = call.with_bias_in_product()
-        assert moved.bias is bias
-        after = moved.epilogue.reference(with_bias, None, moved.operands, ())
-        torch.testing.assert_close(after, epilogue.reference(product, None, operands, ()))
-        assert moved.with_bias_in_product() is moved
+        assert call.bias is bias
+        after = call.behind(product + bias)
+        wanted = epilogue.reference(product, operands)
+        torch.testing.assert_close(after.epilogue.reference(after.x, after.operands), wanted)
     call = LinearCall(RELU_DIV, x, weight, (bias, 2.0))
-    assert call.with_bias_in_product() is call
-
-
-def test_a_product_keeps_the_bias_that_it_has() -> None:
-    """Where what follows adds a vector of its own."""
-    epilogue = typed(FUNCTIONS["residual"], [False, False])
-    call = LinearCall(epilogue, x, weight, (bias, scale, residual))
-    assert call.with_bias_in_product() is call
-
-
-def test_what_each_operand_is_broadcast_along() -> None:
-    epilogue = typed(FUNCTIONS["residual"], [False, False])
-    assert LinearCall(epilogue, x, weight, [bias, residual]).kinds == (PER_COLUMN, MATRIX)
-    assert LinearCall(RELU_DIV, x, weight, (bias, 2.0)).pack_use == FIND
+    assert call.behind(product).operands == (None, 2.0) and call.pack_use == FIND

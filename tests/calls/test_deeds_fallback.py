@@ -49,10 +49,8 @@ def run_fallback(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | N
 
 def gemm_of(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
     """What torch's GEMM is to do."""
-    scalars = (2.0,) if epilogue.scalar else ()
-    return dry_runs.dry_run(
-        LinearCall(epilogue, x, weight, (bias,), (), scalars), plan=dry_runs.FALLBACK
-    ).gemm
+    operands = (bias, 2.0) if epilogue.has_scalar else (bias,)
+    return dry_runs.dry_run(LinearCall(epilogue, x, weight, operands), plan=dry_runs.FALLBACK).gemm
 
 
 def draw(shape: tuple[int, int, int], arithmetic: Arithmetic, device: torch.device) -> tuple[Tensor, ...]:

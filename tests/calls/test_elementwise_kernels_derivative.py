@@ -34,7 +34,9 @@ def run(name: str, grad: Tensor, x: Tensor, operands: Operands) -> Tensor:
 def exact(name: str, grad: Tensor, x: Tensor, operands: Operands) -> Tensor:
     variable = x.detach().double().requires_grad_()
     wide = operands.map(torch.Tensor.double)
-    result = EPILOGUES[name].reference(variable, wide.bias, wide.tensors, wide.scalars).view_as(grad)
+    given = EPILOGUES[name].in_order(wide.bias, wide.tensors, wide.scalars)
+    assert given is not None
+    result = EPILOGUES[name].reference(variable, given).view_as(grad)
     return torch.autograd.grad(result, variable, grad.double())[0]
 
 

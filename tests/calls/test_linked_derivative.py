@@ -25,7 +25,7 @@ def call_on(device: torch.device) -> tuple[ElementwiseCall, Tensor]:
 
 def test_on_a_cpu_there_is_no_kernel() -> None:
     call, grad = call_on(torch.device("cpu"))
-    assert linked_derivative.gradients(call.epilogue, call, grad, (True,) * 4) is None  # type: ignore[arg-type]
+    assert linked_derivative.gradients(call, grad, (True,) * 3) is None
 
 
 @pytest.mark.gpu
@@ -33,12 +33,12 @@ def test_only_what_is_needed_is_computed() -> None:
     call, grad = call_on(torch.device("cuda"))
     leaves = [each.detach().requires_grad_() for each in (call.x, *call.operands)]
     expected = torch.autograd.grad(torch.tanh(leaves[0]) * leaves[1] * leaves[2], leaves, grad)
-    found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * 4)  # type: ignore[arg-type]
+    found = linked_derivative.gradients(call, grad, (True,) * 3)
     assert found is not None and found[1] is None
     for mine, other in zip((found[0], *found[2:]), expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
     (of_x, *others) = linked_derivative.gradients(  # type: ignore[misc]
-        call.epilogue,  # type: ignore[arg-type]
+        call.epilogue,
         call,
         grad,
         (True, False, False, False),
@@ -77,7 +77,7 @@ def test_rows_of_any_length(m: int, n: int, dtype: torch.dtype, begins: int, *, 
     grad = drawn(m, n)
     operands = [*given[1:3], *(row.unsqueeze(1) for row in given[3:])]
     call = ElementwiseCall(typed(function.traced, [False] * len(operands)), given[0], operands)
-    found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * (1 + len(given)))  # type: ignore[arg-type]
+    found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * (1 + len(given)))
     wanted = torch.autograd.grad(expected, leaves[:2], grad.double())
     assert found is not None
     for mine, other in zip((found[0], found[2]), wanted, strict=True):

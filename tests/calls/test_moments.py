@@ -36,8 +36,7 @@ def launches(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, **opti
     epilogue = options.pop("epilogue", SCALE_BATCH_NORM)
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), n))
     folded = torch.empty(2, n, dtype=compute_dtype(dtype)).unbind(0)
-    has_bias = epilogue is BIAS
-    call = LinearCall(epilogue, x, weight, bias if has_bias else None, () if has_bias else folded)
+    call = LinearCall(epilogue, x, weight, (bias,) if epilogue is BIAS else folded)
     return dry_runs.dry_run(call, **{"moments": True, **options}).launches
 
 
@@ -237,21 +236,21 @@ def scaled(acc: Tensor, bias: PerColumn, scale: PerColumn) -> Tensor:
     return (acc + bias) * scale
 
 
-def call_of_scaled(dtype: torch.dtype = torch.bfloat16) -> tuple[LinearCall, entry.Vectors]:
+def call_of_scaled(dtype: torch.dtype = torch.bfloat16) -> LinearCall:
     x, weight, vectors = half_precision()
     cast = [each.to(dtype) for each in (x, weight, *vectors)]
     return scaled.plain_call(cast[0], cast[1], cast[2:], strict=False)
 
 
 def test_the_operands_are_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, given = call_of_scaled()
+    made = call_of_scaled()
     result = torch.empty(4096, 2048)
     answers = Answers(monkeypatch, "ask_with_moments", (result, True, 0))
-    found = moments.linear(made, given, BOTH)
+    found = moments.linear(made, BOTH)
     assert found is not None
     z, ((mean, variance, blocks, _, total), of_rows) = found[0], (found[1][0], found[1][1])
     (asked,) = answers.asked
-    assert z is result and asked[0] == made.epilogue.number and asked[3] is given and asked[4] is None
+    assert z is result and asked[0] == made.epilogue.number and asked[3] == made.operands and asked[4] is None
     assert mean.shape == variance.shape == (2048,) and blocks is None and asked[-3:-1] == (True, None)
     assert total is not None
     assert [each.data_ptr() for each in asked[-4]] == [each.data_ptr() for each in (mean, variance, total)]
@@ -270,7 +269,7 @@ def test_what_is_given(
     """By the product's kernel all; by others the columns', if they are needed."""
     columns, rows, needs_columns = wanted
     answers = Answers(monkeypatch, "ask_with_moments", (torch.empty(0), is_within, 0))
-    found = moments.linear(*call_of_scaled(), Wanted(*wanted))
+    found = moments.linear(call_of_scaled(), Wanted(*wanted))
     assert found is not None
     axes = {0} if columns and (is_within or needs_columns) else set[int]()
     assert set(found[1]) == axes | ({1} if rows and is_within else set())
@@ -286,19 +285,19 @@ def test_what_is_given(
 @pytest.mark.usefixtures("described")
 def test_an_epilogue_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (torch.empty(0), True, 0))
-    assert moments.linear(*call_of_scaled(), BOTH) is not None
+    assert moments.linear(call_of_scaled(), BOTH) is not None
     assert len(answers.linked) == 1 and answers.linked[0].startswith("epigemm_open_sm90_tma_bfloat16_")
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
 def test_any_other_reason_is_left_to_the_caller(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments", int(reason))
-    assert moments.linear(*call_of_scaled(), BOTH) is None and len(answers.asked) == 1 and not answers.linked
+    assert moments.linear(call_of_scaled(), BOTH) is None and len(answers.asked) == 1 and not answers.linked
 
 
 def test_other_types_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments")
-    assert moments.linear(*call_of_scaled(torch.float64), BOTH) is None
+    assert moments.linear(call_of_scaled(torch.float64), BOTH) is None
     assert not answers.asked
 
 
@@ -307,9 +306,9 @@ def test_autocast_with_nothing_to_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, (vector, _) = half_precision()
     answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_PLAIN), (torch.empty(0), True, 0))
     with torch.autocast("cpu", torch.bfloat16):
-        made, given = scaled.plain_call(x, weight, (vector.float(), vector), strict=False)
-        assert moments.linear(made, given, BOTH) is not None
+        made = scaled.plain_call(x, weight, (vector.float(), vector), strict=False)
+        assert moments.linear(made, BOTH) is not None
     first, second = answers.asked
-    assert [each.dtype for each in given if isinstance(each, Tensor)] == [torch.bfloat16] * 2
+    assert [each.dtype for each in made.operands if isinstance(each, Tensor)] == [torch.bfloat16] * 2
     assert first[5] is None and first[-7] == 0
     assert second[5].shape == (4096, 2048) and second[-7] == dry_runs.ROUTED | dry_runs.OUT_APART

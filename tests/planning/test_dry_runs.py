@@ -59,7 +59,9 @@ def test_numbers_and_words_agree(
     m: int, n: int, k: int, order: Any, split: int, scaled: int, epilogue: Any, dtype: torch.dtype
 ) -> None:
     costs = {"split": split & 4 | min(split & 3, 2), "scaled": scaled & 4 | min(scaled & 3, 2)}
-    call = call_of(m, n, k, dtype)._replace(epilogue=epilogue, scalars=(2.0,) if epilogue.scalar else ())
+    call = call_of(m, n, k, dtype)._replace(
+        epilogue=epilogue, operands=(None, 2.0) if epilogue.has_scalar else (None,)
+    )
     found = run(call, order, True, **costs)
     assert found._replace(tried=[]) == run(call, order, False, **costs)
     first = next((each for each in found.tried if not each.why_not), None)

@@ -13,7 +13,7 @@ import torch
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
-from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import RELU_DIV
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
@@ -202,14 +202,14 @@ def test_families_say_what_runs_now(stage: Stage) -> None:
 
 def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     x, weight, bias = torch.full((3, 5, 128), math.nan), torch.randn(256, 128), torch.randn(256)
-    call = LinearCall(
-        BIAS_RELU, x, weight, (bias,), (torch.full((256,), math.nan),), pack_use=weight_packs.NONE
-    )
+    nan = torch.full((256,), math.nan)
+    epilogue = typed(FUNCTIONS["gated_relu_bias2"], [False] * 3)
+    call = LinearCall(epilogue, x, weight, (bias, nan, torch.ones(3, 5, 256)), pack_use=weight_packs.NONE)
     first, second = candidates.on_random_x(call), candidates.on_random_x(call)
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
     assert first.weight is weight and first.bias is bias
-    assert all(torch.equal(each, torch.ones(256)) for each in first.operands)
+    assert torch.equal(first.operands[1], torch.ones(256)) and first.operands[2].shape == (15, 256)
 
 
 def test_the_fallback_may_win(stage: Stage) -> None:

@@ -93,7 +93,10 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
     epilogue, x, weight, operands, precision, pack_use, *_ = call
     again = not without_product(epilogue, operands)
-    saved = save_operands(ctx, call, output)
+    # The bias's gradient is that of the product, summed.
+    saved = save_operands(
+        ctx, call if again else call._replace(operands=epilogue.without_bias(operands)), output
+    )
     ctx.call = (epilogue, precision, pack_use, again)  # no tensor here: autograd would not see it
     if again:
         ctx.save_for_backward(x, weight, _snapshot(call.bias), *saved)
