@@ -98,8 +98,9 @@ def linear(
     if found is _OPERATOR:
         _check_tensors({"x": x, "weight": weight}, {**_vectors(function, operands, fold), "out": out})
         x, weight, operands, fold = cast(function, x, weight, operands, fold)
-        checks.product(x, weight)  # checked before the operands, whose shapes depend on it
     if fold is None:
+        if found is _OPERATOR or not function.is_compiled:
+            checks.product(x, weight)  # checked before the operands, whose shapes depend on it
         epilogue, operands = _checked(function, x, operands, (*x.shape[:-1], weight.shape[0]))
     route = _route_of(found, x, weight, *operands, *(fold or ()), out)
     options = _options(route, x, weight, precision, strict, pack_use)
@@ -152,7 +153,7 @@ def _checked(
             checks.scalar_tensor(spec.name, value, x, first)
             value = value.to(wide)
         elif spec.kind == SCALAR:
-            number = checks.scalar_number(spec.name, value)
+            number = value if compiled.is_symbol(value) else checks.scalar_number(spec.name, value)
             value = compiled.on_device(number, x).to(wide) if has_tensors else number
         elif isinstance(value, Tensor):
             checks.strided(spec.name, value)
@@ -335,8 +336,8 @@ def elementwise(
     first = "x" if function.is_compiled else "z"
     if found is _OPERATOR:
         _check_tensors({first: x}, {**_vectors(function, operands, fold), "out": out})
-        if not function.is_compiled:
-            checks.matrices(x, first)
+    if not function.is_compiled:
+        checks.matrices(x, first)
     if fold is None:
         epilogue, operands = _checked(function, x, operands, x.shape, first)
     route = _route_of(found, x, *operands, *(fold or ()), out)

@@ -128,7 +128,7 @@ def test_both_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stores.linear(made)
     assert found is not None and found.result is result
     (asked,) = answers.asked
-    assert asked[0] == made.epilogue.number and asked[3] == made.operands and asked[-1] is found.stored
+    assert asked[0] == made.epilogue.number and asked[3] is made.operands and asked[-1] is found.stored
     assert found.stored.shape == (M, N) and found.stored.dtype is torch.bfloat16
 
 

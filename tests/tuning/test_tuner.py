@@ -13,7 +13,8 @@ import torch
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
-from epigemm.epilogues.library import RELU_DIV
+from epigemm.epilogues.library import FUNCTIONS, RELU_DIV
+from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry

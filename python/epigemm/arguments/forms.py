@@ -48,7 +48,7 @@ def seen(function: Function, x: Tensor, operands: Operands) -> tuple[Epilogue, O
     """The epilogue of a call, and its operands in the form of the entry: of rows with a last axis of 1."""
     epilogue = of_types(function, x, operands)
     if isinstance(function, Epilogue) or not function.has_rows:
-        return epilogue, operands
+        return epilogue, tuple(operands)
     pairs = zip(operands, function.kinds, strict=True)
     return epilogue, tuple(
         [

@@ -44,7 +44,7 @@ def on_random_x(call: LinearCall) -> LinearCall:
     operands = []
     for place, (about, value) in enumerate(zip(call.epilogue.operands, call.operands, strict=True), 1):
         if isinstance(value, Tensor) and KINDS[about.kind].by_row:
-            value = value if is_shared else value.reshape(call.rows, value.shape[-1])
+            value = value if is_shared or value.dim() == 2 else value.reshape(call.rows, value.shape[-1])
         elif isinstance(value, Tensor) and place != call.epilogue.bias_place:
             value = torch.ones_like(value)
         operands.append(value)
