@@ -16,7 +16,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.traced import at_trace_time
 from epigemm.epilogues.declaring import own
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, GATED, OF_VECTORS
-from epigemm.epilogues.registry import MAKERS, Epilogue
+from epigemm.epilogues.registry import FOLDED, MAKERS, Epilogue
 from epigemm.packs.weight_packs import KEEP, PackedWeight
 from epigemm.user_epilogue import UserEpilogue
 
@@ -55,7 +55,6 @@ def run(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
-    x, weight, (bias,) = _route.autocast(x, weight, bias)
     if bias is not None:
         name, operands = f"bias_{name}", (bias, *operands)
     made = epilogue(name)
@@ -89,6 +88,7 @@ def batch_norm_relu(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
+    checks.own_memory(out, x, {"weight": weight, **dict(zip(FOLDED, vectors, strict=True))})
     if not checks.is_folded(vectors[3], eps):
         y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
         return y.relu() if out is None else y.relu_()

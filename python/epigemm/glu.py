@@ -150,8 +150,7 @@ def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None
             "linear_glu(): functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad."
         )
-    if not is_traced() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
-        checks.output_overlap(out, x, others, in_place=False)
+    checks.own_memory(out, x, others)
 
 
 @docstrings.of_linear

@@ -81,6 +81,7 @@ def linear(
         return found
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, bias)
+    checks.own_memory(out, x, {"weight": weight, "bias": bias, **_named(fold)})
     if found is _OPERATOR:
         _check_tensors({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out})
         x, weight, bias, fold = _cast(x, weight, bias, fold)
@@ -116,10 +117,11 @@ def linear_folded(
     bias, *others = vectors
     if all(vector is None for vector in others):
         return linear(BIAS, x, weight, bias, None, precision, out, strict, pack_use)
+    plain = weight.weight if isinstance(weight, PackedWeight) else weight
     if _any_autocast() and promotes(x, vectors[1:2]):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         refuse_strict(strict)
-        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        checks.own_memory(out, x, {"weight": plain, **_named(vectors)})
         _check_tensors({"x": x, "weight": plain}, _named(vectors))
         like, plain, (first,) = autocast(x, plain, bias)
         checks.linear(LinearCall(BIAS, like, plain, first))
@@ -129,6 +131,7 @@ def linear_folded(
         return elementwise(SCALE_BATCH_NORM, product, None, None, out, wide)
     if not checks.is_folded(vectors[3], eps):
         _check_unfolded(strict)
+        checks.own_memory(out, x, {"weight": plain, **_named(vectors)})
         scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
         return _unfolded(scaled, vectors[2:], eps, out)
     fold = (*vectors, eps)
@@ -232,6 +235,7 @@ def elementwise(
     """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
     found: Tensor | Reason
     if fold is not None and not checks.is_folded(fold[3], fold[-1]):
+        checks.own_memory(out, x, _named(fold), in_place=True)
         z = x if fold[1] is None else elementwise(epilogue, x, None, None, None, (*fold[:2], *_NO_NORM, 0.0))
         return _unfolded(z, fold[2:-1], fold[-1], out)
     if is_traced():
@@ -253,8 +257,7 @@ def elementwise(
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        if route is _PLAIN and out is not None:
-            checks.output_overlap(out, x, vectors, in_place=True)
+        checks.own_memory(out, x, vectors, in_place=True)
         operands = _fold(route, folded, out)
     return _elementwise(route, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 

@@ -337,6 +337,27 @@ def output_overlap(
     return any(overlap.may_share(out, other) for other in inputs.values())
 
 
+def own_memory(
+    out: object, x: object, others: Mapping[str, object], *, in_place: bool = False, first: str = "x"
+) -> None:
+    """`output_overlap` of a call whose last step writes `out`, and no longer sees the caller's arguments."""
+    if out is None or is_traced():
+        return
+    seen = {name: each for name, each in others.items() if _has_memory(each)}
+    if _has_memory(out) and _has_memory(x):
+        output_overlap(out, x, seen, in_place=in_place, first=first)  # type: ignore[arg-type]
+
+
+def _has_memory(tensor: object) -> bool:
+    """Whether a tensor of its own, none that stands for others or is made of some."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is _STRIDED  # type: ignore[attr-defined]
+        and not tensor.is_nested  # type: ignore[attr-defined]
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
     epilogue, x, bias, operands, scalars = call.epilogue, call.x, call.bias, call.operands, call.scalars
     if bias is not None:
