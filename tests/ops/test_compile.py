@@ -60,13 +60,13 @@ def test_compiled_into_out(op: Op, device: torch.device, rng: torch.Generator) -
 
 
 @rows("dynamic", lambda op: op.function is not None and few(op))
-def test_dynamic_rows_compile_at_most_twice(op: Op, rng: torch.Generator) -> None:
-    counter: Any = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(op.call, dynamic=True, fullgraph=True, backend=counter)
-    for m in (3, 5, 64):
-        arguments = op.draw(rng, (m,))
-        assert_right(op, compiled(**arguments), arguments, torch.float32)
-    assert counter.frame_count <= 2
+def test_dynamic_rows_compile_once(op: Op, rng: torch.Generator) -> None:
+    """A backend may be called twice: torch starts a trace again if a float of it, as BatchNorm's eps, is a constant."""
+    compiled = torch.compile(op.call, dynamic=True, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (3, 5, 64):
+            arguments = op.draw(rng, (m,))
+            assert_right(op, compiled(**arguments), arguments, torch.float32)
 
 
 @rows("compiled numbers", lambda op: bool(op.of_kind(NUMBER)) and few(op))
