@@ -84,7 +84,7 @@ def batch_norm_relu(
 ) -> Tensor:
     """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
 
-    A 16-bit bias is not folded: if the product is rounded, its bias is added before, as by PyTorch's operators.
+    Where `route.adds_bias_first`, the bias is not folded.
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
@@ -94,10 +94,10 @@ def batch_norm_relu(
         return y.relu() if out is None else y.relu_()
     x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
     checks.product(x, weight)  # before the fold, whose errors would name what it reads
-    is_16 = x.dtype.itemsize == 2
-    vectors = (None if is_16 else bias, *vectors[1:])
+    is_first = _route.adds_bias_first(x)
+    vectors = (None if is_first else bias, *vectors[1:])
     folded = _route.fold(x, vectors, eps, weight.shape[0])
-    return run(OF_VECTORS, x, weight, bias if is_16 else None, folded, out, precision, strict, pack_use)
+    return run(OF_VECTORS, x, weight, bias if is_first else None, folded, out, precision, strict, pack_use)
 
 
 @docstrings.of_linear

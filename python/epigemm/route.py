@@ -95,8 +95,7 @@ def linear(
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
         return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
-    if fold[0] is not None and not strict and x.element_size() == 2:
-        # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
+    if fold[0] is not None and not strict and adds_bias_first(x):
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
         return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
     operands = _fold(route, folded, out)
@@ -136,6 +135,14 @@ def linear_folded(
         return _unfolded(scaled, vectors[2:], eps, out)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
+
+
+def adds_bias_first(x: Tensor) -> bool:
+    """Whether a bias is no part of the fold, but added to the product, as in PyTorch: before that is rounded to 16 bits.
+
+    And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf.
+    """
+    return x.element_size() == 2 or x.is_cpu
 
 
 def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:

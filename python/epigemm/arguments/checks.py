@@ -351,9 +351,10 @@ def own_memory(
 def _has_memory(tensor: object) -> bool:
     """Whether a tensor of its own, none that stands for others or is made of some."""
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.layout is _STRIDED  # type: ignore[attr-defined]
-        and not tensor.is_nested  # type: ignore[attr-defined]
+        isinstance(tensor, Tensor)
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 

@@ -5,8 +5,8 @@ if x does, so that either may be overwritten otherwise. Of a relu the result is 
 For other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first
 derivatives need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's
 derivative, made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. On a GPU
-that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved,
-also the bias: writing one in place before the backward pass is an error, as for all tensors that torch has saved.
+that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved
+if one has a gradient: writing one in place before the backward pass is then an error, as for all that torch has saved.
 
 A strict call stays one kernel, and so does a call in 16 bits whose bias is folded into its epilogue. Their derivatives
 compute the product again, with a copy of the bias. Second derivatives run the registry's differentiable reference under

@@ -243,7 +243,11 @@ def folded_by_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: flo
         gain = gain / torch.sqrt(running_var.to(wide) + eps)
     scaled = read(scale, 1.0)
     multiplier = scaled * gain
-    offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
-    # The offset depends on every vector, so it has the full shape; apart, each has the gradients of its own.
-    dtype = compute_dtype(like.dtype)
-    return multiplier.expand_as(offset).to(dtype), offset.to(dtype)
+    # Absent vectors are left out: an infinity would make NaN of a product with their zeros.
+    offset = read(bn_bias, 0.0)
+    if bias is not None or running_mean is not None:
+        shifted = read(bias, 0.0) * scaled if bias is not None else read(bias, 0.0)
+        offset = (shifted - read(running_mean, 0.0)) * gain + offset
+    dtype, shape = compute_dtype(like.dtype), torch.broadcast_shapes(multiplier.shape, offset.shape)
+    # Apart: each has the gradients of its own.
+    return multiplier.expand(shape).to(dtype), offset.expand(shape).to(dtype)
