@@ -138,7 +138,7 @@ def linear_folded(
 
 
 def adds_bias_first(x: Tensor) -> bool:
-    """Whether a bias is no part of the fold, but added to the product, as in PyTorch: before that is rounded to 16 bits.
+    """Whether a bias is not folded, but added to the product, as in PyTorch: before that is rounded to 16 bits.
 
     And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf.
     """

@@ -248,6 +248,7 @@ def folded_by_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: flo
     if bias is not None or running_mean is not None:
         shifted = read(bias, 0.0) * scaled if bias is not None else read(bias, 0.0)
         offset = (shifted - read(running_mean, 0.0)) * gain + offset
-    dtype, shape = compute_dtype(like.dtype), torch.broadcast_shapes(multiplier.shape, offset.shape)
-    # Apart: each has the gradients of its own.
-    return multiplier.expand(shape).to(dtype), offset.expand(shape).to(dtype)
+    offset = offset if offset.dim() else offset.expand_as(multiplier)
+    # Both have the full shape; apart, each has the gradients of its own.
+    dtype = compute_dtype(like.dtype)
+    return multiplier.expand_as(offset).to(dtype), offset.to(dtype)
