@@ -84,7 +84,17 @@ def read_operands(call: LinearCall | ElementwiseCall, result: Tensor) -> Sequenc
 
 def given_again(operands: Sequence[Tensor | None], grad: Tensor) -> list[Tensor]:
     """A call's operands from what `read_operands` saved."""
-    return [grad if operand is None else operand for operand in operands]
+    return [_unread(grad) if operand is None else operand for operand in operands]
+
+
+def _unread(grad: Tensor) -> Tensor:
+    """Of the gradient's shape and type, in place of what no derivative reads: the gradient, where kernels take it.
+
+    Any numbers do. A batch of gradients, which `is_grads_batched` passes, could not be made to require a gradient.
+    """
+    if not _grad_enabled() and runs_directly(grad):
+        return grad
+    return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
 
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
@@ -119,7 +129,7 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     elif epilogue is SCALE_BATCH_NORM:
         grad = _derivative_of_scale(grad, operands)
     elif epilogue is not BIAS:
-        applied = ElementwiseCall(epilogue, grad, None, operands, scalars)
+        applied = ElementwiseCall(epilogue, _unread(grad), None, operands, scalars)
         of_product, _, *of_operands = _epilogue_gradients(
             applied, grad, (needs[0] or needs[1], False, *needs[3:])
         )
@@ -206,7 +216,7 @@ def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -
     """`elementwise_gradients` of the call that was saved."""
     x, bias, *saved = ctx.saved_tensors
     operands = given_again(saved, grad)
-    call = ElementwiseCall(ctx.epilogue, grad if x is None else x, bias, operands, ctx.scalars)
+    call = ElementwiseCall(ctx.epilogue, _unread(grad) if x is None else x, bias, operands, ctx.scalars)
     return elementwise_gradients(call, grad, needs)
 
 
@@ -390,7 +400,7 @@ def gradients_of(
             found = pullback(grad)
     else:
         with torch.enable_grad():
-            aliases = {index: _tracked(inputs[index], grad) for index in wanted}
+            aliases = {index: _tracked(inputs[index]) for index in wanted}
             found = torch.autograd.grad(
                 function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
                 list(aliases.values()),
@@ -403,15 +413,9 @@ def gradients_of(
     return gradients
 
 
-def _tracked(tensor: Tensor | None, grad: Tensor) -> Tensor:
-    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph.
-
-    Where the gradient stands for a product that no derivative reads, any numbers do. A batch of gradients, which
-    `is_grads_batched` passes, could not be made to require a gradient.
-    """
+def _tracked(tensor: Tensor | None) -> Tensor:
+    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph."""
     assert tensor is not None
-    if tensor is grad and not tensor.requires_grad:
-        tensor = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
