@@ -120,6 +120,21 @@ def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[
     return F.gelu(z), z, (z * z).sum(0)
 
 
+def test_of_several_results_each_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in 16 bits, where each is computed from the product; what is reduced and not stored in fp32."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    for arch, sizes in (("sm_80", []), ("sm_90", [ALIGNED])):
+        epigemm.precompile(several, *sizes, arch=arch, training=True)
+        alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
+        wide = [name.replace("bfloat16", "float32") for name in alone]
+        asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
+        assert (
+            asked == [("several_result0", alone), ("several_result1", alone), ("several_result2", wide)] * 2
+        )
+        linker.asked.clear()
+
+
 ALONE = "epigemm_open_elementwise_bfloat16"
 SIZES = [(1, 4096, 4096), (2048, 4096, 4096), (300, 1001, 513)]
 ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]

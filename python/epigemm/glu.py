@@ -17,7 +17,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.arguments.traced import is_traced
+from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.calls import considered, entry, pairs
 from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.registry import BIAS
@@ -130,8 +130,8 @@ def run(
     if weight2 is not None:
         first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
         return _paired(epilogue, x, first, second, out, precision, strict)
-    if is_traced():
-        use = FIND  # in compiled graphs the views are not recognised as parts of a Parameter
+    if is_traced() or is_exporting():
+        use = FIND  # in graphs the views are not recognised as parts of a Parameter
     elif use is None and (keep_mode.active or keep_mode.traced):
         use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
     # Views, by one node of autograd, which writes both gradients into one tensor.

@@ -72,7 +72,9 @@ def test_results_of_vmap_require_what_pytorchs_do(op: Op, rng: torch.Generator) 
                 return of(**{**arguments, **values})
 
             dims = {name: 0 if name in batched else None for name in given}
-            is_off = number % 4 == 0  # a program that returns its argument may return one with a gradient there
+            is_off = (
+                number % 4 == 0
+            )  # a program that returns its argument may return one with a gradient there
             with torch.no_grad() if is_off else nullcontext():
                 results = results_of(torch.vmap(call, (dims,))(given))
             flags.append([each.requires_grad and not (is_off and of is op.reference) for each in results])

@@ -210,10 +210,12 @@ _defaults: list[torch.dtype] = []
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
     found, watch = _trace_once(function, kinds, name, start, torch.float32)
-    of_one, _ = _trace_once(function, kinds, name, start, torch.float32, (1, 1))
+    of_one, beside = _trace_once(function, kinds, name, start, torch.float32, (1, 1))
     if _in_fp32(of_one) != _in_fp32(found):
+        steps = itertools.zip_longest(watch.lines.items(), beside.lines.items())
+        line = next(((one or other)[1] for one, other in steps if one != other), start)
         raise NotImplementedError(
-            f"{name} ({start}): it is traced twice, and computes two things: the shape of a tensor decides what is "
+            f"{name} ({line}): it is traced twice, and computes two things: the shape of a tensor decides what is "
             "computed, or random numbers, the time or the like would become constants of the epilogue"
         )
     if watch.dtype_line or watch.is_cast:
