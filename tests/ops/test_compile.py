@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import epigemm
+from epigemm import PerColumn
 from tests.ops.bounds import assert_right
 from tests.ops.op import COUNT, NUMBER, Op, results_of
 from tests.ops.table import few, rows, some
@@ -138,3 +140,21 @@ def test_programs_of_users_functions_are_refused(op: Op, rng: torch.Generator) -
         torch.export.export(module, tuple(inputs), strict=False)
     with pytest.raises(NotImplementedError, match=r"got a call under torch\.jit\.trace"):
         torch.jit.trace(lambda x: op.call(**{**arguments, op.input: x}), (arguments[op.input],))  # type: ignore[no-untyped-call]
+
+
+def without_derivative(acc: Tensor, divisor: PerColumn) -> Tensor:
+    return torch.floor_divide(acc, divisor) + (acc // 0.75) * 0.5 + torch.heaviside(acc, divisor)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", "epigemm"])
+def test_steps_without_a_derivative(backend: str, rng: torch.Generator) -> None:
+    """PyTorch's numbers in a graph, and PyTorch's error where a gradient is wanted."""
+    made: Any = epigemm.epilogue(without_derivative)
+    x, weight, divisor = (torch.randn(*shape, generator=rng) for shape in ((9, 24), (16, 24), (16,)))
+    z = x @ weight.t()
+    want = without_derivative(z, divisor)
+    for call, given in ((made, (x, weight)), (made.elementwise, (z,))):
+        compiled: Any = torch.compile(call, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(*given, divisor), want)
+    with pytest.raises(Exception, match=r"derivative for aten::(floor_divide|heaviside) is not impl"):
+        backward(torch.compile(made, backend=backend)(x.requires_grad_(), weight, divisor).sum())
