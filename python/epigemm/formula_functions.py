@@ -88,7 +88,8 @@ def batch_norm_relu(
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
-    checks.own_memory(out, x, {"weight": weight, **dict(zip(FOLDED, vectors, strict=True))})
+    if out is not None:
+        checks.own_memory(out, x, {"weight": weight, **dict(zip(FOLDED, vectors, strict=True))})
     if not checks.is_folded(vectors[3], eps):
         y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
         return y.relu() if out is None else y.relu_()

@@ -130,7 +130,7 @@ def run(
     if weight2 is not None:
         first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
         return _paired(epilogue, x, first, second, out, precision, strict)
-    if is_traced() or is_exporting():
+    if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
         use = FIND  # in graphs the views are not recognised as parts of a Parameter
     elif use is None and (keep_mode.active or keep_mode.traced):
         use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters

@@ -81,7 +81,8 @@ def linear(
         return found
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, bias)
-    checks.own_memory(out, x, {"weight": weight, "bias": bias, **_named(fold)})
+    if out is not None:
+        checks.own_memory(out, x, {"weight": weight, "bias": bias, **_named(fold)})
     if found is _OPERATOR:
         _check_tensors({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out})
         x, weight, bias, fold = _cast(x, weight, bias, fold)
@@ -97,7 +98,8 @@ def linear(
         return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
     if fold[0] is not None and not strict and adds_bias_first(x):
         product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
-        return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
+        operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
+        return _elementwise(route, ElementwiseCall(epilogue, product, None, operands, (), out))
     operands = _fold(route, folded, out)
     return _linear(route, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
 
@@ -264,7 +266,8 @@ def elementwise(
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        checks.own_memory(out, x, vectors, in_place=True)
+        if out is not None:
+            checks.own_memory(out, x, vectors, in_place=True)
         operands = _fold(route, folded, out)
     return _elementwise(route, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
 

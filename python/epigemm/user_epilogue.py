@@ -121,8 +121,9 @@ class UserEpilogue(Decorated):
             given = self._in_order(operands, named)
             form = self.without[missing] if self.without and (missing := absent(given)) else self
             given = [each for each in given if each is not None]
-            names = [spec.name for spec in form.traced.operands]
-            checks.own_memory(out, x, {"weight": weight, **dict(zip(names, given, strict=True))})
+            if out is not None:
+                named = dict(zip((spec.name for spec in form.traced.operands), given, strict=True))
+                checks.own_memory(out, x, {"weight": weight, **named})
             if _route.promotes(x, [given[place] for place in form._typing]):
                 z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
                 return form.elementwise(z, *operands, out=out)
