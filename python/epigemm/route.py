@@ -142,9 +142,10 @@ def linear_folded(
 def adds_bias_first(x: Tensor) -> bool:
     """Whether a bias is not folded, but added to the product, as in PyTorch: before that is rounded to 16 bits.
 
-    And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf.
+    And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf. Not for
+    batch-invariant calls there, which are computed row by row, with the fold.
     """
-    return x.element_size() == 2 or x.is_cpu
+    return x.element_size() == 2 or (x.is_cpu and not (invariance.active and invariance.enabled()))
 
 
 def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:
