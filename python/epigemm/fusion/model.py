@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +12,10 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, fx, nn
 
+from epigemm import compilers
 from epigemm.arguments import checks
 from epigemm.explain.state import kept
-from epigemm.fusion.dynamo import Settings, epigemm_backend, settings_of
+from epigemm.fusion.dynamo import Settings, settings_of
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import warn_once
 
@@ -112,6 +112,7 @@ def fuse(
     for name, value in {"inplace": inplace, "dry_run": dry_run, **flags}.items():
         checks.flag(name, value)
     given = _joined(options, flags)
+    guard_filter = given.pop("guard_filter_fn", None)  # torch.compile's own, whatever the backend
     settings = settings_of(mode, given)
     if dry_run:
         return _dry_run(model, example_inputs, settings)
@@ -134,9 +135,9 @@ def fuse(
         if settings.report is not None:
             settings.report(of_graph)
 
-    # torch.compile takes a mode or options.
-    given = {**(torch._inductor.list_mode_options(mode) if mode else {}), **given, "report": tell}
-    call = torch.compile(call_of(target), backend=epigemm_backend, dynamic=dynamic, options=given)
+    backend = settings._replace(report=tell)
+    of_torch = {"guard_filter_fn": guard_filter} if guard_filter else None
+    call = torch.compile(call_of(target), backend=backend, dynamic=dynamic, options=of_torch)
     vars(target).update({_CALL: call, _REPORT: report})
     return target
 
@@ -154,20 +155,19 @@ def unfuse(model: Model) -> Model:
     for module in model.modules():
         if is_fused(module):
             vars(module).pop(_CALL, None)
+        if isinstance(vars(module).get(_REPORT), FusionReport):
             del vars(module)[_REPORT]
     return model
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module itself is fused, or was left alone by `fuse`."""
-    return isinstance(vars(module).get(_REPORT), FusionReport)
+    """Whether a module itself is fused, and not left alone."""
+    return getattr(vars(module).get(_REPORT), "settings", None) is not None
 
 
 def settings_for(module: nn.Module) -> Settings:
     """The settings that a module was fused with, or the default ones."""
-    report = vars(module).get(_REPORT)
-    found: Settings | None = None if report is None else report.settings
-    return found or settings_of(None, None)
+    return vars(module)[_REPORT].settings if is_fused(module) else settings_of(None, None)
 
 
 def call_of(model: nn.Module) -> Callable[..., Any]:
@@ -239,7 +239,7 @@ def _check_model(model: object) -> None:
 
 def why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
-    if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1" or torch._dynamo.config.disable:
+    if compilers.is_turned_off():
         warn_once("Dynamo is turned off (TORCHDYNAMO_DISABLE), and the model runs as it was")
         return "Dynamo is turned off (TORCHDYNAMO_DISABLE)"
     if vars(model).get(_CALL) is not None and not is_fused(model):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
-from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.calls import entry
+from epigemm.compilers import is_exporting, is_traced
 from tests.support.other_threads import compile_until, export_until, others
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
