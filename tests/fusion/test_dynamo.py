@@ -151,6 +151,21 @@ def test_inductor_compiles_the_rest() -> None:
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_graph_that_is_traced_again_is_reported_once() -> None:
+    """Inductor has Dynamo trace a graph again if it computes with a number that changes."""
+    model, reports, x = (
+        nn.Sequential(nn.Linear(IN, OUT), nn.Tanh(), nn.LayerNorm(OUT)),
+        list[FusionReport](),
+        draw(),
+    )
+    options = {"report": reports.append}
+    compiled: Any = torch.compile(model, backend="epigemm", options=options, dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert [len(report.sites) for report in reports] == [1]
+
+
 def test_a_callable_for_the_rest() -> None:
     seen: list[torch.fx.GraphModule] = []
 

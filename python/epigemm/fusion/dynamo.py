@@ -14,7 +14,7 @@ from torch import fx
 
 from epigemm import compilers
 from epigemm.arguments import checks
-from epigemm.fusion.report import FusionReport, Skipped
+from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import first_line, fuse_module, warn_once
 from epigemm.operators.compiled import for_inductor
 
@@ -46,13 +46,12 @@ class Settings(NamedTuple):
         start = time.perf_counter()
         report = self.rewrite(graph_module)
         report.notes += _at_the_limit()
-        try:
-            return self._compiled(graph_module, example_inputs, report)
-        finally:
-            report.seconds = time.perf_counter() - start
-            _log.info("%s", report)
-            if self.report is not None:
-                self.report(report)
+        compiled = self._compiled(graph_module, example_inputs, report)
+        report.seconds = time.perf_counter() - start
+        _log.info("%s", report)
+        if self.report is not None:
+            self.report(report)
+        return compiled
 
     def rewrite(self, graph_module: fx.GraphModule) -> FusionReport:
         """Rewrite a graph in place, for the inner backend."""
@@ -79,7 +78,7 @@ class Settings(NamedTuple):
                 raise
             reason = f"Inductor failed on it, and it runs operator by operator: {first_line(error)}"
         warn_once(f"a graph of a fused model: {reason}")
-        report.skipped.append(Skipped("graph", reason))
+        report.notes.append(f"a graph: {reason}")
         graph_module.graph = was
         return graph_module.forward
 
