@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epigemm.fusion.model import copied
+from epigemm.fusion.model import copied, copied_apart
 
 
 class Model(nn.Module):
@@ -47,6 +47,17 @@ def test_a_copy_has_attributes_of_its_own() -> None:
     found.train(False)
     found.table["scale"] = torch.zeros(4)
     assert model.training and model.norm.training and bool(model.table["scale"].all())
+
+
+TRAIN = object()
+
+
+def test_an_object_without_state_is_the_same_in_a_copy() -> None:
+    """A forward may ask whether an attribute is a certain object."""
+    model = Model()
+    model.modes = [TRAIN]  # type: ignore[assignment]
+    for made in (copied(model), copied_apart(model)):
+        assert made.modes[0] is TRAIN and made.modes is not model.modes
 
 
 class Raises(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 import warnings
 from collections import Counter
@@ -290,6 +291,17 @@ def test_left_alone(make: Callable[[], Any], reason: str) -> None:
     assert not hasattr(fused, "fusion_report")
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_weights_can_be_swapped(backend: str) -> None:
+    """No weak reference to a parameter stays, as after torch.compile."""
+    model, x = nn.Linear(8, 8), torch.randn(3, 8)
+    fused: Any = epigemm.fuse(model, options={"backend": backend})
+    fused(x)
+    gc.collect()  # Inductor leaves some in cycles
+    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.zeros(8, 8)))
+    torch.testing.assert_close(fused(x), model.bias.expand(3, 8))
+
+
 def test_what_torch_compile_takes_itself() -> None:
     """A filter of guards is no option of Inductor's."""
     seen: list[int] = []
@@ -325,6 +337,12 @@ def test_what_torch_compile_takes_itself() -> None:
             ValueError,
             "got epilogue_fusion for backend",
         ),
+        (
+            {"options": {"backend": "eager", "mode": "max-autotune"}},
+            ValueError,
+            "got mode for backend 'eager'",
+        ),
+        ({"mode": "lite", "options": {"mode": "max-autotune"}}, ValueError, "mode: got 'lite' and options"),
         ({"mode": "fast"}, RuntimeError, "mode=fast"),
         ({"options": {"max_autotun": True}}, RuntimeError, "optimization option max_autotun"),
         ({"options": {"max_autotune": 3}}, RuntimeError, "max_autotune, got int should be bool"),

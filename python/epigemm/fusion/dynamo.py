@@ -100,11 +100,11 @@ def epigemm_backend(
         example_inputs: its inputs.
         mode: as of torch.compile with Inductor.
         options: "backend": the backend that compiles the resulting graph, a name that torch.compile accepts or a
-            callable (default: "inductor"); "eager" runs it operator by operator, without a compiler. "report": called
-            with the `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices
-            between calls, and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not
-            count (those through `.data`); "strict": True has errors raised, of epigemm's rewriting and of Inductor. All
-            others are Inductor's.
+            callable (default: "inductor"); "eager" runs it operator by operator, without a compiler. "mode": as the
+            argument, because torch.compile takes either a mode or options. "report": called with the `FusionReport` of
+            every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls, and is a promise
+            to call `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`);
+            "strict": True has errors raised, of epigemm's rewriting and of Inductor. All others are Inductor's.
 
     Returns:
         The compiled graph.
@@ -128,6 +128,7 @@ def settings_of(mode: str | None, options: dict[str, Any] | None) -> Settings:
         raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
     given = dict(options or {})
     inner, report = given.pop("backend", INDUCTOR), given.pop("report", None)
+    mode = given.pop("mode", None) or mode
     if report is not None and not callable(report):
         raise TypeError(f"options['report']: got {type(report).__name__}; accepted is a callable")
     flags = {name: given.pop(name, False) for name in ("keep_packs", "strict")}

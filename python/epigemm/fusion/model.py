@@ -98,8 +98,9 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: `strict` or `keep_packs` differs from the option of that name; or a mode or options of Inductor's
-            with another backend in `options`.
+        ValueError: `mode`, `strict` or `keep_packs` differs from the option of that name; or a mode or options of
+            Inductor's with another backend in `options`.
+        RuntimeError: Inductor has no such mode or option.
         torch._dynamo.exc.BackendCompilerFailed: at a call: rewriting or compiling a graph failed, and `strict` is True.
 
     Example:
@@ -111,9 +112,9 @@ def fuse(
     flags = {"strict": strict, "keep_packs": keep_packs}
     for name, value in {"inplace": inplace, "dry_run": dry_run, **flags}.items():
         checks.flag(name, value)
-    given = _joined(options, flags)
-    guard_filter = given.pop("guard_filter_fn", None)  # torch.compile's own, whatever the backend
-    settings = settings_of(mode, given)
+    given = _joined(options, {"mode": mode, **flags})
+    # torch.compile removes this one from the options, whatever the backend.
+    settings = settings_of(None, {name: each for name, each in given.items() if name != "guard_filter_fn"})
     if dry_run:
         return _dry_run(model, example_inputs, settings)
     if example_inputs is not None:
@@ -135,9 +136,8 @@ def fuse(
         if settings.report is not None:
             settings.report(of_graph)
 
-    backend = settings._replace(report=tell)
-    of_torch = {"guard_filter_fn": guard_filter} if guard_filter else None
-    call = torch.compile(call_of(target), backend=backend, dynamic=dynamic, options=of_torch)
+    given["report"] = tell
+    call = torch.compile(call_of(target), backend="epigemm", dynamic=dynamic, options=given)
     vars(target).update({_CALL: call, _REPORT: report})
     return target
 
@@ -195,15 +195,15 @@ def calling(model: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
         vars(model)[_CALL] = was
 
 
-def _joined(options: Any, flags: dict[str, bool]) -> dict[str, Any]:
-    """The options with the flags among them; ValueError where both are given, and differ."""
+def _joined(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options with some arguments among them; ValueError where both are given, and differ."""
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
     given = dict(options or {})
-    for name, value in flags.items():
-        if given.get(name, value) is not value and value:
+    for name, value in arguments.items():
+        if given.get(name, value) != value and value:
             raise ValueError(
-                f"{name}: got {value} and options[{name!r}] {given[name]!r}; accepted is one of them"
+                f"{name}: got {value!r} and options[{name!r}] {given[name]!r}; accepted is one of them"
             )
         given.setdefault(name, value)
     return given
@@ -258,7 +258,7 @@ def why_not(model: nn.Module) -> str:
 
 def copied(model: nn.Module) -> nn.Module | str:
     """A copy with the same tensors, or why there is none."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
+    memo: dict[int, Any] = {id(each): each for each in _shared_within(model, set())}
     try:
         made = copy.deepcopy(model, memo)
     except Exception as error:  # any error of the model's attributes
@@ -268,27 +268,33 @@ def copied(model: nn.Module) -> nn.Module | str:
 
 def copied_apart(value: Any) -> Any:
     """A copy of a model and what belongs to it that shares no memory with them."""
-    # deepcopy refuses tensors with a history.
-    recorded = [each for each in _tensors_within(value, set()) if not each.is_leaf]
-    memo: dict[int, Any] = {id(each): each.detach().clone() for each in recorded}
+    memo: dict[int, Any] = {}
+    for each in _shared_within(value, set()):
+        if not isinstance(each, Tensor):
+            memo[id(each)] = each
+        elif not each.is_leaf:  # deepcopy refuses tensors with a history
+            memo[id(each)] = each.detach().clone()
     return copy.deepcopy(value, memo)
 
 
-def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors that can be reached from an object, also through modules and lists that are not registered."""
+def _shared_within(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The tensors that can be reached from an object, also through modules and lists that are not registered.
+
+    And each `object()`: a forward can only ask whether it is that very one.
+    """
     if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return
     seen.add(id(value))
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or type(value) is object:
         yield value
     elif isinstance(value, dict):
         for part in list(value.values()):
-            yield from _tensors_within(part, seen)
+            yield from _shared_within(part, seen)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for part in list(value):
-            yield from _tensors_within(part, seen)
+            yield from _shared_within(part, seen)
     elif hasattr(value, "__dict__"):
-        yield from _tensors_within(vars(value), seen)
+        yield from _shared_within(vars(value), seen)
 
 
 def _why_no_copy(model: nn.Module, copied: Any) -> str:
