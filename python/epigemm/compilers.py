@@ -45,7 +45,10 @@ def is_exporting() -> bool:
 
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, before which Dynamo breaks its graph: it runs at once, not when the graph runs."""
-    return torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+    if "torch._dynamo" not in sys.modules:
+        return function
+    made: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return made
 
 
 def import_dynamo() -> None:

@@ -107,16 +107,27 @@ def further(found: Outcome, alone: Outcome, exact: Outcome, made: Program, other
         return text
     close = _EPSILON[made.dtype] if not made.is_coarse else _COARSE
     for place, (mine, other) in enumerate(zip(found.values, alone.values, strict=True)):
-        if mine is None or other is None or len(exact.values) <= place or exact.values[place] is None:
+        right = exact.values[place] if place < len(exact.values) else None
+        if mine is None or other is None or right is None:
             continue
-        right = exact.values[place]
-        off, allowed = (float((each.double() - right).nan_to_num().abs().max()) for each in (mine, other))
-        moved = [each.values[place] for each in others if len(each.values) > place]
-        spread = max(float((each.double() - other.double()).nan_to_num().abs().max()) for each in moved)
-        bound = 1.25 * allowed + 2 * spread + close * max(1.0, float(right.nan_to_num().abs().max()))
-        if off > bound or not torch.equal(mine.isfinite(), other.isfinite()):
-            return f"value {place}: off float64 by {off:.3g}, alone {allowed:.3g}, allowed {bound:.3g}"
+        moved = [each.values[place] for each in others if place < len(each.values)]
+        bound = 1.25 * _apart(other, right) + 2 * max(
+            _apart(each, other) for each in moved if each is not None
+        )
+        bound += close * max(1.0, _apart(right, torch.zeros(())))
+        if _apart(mine, right) > bound or not torch.equal(mine.isfinite(), other.isfinite()):
+            off = f"off float64 by {_apart(mine, right):.3g}, alone by {_apart(other, right):.3g}"
+            return f"value {place}: {off}, allowed {bound:.3g}"
     return ""
+
+
+def _apart(value: Tensor, other: Tensor) -> float:
+    """The largest finite distance."""
+    return (
+        float((value.double() - other.double()).nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if value.numel()
+        else 0.0
+    )
 
 
 def _fused(backend: str, reports: list[FusionReport]) -> Callable[[Any], Any]:

@@ -56,7 +56,8 @@ def test_an_object_without_state_is_the_same_in_a_copy() -> None:
     """A forward may ask whether an attribute is a certain object."""
     model = Model()
     model.modes = [TRAIN]  # type: ignore[assignment]
-    for made in (copied(model), copied_apart(model)):
+    several: list[Any] = [copied(model), copied_apart(model)]
+    for made in several:
         assert made.modes[0] is TRAIN and made.modes is not model.modes
 
 

@@ -120,6 +120,20 @@ def method_replaced(prepared: Callable[[nn.Module], Any]) -> str:
     return noticed(prepared(Calls()), lambda patch: patch.setattr(Calls, "activation", lambda self, x: x * 0))
 
 
+class Holds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Calls()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+def hook(prepared: Callable[[nn.Module], Any]) -> str:
+    made = prepared(Holds())
+    return noticed(made, lambda _: made.inner.register_forward_hook(lambda module, given, result: result * 0))
+
+
 def identity(prepared: Callable[[nn.Module], Any]) -> str:
     made = prepared(Calls())
     return noticed(made, lambda patch: patch.setattr(made, "mode", ZERO))
@@ -133,6 +147,7 @@ ROWS: dict[str, Callable[[Callable[[nn.Module], Any]], str]] = {
     "`np.random` in a forward draws from the generator of": numpy_numbers,
     "a function of torch that is replaced after the first call": function_replaced,
     "a method of the model's class that is replaced after the first call": method_replaced,
+    "a hook that a layer inside the model gets after the first call": hook,
     "another answer to `self.mode is MODE`": identity,
 }
 PAGE = Path(epigemm.__file__).parents[2] / "docs" / "fuse.md"

@@ -159,7 +159,7 @@ def test_a_graph_that_is_traced_again_is_reported_once() -> None:
         list[FusionReport](),
         draw(),
     )
-    options = {"report": reports.append}
+    options: dict[str, Any] = {"report": reports.append}
     compiled: Any = torch.compile(model, backend="epigemm", options=options, dynamic=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))

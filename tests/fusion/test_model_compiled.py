@@ -153,7 +153,7 @@ def test_without_a_fused_call_it_runs_what_torch_runs(make: Callable[[], nn.Modu
     assert len(fused) <= len(frames(torch.compile(model, backend="eager"), x))
     assert sum("epigemm" in file for file in fused) == 1
     torch.compiler.reset()
-    options = {"backend": "eager"}
+    options: dict[str, Any] = {"backend": "eager"}
     backend = frames(torch.compile(model, backend="epigemm", options=options), x)
     assert not any("epigemm" in file for file in backend)
 
@@ -298,7 +298,7 @@ def test_weights_can_be_swapped(backend: str) -> None:
     fused: Any = epigemm.fuse(model, options={"backend": backend})
     fused(x)
     gc.collect()  # Inductor leaves some in cycles
-    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.zeros(8, 8)))
+    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.zeros(8, 8)))  # type: ignore[no-untyped-call]
     torch.testing.assert_close(fused(x), model.bias.expand(3, 8))
 
 
@@ -360,6 +360,6 @@ def test_wrong_arguments(how: str, settings: dict[str, Any], error: type[Excepti
         with pytest.raises(Exception, match=message):
             compiled(x)
         return
-    dry = {"dry_run": True, "example_inputs": (x,)} if how == "dry run" else {}
+    dry: dict[str, Any] = {"dry_run": True, "example_inputs": (x,)} if how == "dry run" else {}
     with pytest.raises(error, match=message):
         epigemm.fuse(model, **settings, **dry)
