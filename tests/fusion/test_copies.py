@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.fusion.model import copied, copied_apart
+from tests.fusion.eager import fuse_eagerly, report_of
 
 
 class Model(nn.Module):
@@ -94,3 +95,6 @@ def test_why_there_is_none(kind: type[nn.Module], reason: str) -> None:
     found = copied(kind())
     assert isinstance(found, str)
     assert re.fullmatch(reason, found)
+    model = kind()
+    fused = fuse_eagerly(model)
+    assert fused is model and "inplace=True" in report_of(fused).notes[0]

@@ -76,16 +76,6 @@ def test_models_that_fx_cannot_trace() -> None:
     torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_changing_batch_recompiles_once() -> None:
-    model = Branching()
-    reports: list[FusionReport] = []
-    fast = compiled(model, reports)
-    for rows in (5, 7, 9, 33, 64):
-        x = draw(torch.float32, rows, IN)
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
-    assert len(reports) <= 2
-
-
 def test_modes_within_a_graph() -> None:
     """A chain does not reach over the end of a no_grad or autocast block."""
 
