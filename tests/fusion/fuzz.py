@@ -3,8 +3,8 @@
     python -m tests.fusion.fuzz --models 3000 --seed 1 --backend eager
 
 prints each forward that differs, and a summary. `--models 1 --seed N` runs one of them again. With `--backend inductor`
-they are compared with what torch.compile makes of the plain model alone, from the same seed: bit for bit where no chain
-is taken, and otherwise by their distances from float64. `--dtype bfloat16` and `--training` (with dropout) are for it.
+they are compared with what torch.compile makes of the plain model alone, from the same seed: bit for bit where nothing
+is fused, and otherwise by their distances from float64. `--dtype bfloat16` and `--training` (with dropout) are for it.
 """
 
 from __future__ import annotations
@@ -80,12 +80,15 @@ def check(made: Program, backend: str) -> Verdict:
 
 def check_compiled(made: Program) -> Verdict:
     """Compare a program through Inductor with what Inductor makes of the plain model."""
+    if made.dtype is torch.bfloat16 and ".amax(" in made.source:
+        # Inductor's derivative of amax compares rounded numbers with others, finds none, and divides by 0.
+        made = replace(made, learns=(False, False, False))
     reports, report = list[FusionReport](), FusionReport()
     found = outcome(made, _fused(INDUCTOR, reports))
     for each in reports:
         report.add(each)
     alone = outcome(made, _compiled)
-    if report.chains[1] == 0:
+    if not report.sites:
         text = difference(found, alone, made, [], close=0.0)
         return Verdict(DIFFERS if text else SAME, text, report)
     text = difference(found, alone, made, [])
