@@ -271,6 +271,21 @@ def scripted() -> Any:
     return torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
 
 
+class Gives(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        while True:
+            yield x
+            x = torch.relu(x)
+
+
+def test_generators_are_left_alone() -> None:
+    """Dynamo would run one to its end."""
+    model = Gives()
+    fused: Any = fuse_eagerly(model)
+    assert fused is model and "its forward is a generator" in report_of(fused).notes[0]
+    assert torch.equal(next(fused(x := torch.randn(3, 8))), x)
+
+
 LEFT_ALONE: list[tuple[Callable[[], Any], str]] = [
     (scripted, "it is a RecursiveScriptModule"),
     (lambda: nn.Sequential(scripted(), nn.Linear(8, 8)), "its copy does not share parameters"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -242,6 +243,8 @@ def why_not(model: nn.Module) -> str:
     if compilers.is_turned_off():
         warn_once("Dynamo is turned off (TORCHDYNAMO_DISABLE), and the model runs as it was")
         return "Dynamo is turned off (TORCHDYNAMO_DISABLE)"
+    if inspect.isgeneratorfunction(model.forward):
+        return "its forward is a generator, of which torch.compile compiles nothing"
     if vars(model).get(_CALL) is not None and not is_fused(model):
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
