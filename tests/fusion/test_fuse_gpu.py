@@ -138,9 +138,12 @@ def test_sizes_that_change(mode: str | None, learns: bool) -> None:
             check_call(fast, model, x)
             if learns:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-                (mine,) = torch.autograd.grad(fast(x).square().mean(), x)
-                (expected,) = torch.autograd.grad(model(x).square().mean(), x)
-                torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+                wanted = [x, *model.parameters()]
+                found = torch.autograd.grad(fast(x).square().mean(), wanted)
+                for mine, right in zip(
+                    found, torch.autograd.grad(model(x).square().mean(), wanted), strict=True
+                ):
+                    torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
     assert "linear_relu" in {site.function for site in fast.fusion_report.sites}, fast.fusion_report
 
 
@@ -299,24 +302,3 @@ def test_several_kernels_behind_a_gemm_are_one(learns: bool) -> None:
     computing = [name for name in kernels if "Memset" not in name and "FillFunctor" not in name]
     # Without gradients the planner may take one fused kernel.
     assert len(computing) <= 2 if not learns else len(computing) == 2, kernels
-
-
-@hopper
-@pytest.mark.parametrize("rows", [2, 4096])
-def test_graphs_that_are_replayed_learn(rows: int) -> None:
-    """With parameters that need gradients: results of mode="reduce-overhead" have them, each call its own."""
-    torch._dynamo.reset()
-    model = wide()
-    fused: Any = epigemm.fuse(model, mode="reduce-overhead")
-    for _ in range(4):
-        x = torch.randn(rows, 1024, device="cuda")
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        model.zero_grad()
-        result = fused(x)
-        assert result.requires_grad
-        result.square().mean().backward()
-        found = [parameter.grad.clone() for parameter in model.parameters()]
-        model.zero_grad()
-        model(x).square().mean().backward()
-        for mine, parameter in zip(found, model.parameters(), strict=True):
-            torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)
