@@ -55,14 +55,8 @@ class Settings(NamedTuple):
 
     def rewrite(self, graph_module: fx.GraphModule) -> FusionReport:
         """Rewrite a graph in place, for the inner backend."""
-        is_traced, one_by_one = self.inner != "eager", self.inner in _ONE_BY_ONE
-        return fuse_module(
-            graph_module,
-            strict=self.strict,
-            keep_packs=self.keep_packs,
-            one_by_one=one_by_one,
-            traced=is_traced,
-        )
+        modes = {"one_by_one": self.inner in _ONE_BY_ONE, "traced": self.inner != "eager"}
+        return fuse_module(graph_module, strict=self.strict, keep_packs=self.keep_packs, **modes)
 
     def _compiled(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], report: FusionReport

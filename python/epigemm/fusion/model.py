@@ -228,8 +228,9 @@ def _dry_run(model: nn.Module, inputs: Any, settings: Settings) -> FusionReport:
         report.add(settings.rewrite(graph_module))
         return graph_module.forward
 
-    with kept(made), calling(made, torch.compile(call_of(made), backend=backend)):
-        made(**given) if isinstance(given, Mapping) else made(*given)
+    call = torch.compile(call_of(made), backend=backend)
+    with kept(made):
+        call(**given) if isinstance(given, Mapping) else call(*given)
     return report
 
 
