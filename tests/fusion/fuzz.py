@@ -93,7 +93,10 @@ def check_compiled(made: Program) -> Verdict:
         return Verdict(DIFFERS if text else SAME, text, report)
     text = difference(found, alone, made, [])
     if text:
-        exact = outcome(replace(made, dtype=torch.float64), _compiled)
+        # Inductor itself can be wrong (2.13 drops alpha in torch.add(x @ w, column, alpha=2)), but has its own dropout.
+        exact = outcome(
+            replace(made, dtype=torch.float64), _compiled if made.training else lambda model: model
+        )
         others = [outcome(made, _compiled, moves=moves) for moves in (1, 2, 3)]
         text = further(found, alone, exact, made, others)
     return Verdict(DIFFERS if text else SAME, text, report)
