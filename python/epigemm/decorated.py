@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import checks
-from epigemm.arguments.traced import is_exporting
+from epigemm.compilers import is_exporting
 from epigemm.epilogues.declaring import Declared
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
 from epigemm.epilogues.registry import BIAS

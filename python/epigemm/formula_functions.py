@@ -13,7 +13,7 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import checks
-from epigemm.arguments.traced import at_trace_time
+from epigemm.compilers import at_trace_time
 from epigemm.epilogues.declaring import own
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, GATED, OF_VECTORS
 from epigemm.epilogues.registry import FOLDED, MAKERS, Epilogue

@@ -17,8 +17,8 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.calls import considered, entry, pairs
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.registry import BIAS
 from epigemm.packs import keep_mode

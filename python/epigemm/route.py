@@ -22,9 +22,9 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import DEFAULT, needs_override
-from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.autograd import nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.registry import (
     BIAS,
     FOLDED,

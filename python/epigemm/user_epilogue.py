@@ -14,9 +14,9 @@ from torch import Tensor
 from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.arguments.traced import at_trace_time, is_traced
 from epigemm.calls import entry, stores
 from epigemm.calls.layouts import unflattened
+from epigemm.compilers import at_trace_time, is_traced
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, MATRIX, PER_COLUMN, SCALAR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -118,6 +119,10 @@ def test_cublas_with_a_relu_is_a_fused_call(hopper: Tensor, monkeypatch: pytest.
     asked = call(M, torch.bfloat16)._replace(epilogue=BIAS_RELU)
     assert profit.judged_there(asked, hopper).why_not == ""
     assert profit.judged_there(asked, hopper, is_recorded=True).why_not == profit.RECORDED
+    asked = call(M, torch.float32, 256, 256)._replace(epilogue=BIAS_RELU)
+    assert profit.judged_there(asked, hopper) == Judged("", Way.FALLBACK, ANY, ANY)
+    recorded = profit.judged_there(asked, hopper, is_recorded=True)
+    assert recorded.why_not == profit.SLOWER, "a layer of PyTorch's own has a cheaper derivative"
 
 
 def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from epigemm.arguments import overlap
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
-from epigemm.arguments.traced import is_traced
+from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
 

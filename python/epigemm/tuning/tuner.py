@@ -19,9 +19,9 @@ from torch.nn import Parameter
 from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
+from epigemm.compilers import is_traced
 from epigemm.explain import results
 from epigemm.explain.recorder import dtype_name, record
 from epigemm.packs import weight_packs
