@@ -27,7 +27,7 @@ from benchmarks.harness.runner import Bench, Budget
 from benchmarks.kinds import random as kind
 from benchmarks.kinds.points import counted, ours, peer_tables, summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
-from epigemm.tuning.timing import CpuTimer, Effort, Run
+from epigemm.tuning.timing import Effort, Run, Timer
 
 CPU = torch.device("cpu")
 SMALL_SEED = 1272  # whose first two shapes are small: 9x192x8408 and 10457x264x8
@@ -281,10 +281,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Turns take what the script says of ours, in milliseconds, and 1 ms of everybody else; no pause is made."""
     script: list[float] = []
 
-    def in_turn(self: CpuTimer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+    def in_turn(self: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
         return [[script.pop(0)], *([1.0] for _ in runs[1:])]
 
-    monkeypatch.setattr(CpuTimer, "in_turn", in_turn)
+    monkeypatch.setattr(Timer, "in_turn", in_turn)
     monkeypatch.setattr(kind, "_PAUSE_S", 0.0)
     return script
 
@@ -304,16 +304,16 @@ def test_the_host_is_hidden_for_the_slowest_call(
     calls: list[Run] = []
     given: list[float] = []
 
-    def warm_up(self: CpuTimer, run: Run) -> float:
+    def warm_up(self: Timer, run: Run) -> float:
         calls.append(run)
         return baselines if run is not calls[0] else 1000.0 if len(calls) == 1 else steady
 
-    def in_turn(self: CpuTimer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+    def in_turn(self: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
         given.append(host_us)
         return [[1.0] for _ in runs]
 
-    monkeypatch.setattr(CpuTimer, "warm_up", warm_up)
-    monkeypatch.setattr(CpuTimer, "in_turn", in_turn)
+    monkeypatch.setattr(Timer, "warm_up", warm_up)
+    monkeypatch.setattr(Timer, "in_turn", in_turn)
     measure(drawing(), RELU, SHAPES[:1])
     assert given == [hidden]
 
