@@ -200,10 +200,6 @@ def gelu_epilogue(approximate: str) -> Epilogue:
 LINKED: dict[str, Epilogue] = {}
 """The epilogues that were made at run time: see `epigemm.epilogues.traced`."""
 
-
-WHEN_MADE: list[Callable[[str], None]] = []
-"""Functions that are called with the name of each epilogue that is made at run time."""
-
 MAKERS: list[Callable[[str], Epilogue | None]] = []
 """Functions that make an epilogue of the package by its name, which an exported program may use first."""
 

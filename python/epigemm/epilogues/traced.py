@@ -18,7 +18,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.epilogues import formulas
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
-from epigemm.epilogues.registry import LINKED, WHEN_MADE, Epilogue, Operand, named
+from epigemm.epilogues.registry import LINKED, Epilogue, Operand, named
 from epigemm.epilogues.tracing import cost
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 
@@ -80,8 +80,6 @@ class LinkedEpilogue(Epilogue):
         )
         self.prelinked = formulas.prelinked_name(traced.digest) if is_usual else ""
         LINKED[name] = self
-        for tell in WHEN_MADE:
-            tell(name)
 
     @property
     def after_bias(self) -> Epilogue | None:
