@@ -120,6 +120,21 @@ def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[
     return F.gelu(z), z, (z * z).sum(0)
 
 
+def test_of_several_results_each_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in 16 bits, where each is computed from the product; what is reduced and not stored in fp32."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    for arch, sizes in (("sm_80", []), ("sm_90", [ALIGNED])):
+        epigemm.precompile(several, *sizes, arch=arch, training=True)
+        alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
+        wide = [name.replace("bfloat16", "float32") for name in alone]
+        asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
+        assert (
+            asked == [("several_result0", alone), ("several_result1", alone), ("several_result2", wide)] * 2
+        )
+        linker.asked.clear()
+
+
 ALONE = "epigemm_open_elementwise_bfloat16"
 SIZES = [(1, 4096, 4096), (2048, 4096, 4096), (300, 1001, 513)]
 ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]
@@ -260,7 +275,7 @@ def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
     call = _call(form, (5, 16, 24), "ieee", torch.device("cpu"))
     assert (call.x.shape, call.weight.shape) == ((5, 24), (16, 24))
     assert call.out is not None and (call.out.shape, call.out.dtype) == ((5, 16), torch.bfloat16)
-    assert [(each.shape, each.dtype) for each in call.operands] == [
+    assert [(each.shape, each.dtype) for each in call.inputs[2:]] == [
         ((16,), of_operands),
         ((5, 1), of_operands),
         ((5, 16), of_operands),

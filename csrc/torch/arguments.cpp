@@ -67,6 +67,16 @@ OperandValue tensor_value(const TensorView& tensor, const Operand& operand, cons
 
 }  // namespace
 
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
 call::Tensor view_of(const TensorView& tensor, ElementType element, void* data) {
   call::Tensor view;
   view.data = data;

@@ -87,7 +87,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor? bias, Tensor[]? operands, float[]? "
       "scalars,"
       " int[]? slots, Tensor(a!)[]? outs) -> ()");
-  m.def("_load_measured(int device, int[] rows) -> ()");
+  m.def("_load_measured(int device, str epilogues, int[] rows) -> ()");
   m.def("_call_functions() -> int");
   m.def("_set_ready(int device) -> ()");
   m.def("_build_info() -> str");

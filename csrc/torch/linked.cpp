@@ -12,17 +12,6 @@
 namespace epigemm::binding {
 namespace {
 
-// Splits a text at its commas.
-std::vector<std::string> split(std::string_view text) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(','), text.size());
-    parts.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
 // `kinds`: one OperandKind each; `forms`: bit 0: the operand has the type of the epilogue's arithmetic, bit 1: it
 // shares rows; `bias`, `has_store`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,

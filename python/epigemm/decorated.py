@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from epigemm.arguments.traced import is_exporting, is_traced
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.declaring import Declared
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN
 

@@ -12,6 +12,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks
 from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import FOLDED
 from epigemm.packs.weight_packs import KEEP, PackedWeight
 
 __all__ = ["linear_batch_norm_relu", "linear_gated", "linear_layer_scale_residual", "linear_residual"]
@@ -38,19 +39,21 @@ def batch_norm_relu(
 ) -> Tensor:
     """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
 
-    A 16-bit bias is not folded: if the product is rounded, its bias is added before, as by PyTorch's operators.
+    Where `route.adds_bias_first`, the bias is not folded.
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
+    if out is not None:
+        checks.own_memory(out, x, {"weight": weight, **dict(zip(FOLDED, vectors, strict=True))})
     if not checks.is_folded(vectors[3], eps):
         y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
         return y.relu() if out is None else y.relu_()
     x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
     checks.product(x, weight)  # before the fold, whose errors would name what it reads
-    is_16 = x.dtype.itemsize == 2
-    vectors = (None if is_16 else bias, *vectors[1:])
+    is_first = _route.adds_bias_first(x)
+    vectors = (None if is_first else bias, *vectors[1:])
     folded = _route.fold(x, vectors, eps, weight.shape[0])
-    operands = (bias if is_16 else None, *folded)
+    operands = (bias if is_first else None, *folded)
     function = FUNCTIONS[OF_VECTORS]
     # The vectors do not promote the type, in PyTorch neither.
     return _route.linear(function, x, weight, operands, precision, out, strict, pack_use, promotes=False)

@@ -242,8 +242,9 @@ def linear_scale(
 ) -> Tensor:
     """D = (x @ weight.T + bias) * scale, with a scale for each column.
 
-    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. `scale` and `scale * bias` are rounded to fp32 (fp64
-    for fp64). The weight is not changed. Use it for a layer that a BatchNorm in training mode follows.
+    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. The weight is not changed. Use it for a layer that a
+    BatchNorm in training mode follows. On a GPU `scale * bias` is rounded to fp32 (fp64 for fp64), and where it is
+    infinite the result may be NaN.
 
     Example:
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape

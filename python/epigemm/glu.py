@@ -17,8 +17,8 @@ from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import considered, entry, pairs
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.packs import keep_mode
@@ -129,8 +129,8 @@ def run(
     if weight2 is not None:
         first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
         return _paired(epilogue, x, first, second, out, precision, strict)
-    if is_traced():
-        use = FIND  # in compiled graphs the views are not recognised as parts of a Parameter
+    if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
+        use = FIND  # in graphs the views are not recognised as parts of a Parameter
     elif use is None and (keep_mode.active or keep_mode.traced):
         use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
     # Views, by one node of autograd, which writes both gradients into one tensor.
@@ -149,8 +149,7 @@ def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None
             "linear_glu(): functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad."
         )
-    if not is_traced() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
-        checks.output_overlap(out, x, others, in_place=False)
+    checks.own_memory(out, x, others)
 
 
 @docstrings.of_linear

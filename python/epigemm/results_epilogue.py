@@ -20,10 +20,10 @@ from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import moments, reductions, stores
 from epigemm.calls.layouts import unflattened
 from epigemm.calls.moments import Moments
+from epigemm.compilers import is_traced
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
 from epigemm.epilogues.kinds import PER_COLUMN, SCALAR

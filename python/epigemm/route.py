@@ -30,9 +30,9 @@ from epigemm.arguments.calls import (
 )
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, needs_override
-from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.autograd import nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
@@ -95,6 +95,8 @@ def linear(
         return found
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
+    if out is not None:
+        checks.own_memory(out, x, {"weight": weight, **_by_name(function, operands), **_named(fold)})
     if found is _OPERATOR:
         _check_tensors({"x": x, "weight": weight}, {**_vectors(function, operands, fold), "out": out})
         x, weight, operands, fold = cast(function, x, weight, operands, fold)
@@ -111,10 +113,10 @@ def linear(
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
         return deeds.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
-    if fold[0] is not None and not strict and x.element_size() == 2:
-        # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
+    if fold[0] is not None and not strict and adds_bias_first(x):
         product = linear(BIAS, x, weight, fold[:1], precision, None, False, pack_use)
-        return elementwise(SCALE_BATCH_NORM, product, (), out, (None, *fold[1:]))
+        operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
+        return _elementwise(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
     return _linear(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
 
@@ -124,6 +126,12 @@ def _vectors(function: Function, operands: Operands, fold: tuple[Any, ...] | Non
     if fold is not None:
         return _named(fold)
     return {"bias": operands[0]} if function.is_compiled and function.bias_place else {}
+
+
+def _by_name(function: Function, operands: Operands) -> dict[str, Any]:
+    """The operands by name."""
+    specs: _Specs = function.operands
+    return {spec.name: value for spec, value in zip(specs, operands, strict=False)}
 
 
 def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Operands:
@@ -222,10 +230,11 @@ def linear_folded(
     bias, *others = vectors
     if all(vector is None for vector in others):
         return linear(BIAS, x, weight, (bias,), precision, out, strict, pack_use)
+    plain = weight.weight if isinstance(weight, PackedWeight) else weight
     if _any_autocast() and promotes(x, vectors[1:2]):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         refuse_strict(strict)
-        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        checks.own_memory(out, x, {"weight": plain, **_named(vectors)})
         _check_tensors({"x": x, "weight": plain}, _named(vectors))
         like, plain, (first,) = autocast(x, plain, bias)
         checks.linear(LinearCall(BIAS, like, plain, (first,)))
@@ -235,10 +244,20 @@ def linear_folded(
         return elementwise(SCALE_BATCH_NORM, product, (), out, wide)
     if not checks.is_folded(vectors[3], eps):
         _check_unfolded(strict)
+        checks.own_memory(out, x, {"weight": plain, **_named(vectors)})
         scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
         return _unfolded(scaled, vectors[2:], eps, out)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, (), precision, out, strict, pack_use, fold)
+
+
+def adds_bias_first(x: Tensor) -> bool:
+    """Whether a bias is not folded, but added to the product, as in PyTorch: before that is rounded to 16 bits.
+
+    And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf. Not for
+    batch-invariant calls there, which are computed row by row, with the fold.
+    """
+    return x.element_size() == 2 or (x.is_cpu and not (invariance.active and invariance.enabled()))
 
 
 def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:

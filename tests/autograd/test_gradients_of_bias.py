@@ -157,7 +157,9 @@ def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> 
         # Of short rows the kernel could sum the columns, but it is not asked.
         assert elementwise_kernels.sums_columns(x, shape[-1]) == (is_whole and is_long)
         for bias in (None, operands.bias):
-            call = ElementwiseCall(EPILOGUES[name], x, bias, operands.tensors, operands.scalars)
+            given = EPILOGUES[name].in_order(bias, operands.tensors, operands.scalars)
+            assert given is not None
+            call = ElementwiseCall(EPILOGUES[name], x, given)
             sums = [poisoned((shape[-1],), dtype, device) for _ in range(2)]
             results = []
             for each in sums:

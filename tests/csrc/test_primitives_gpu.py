@@ -17,7 +17,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds
-from epigemm.epilogues.registry import Epilogue
+from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.epilogues.tracing.cost import primitives
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.linking import cubins, libraries
@@ -80,7 +80,7 @@ SLOPE_TERMS_MORE: dict[str, Callable[..., Tensor]] = {
 @functools.cache
 def registered(function: str) -> Epilogue:
     traced = traced_of(function)
-    return Epilogue(traced, [False] * len(traced.operands))
+    return typed(traced, [False] * len(traced.operands))
 
 
 def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> cubins.Job:
@@ -139,10 +139,7 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
     assert (
-        elementwise_deeds.elementwise(
-            ElementwiseCall(registered(function), acc, None, columns or (), (), out)
-        )
-        is out
+        elementwise_deeds.elementwise(ElementwiseCall(registered(function), acc, columns or (), out)) is out
     )
     return out.cpu()[0]
 

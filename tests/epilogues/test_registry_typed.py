@@ -11,7 +11,7 @@ from torch import Tensor
 from epigemm.epilogues.declaring import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
 from epigemm.epilogues.library import named
-from epigemm.epilogues.registry import EPILOGUES, WHEN_MADE, Epilogue, typed
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
 from epigemm.epilogues.tracing.reference import reference_module
 
 
@@ -33,13 +33,6 @@ def test_a_name_says_what_is_computed_of_which_types(traced: Traced) -> None:
     assert one.name == made(trace(gated)).name and one.name.startswith("gated.")
     assert one.name != made(traced, True, False, True).name
     assert named(one.name) is not None
-
-
-def test_whoever_asked_is_told(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("epigemm.epilogues.registry.WHEN_MADE", [*WHEN_MADE, told.append])
-    name = made(trace(gated)).name
-    assert told == [name]
 
 
 def test_operands_in_order(traced: Traced) -> None:

@@ -239,7 +239,7 @@ def test_every_candidate_of_a_made_epilogue_is_right(
     torch.backends.cuda.matmul.fp32_precision = setting
     for pack_use in (weight_packs.KEEP, weight_packs.NONE):
         call = candidates.on_random_x(made_call(m, dtype, precision, pack_use))
-        bias, other = (each.double() for each in call.operands)
+        bias, other = (each.double() for each in call.inputs[2:])
         exact = torch.sigmoid(call.x.double() @ call.weight.double().t() + bias) * other
         # A sigmoid's slope is at most 1/4, and a sum of K products of these sizes is about 1.
         bound = relative * (exact.abs() + 2 * other.abs() + 1e-3)

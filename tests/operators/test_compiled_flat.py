@@ -111,7 +111,7 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
             call._replace(invariant=True),
             call._replace(out=torch.empty(M, N)),
             call._replace(weight=torch.ones(2, N, K)),
-            call._replace(operands=given[:-1], scalars=(2.0,)),
+            call._replace(operands=[*given[:-1], 2.0]),
             call._replace(weight=weight.clone().requires_grad_()),
         ):
             assert compiled.flat(other) is None

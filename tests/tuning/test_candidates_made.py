@@ -160,7 +160,6 @@ def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
     try:
         forget(DEVICE)
         measured.load(DEVICE)
-        assert source() == "model"
         epigemm.tune("linear_relu", *draw())
         assert measured.in_table(measured.read(), "NVIDIA H200")[entry.key] == entry, (
             "kept, though nobody knows the name"

@@ -19,6 +19,7 @@ from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
 from epigemm.tuning import candidates, tuner
+from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends
@@ -70,15 +71,6 @@ MEASURED = "measured on this GPU (cache)"
 RIVAL = "the fallback"
 
 
-@pytest.mark.parametrize("m", [39, 41, 64, 1])
-def test_a_choice_is_one_for_its_very_m(m: int, stage: Stage) -> None:
-    before = asked(m=m)
-    epigemm.tune("linear_relu_div", *draw(), 2.0)
-    assert asked()["source"] == "cache" and asked(m=m) == before and before["source"] == "model"
-    explanation = epigemm.explain("linear_relu_div", *draw(m=m), 2.0)
-    assert MEASURED not in str(explanation) and "us measured" not in str(explanation)
-
-
 def test_every_candidate_is_measured_and_shown(stage: Stage) -> None:
     expected = {kernel_of(plan) for plan in worth_measuring()}
     x, weight, bias = draw()
@@ -114,7 +106,15 @@ def test_what_runs_now_is_replaced_by_what_is_faster_beyond_noise(
 @pytest.mark.parametrize("fused_runs", [True, False])
 @pytest.mark.parametrize(
     ("fused_us", "torch_us"),
-    [(99.2, 100.0), (100.8, 100.0), (99.01, 100.0), (100.99, 100.0), (98.8, 100.0), (101.2, 100.0)],
+    [
+        (100.0, 100.0),
+        (99.2, 100.0),
+        (100.8, 100.0),
+        (99.01, 100.0),
+        (100.99, 100.0),
+        (98.8, 100.0),
+        (101.2, 100.0),
+    ],
 )
 def test_between_fused_and_torch_noise_decides_nothing(
     stage: Stage, fused_us: float, torch_us: float, fused_runs: bool
@@ -130,24 +130,16 @@ def test_between_fused_and_torch_noise_decides_nothing(
     assert asked()["fused"] == expected and asked()["source"] == "cache"
     (entry,) = found.entries
     assert entry.plan == plan and (entry.fused_us <= entry.torch_us) == expected
-    assert sorted((entry.fused_us, entry.torch_us)) == pytest.approx(sorted((fused_us, torch_us)))
+    # What is remembered is never less than what was measured.
+    most = max(fused_us, torch_us) + 2e-3 if is_noise else 0.0
+    assert entry.fused_us == pytest.approx(fused_us, abs=max(most - fused_us, 2e-3))
+    assert entry.torch_us == pytest.approx(torch_us, abs=max(most - torch_us, 2e-3))
     assert [each.plan for each in found.candidates if each.chosen] == [plan if expected else candidates.TORCH]
     shown = {each.plan: each.measured_us for each in found.candidates}
     assert shown[plan] == pytest.approx(fused_us) and shown[candidates.TORCH] == pytest.approx(torch_us)
-
-
-@pytest.mark.parametrize("fused_runs", [True, False])
-def test_of_equal_times_what_runs_now_goes_on(stage: Stage, fused_runs: bool) -> None:
-    plan = worth_measuring()[-1]
-    measured.install(DEVICE, [replace(at_present("relu_div", plan), torch_us=99.0 if fused_runs else 0.5)])
-    stage.us = lambda tried: stage.torch_us if tried == plan else 190.0
-    (entry,) = epigemm.tune("linear_relu_div", *draw(), 2.0).entries
-    assert asked()["fused"] == fused_runs and entry.plan == plan
-    assert entry.torch_us == stage.torch_us and entry.fused_us == pytest.approx(stage.torch_us, abs=2e-3)
-    known = measured.in_table(measured.read(), "NVIDIA H200")
-    assert known == {entry.key: entry}
-    measured.install(DEVICE, known.values())
-    assert asked()["fused"] == fused_runs, "as the next process reads it"
+    forget(DEVICE)
+    measured.load(DEVICE)
+    assert asked()["fused"] == expected, "as the next process reads it"
 
 
 def at_present(epilogue: str, plan: tuple[int, ...]) -> Entry:
@@ -210,7 +202,8 @@ def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
     assert first.weight is weight and first.bias is bias
-    assert torch.equal(first.operands[1], torch.ones(256)) and first.operands[2].shape == (15, 256)
+    *_, vector, matrix = first.inputs
+    assert torch.equal(vector, torch.ones(256)) and matrix.shape == (15, 256)
 
 
 def test_the_fallback_may_win(stage: Stage) -> None:
@@ -274,9 +267,6 @@ def test_what_cannot_be_tuned(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
         epigemm.tune("no_such", x)
     with pytest.raises(RuntimeError, match="weight"):
         epigemm.tune("linear_relu", x, weight[:, 1:], bias)
-    stage.capturing = True
-    with pytest.raises(RuntimeError, match="graph capture"):
-        epigemm.tune("linear_relu", x, weight, bias)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: False)
     with pytest.raises(RuntimeError, match="x: got device cpu; accepted is a CUDA device"):
         epigemm.tune("linear_relu", x, weight, bias)
@@ -299,7 +289,8 @@ def test_never_in_a_capture_or_under_tracing(stage: Stage, monkeypatch: pytest.M
     stage.capturing = False
     with monkeypatch.context() as patch:
         patch.setattr(tuner, "is_traced", lambda: True)
-        assert not tuner._may_measure(x)
+        with pytest.raises(RuntimeError, match="or under tracing"):
+            tuner._check(LinearCall(RELU_DIV, x, weight, (bias, 2.0)))
     assert not stage.ran
     assert epigemm.tune("linear_relu", x, weight, bias).entries
 
@@ -317,7 +308,7 @@ def test_no_memory_to_measure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(tuner, "measure", fail)
+    monkeypatch.setattr(tuner, "_times", fail)
     x, weight, bias = draw()
     with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
         epigemm.tune("linear_relu", x, weight, bias)

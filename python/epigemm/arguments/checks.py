@@ -18,7 +18,7 @@ from torch import Tensor
 from epigemm.arguments import overlap
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors, tensors_of
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
-from epigemm.arguments.traced import is_traced
+from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype
@@ -336,6 +336,28 @@ def output_overlap(
             "accepted is a tensor without internal overlap"
         )
     return any(overlap.may_share(out, other) for other in inputs.values())
+
+
+def own_memory(
+    out: object, x: object, others: Mapping[str, object], *, in_place: bool = False, first: str = "x"
+) -> None:
+    """`output_overlap` of a call whose last step writes `out`, and no longer sees the caller's arguments."""
+    if out is None or is_traced():
+        return
+    seen = {name: each for name, each in others.items() if _has_memory(each)}
+    if _has_memory(out) and _has_memory(x):
+        output_overlap(out, x, seen, in_place=in_place, first=first)  # type: ignore[arg-type]
+
+
+def _has_memory(tensor: object) -> bool:
+    """Whether a tensor of its own, none that stands for others or is made of some."""
+    return (
+        isinstance(tensor, Tensor)
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
 
 
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from epigemm.arguments.traced import at_trace_time, is_traced
+from epigemm.compilers import at_trace_time, is_traced
 from epigemm.epilogues.declaring import TRACED, Traced
 from epigemm.epilogues.kinds import KINDS, MATRIX
 from epigemm.epilogues.registry import Epilogue, Operands, typed

@@ -5,8 +5,8 @@ if x does, so that either may be overwritten otherwise. Of a relu the result is 
 For other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first
 derivatives need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's
 derivative, made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. On a GPU
-that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved,
-also the bias: writing one in place before the backward pass is an error, as for all tensors that torch has saved.
+that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved
+if one has a gradient: writing one in place before the backward pass is then an error, as for all that torch has saved.
 
 A strict call stays one kernel, and so does a call in 16 bits whose bias is folded into its epilogue. Their derivatives
 compute the product again, with a copy of the bias. Second derivatives run the registry's differentiable reference under
@@ -81,12 +81,22 @@ def saved_operands(ctx: Any, saved: Sequence[Tensor | None], grad: Tensor) -> li
     tensors = iter(saved)
     given = [next(tensors) if each is _SAVED else each for each in ctx.kept]
     return [
-        grad if value is None and each is _SAVED else value
+        _unread(grad) if value is None and each is _SAVED else value
         for value, each in zip(given, ctx.kept, strict=True)
     ]
 
 
 _SAVED = object()
+
+
+def _unread(grad: Tensor) -> Tensor:
+    """Of the gradient's shape and type, in place of what no derivative reads: the gradient, where kernels take it.
+
+    Any numbers do. A batch of gradients, which `is_grads_batched` passes, could not be made to require a gradient.
+    """
+    if not _grad_enabled() and runs_directly(grad):
+        return grad
+    return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
 
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
@@ -124,7 +134,8 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     elif epilogue is SCALE_BATCH_NORM:
         grad = _derivative_of_scale(grad, saved_operands(ctx, saved, grad))
     elif epilogue is not BIAS:
-        applied = ElementwiseCall(epilogue, grad, epilogue.without_bias(saved_operands(ctx, saved, grad)))
+        given = epilogue.without_bias(saved_operands(ctx, saved, grad))
+        applied = ElementwiseCall(epilogue, _unread(grad), given)
         others = [need and number != place for number, need in enumerate(needs_operands)]
         needs_product = needs_x or needs_weight or others != [*needs_operands]
         of_product, *of_operands = _epilogue_gradients(applied, grad, (needs_product, *others))
@@ -240,7 +251,7 @@ def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -
     """`elementwise_gradients` of the call that was saved."""
     x, *saved = ctx.saved_tensors
     operands = saved_operands(ctx, saved, grad)
-    call = ElementwiseCall(ctx.epilogue, grad if x is None else x, operands)
+    call = ElementwiseCall(ctx.epilogue, _unread(grad) if x is None else x, operands)
     return elementwise_gradients(call, grad, needs)
 
 
@@ -432,7 +443,7 @@ def gradients_of(
             found = pullback(grad)
     else:
         with torch.enable_grad():
-            aliases = {index: _tracked(inputs[index], grad) for index in wanted}
+            aliases = {index: _tracked(inputs[index]) for index in wanted}
             found = torch.autograd.grad(
                 function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
                 list(aliases.values()),
@@ -445,15 +456,9 @@ def gradients_of(
     return gradients
 
 
-def _tracked(tensor: Tensor | None, grad: Tensor) -> Tensor:
-    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph.
-
-    Where the gradient stands for a product that no derivative reads, any numbers do. A batch of gradients, which
-    `is_grads_batched` passes, could not be made to require a gradient.
-    """
+def _tracked(tensor: Tensor | None) -> Tensor:
+    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph."""
     assert tensor is not None
-    if tensor is grad and not tensor.requires_grad:
-        tensor = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 

@@ -22,8 +22,8 @@ from epigemm._native import ops
 from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import by_reference, weight_slices
+from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.planning import dry_runs, plans

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import entry, moments
 from epigemm.calls.moments import Moments
+from epigemm.compilers import is_traced
 from epigemm.epilogues.parts import Parts
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, SUM

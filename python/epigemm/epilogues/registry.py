@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -218,9 +218,6 @@ EPILOGUES: dict[str, Epilogue] = {}
 LINKED: dict[str, Epilogue] = {}
 """Those that were registered since."""
 
-WHEN_MADE: list[Callable[[str], None]] = []
-"""Functions that are called with the name of each epilogue that is registered."""
-
 
 def typed(traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -> Epilogue:
     """The epilogue of a function, with the element types of its operands: `folded` ones have the arithmetic's.
@@ -257,8 +254,6 @@ def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
     )
     formula = f"D = {traced.name}({', '.join(['acc', *names])})"
     found = LINKED[name] = Epilogue(name, formula, traced, operands, number)
-    for tell in WHEN_MADE:
-        tell(name)
     return found
 
 
@@ -291,7 +286,12 @@ def folded_by_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: flo
         gain = gain / torch.sqrt(running_var.to(wide) + eps)
     scaled = read(scale, 1.0)
     multiplier = scaled * gain
-    offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
-    # The offset depends on every vector, so it has the full shape; apart, each has the gradients of its own.
+    # Absent vectors are left out: an infinity would make NaN of a product with their zeros.
+    offset = read(bn_bias, 0.0)
+    if bias is not None or running_mean is not None:
+        shifted = read(bias, 0.0) * scaled if bias is not None else read(bias, 0.0)
+        offset = (shifted - read(running_mean, 0.0)) * gain + offset
+    offset = offset if offset.dim() else offset.expand_as(multiplier)
+    # Both have the full shape; apart, each has the gradients of its own.
     dtype = compute_dtype(like.dtype)
     return multiplier.expand_as(offset).to(dtype), offset.to(dtype)

@@ -137,7 +137,7 @@ def judged_there(
     way = Way.SLICES if found.on_slices else Way.TENSORS if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
-    elif way is Way.FALLBACK and found.gemm != dry_runs.WITH_BIAS_AND_RELU:
+    elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
         why_not = SLOWER
     else:
         why_not = loading.would_link(call.epilogue, ",".join(found.missing), place.device)

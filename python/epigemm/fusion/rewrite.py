@@ -235,8 +235,6 @@ def name_of(node: fx.Node) -> str:
     """The name of a product's module, or of its node."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    path = re.sub(
-        r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"__dict__\['_modules'\]|_modules|__self__", "", path)
-    )
-    parts = [part for part in path.split(".") if part and part not in ("L", "run", "self", "model")]
-    return ".".join(parts) or node.name
+    path = re.sub(r"^L(\['(self|fn|model)'\])?|__dict__\['_modules'\]|_modules|__self__", "", path)
+    parts = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).split(".")
+    return ".".join(filter(None, parts)) or node.name

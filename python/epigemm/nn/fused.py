@@ -39,6 +39,8 @@ class LinearGELU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
+    _shown = ("approximate",)
+
     def __init__(
         self,
         in_features: int,
@@ -62,10 +64,6 @@ class LinearGELU(EpilogueLinear):
     ) -> LinearGELU:
         """The fused layer over the parameter objects of `linear`."""
         return cls._sharing(linear, options, approximate=approximate)
-
-    def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the form."""
-        return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
 @docstrings.of_layer
@@ -104,6 +102,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
     scale: float | Tensor
     _epilogue = library.SIGMOID_SCALE_RESIDUAL
     _scalar = "scale"
+    _shown = ("scale",)
 
     def __init__(
         self,
@@ -136,6 +135,7 @@ class LinearReLUDiv(EpilogueLinear):
     divisor: float | Tensor
     _epilogue = library.RELU_DIV
     _scalar = "divisor"
+    _shown = ("divisor",)
 
     def __init__(
         self,
@@ -187,6 +187,8 @@ class LinearGated(FusedLinear):
         torch.Size([8, 32])
     """
 
+    _shown = ("activation",)
+
     def __init__(
         self,
         in_features: int,
@@ -213,10 +215,6 @@ class LinearGated(FusedLinear):
     @property
     def _epilogue_name(self) -> str | None:
         return GATED + self.activation
-
-    def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the activation."""
-        return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 @docstrings.of_layer

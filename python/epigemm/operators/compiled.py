@@ -21,8 +21,8 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import FIND, ElementwiseCall, LinearCall
-from epigemm.arguments.traced import at_trace_time, is_exporting, is_traced
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels
+from epigemm.compilers import at_trace_time, is_exporting, is_traced
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, Operands, compute_dtype
 from epigemm.planning import plans
