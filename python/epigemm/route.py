@@ -27,6 +27,7 @@ from epigemm.arguments.calls import (
     Vectors,
     elementwise_arguments,
     linear_arguments,
+    tensors_of,
 )
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, needs_override
@@ -98,12 +99,18 @@ def linear(
     if out is not None:
         checks.own_memory(out, x, {"weight": weight, **_by_name(function, operands), **_named(fold)})
     if found is _OPERATOR:
-        _check_tensors({"x": x, "weight": weight}, {**_vectors(function, operands, fold), "out": out})
+        vectors = _named(fold)
+        if fold is None and isinstance(function, Epilogue) and function.bias_place:
+            vectors = {"bias": operands[0]}
+        _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
         x, weight, operands, fold = cast(function, x, weight, operands, fold)
     if fold is None:
-        if found is _OPERATOR or not function.is_compiled:
+        if not function.is_compiled:
             checks.product(x, weight)  # checked before the operands, whose shapes depend on it
-        epilogue, operands = _checked(function, x, operands, (*x.shape[:-1], weight.shape[0]))
+        if isinstance(function, Epilogue) and not function.has_scalar:
+            epilogue = function
+        else:
+            epilogue, operands = _checked(function, x, weight.shape[:1], operands)
     route = _route_of(found, x, weight, *operands, *(fold or ()), out)
     options = _options(route, x, weight, precision, strict, pack_use)
     if fold is None:
@@ -119,13 +126,6 @@ def linear(
         return _elementwise(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
     return _linear(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
-
-
-def _vectors(function: Function, operands: Operands, fold: tuple[Any, ...] | None) -> dict[str, Any]:
-    """The arguments that are vectors or None, by name: what is folded, or the bias of an epilogue."""
-    if fold is not None:
-        return _named(fold)
-    return {"bias": operands[0]} if function.is_compiled and function.bias_place else {}
 
 
 def _by_name(function: Function, operands: Operands) -> dict[str, Any]:
@@ -144,11 +144,11 @@ def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Opera
 
 
 def _checked(
-    function: Function, x: Tensor, operands: Operands, shape: Sequence[int], first: str = "x"
+    function: Function, x: Tensor, columns: Sequence[int], operands: Operands, first: str = "x"
 ) -> tuple[Epilogue, Operands]:
     """The epilogue of a call that the entry has not made, and its operands as calls have them.
 
-    `shape`: of the result; `first`: the name of x.
+    `columns`: the last size of the result; `first`: the name of x.
     """
     wide = compute_dtype(x.dtype)
     given: list[Any] = []
@@ -166,7 +166,7 @@ def _checked(
         elif isinstance(value, Tensor):
             checks.strided(spec.name, value)
             if KINDS[spec.kind].by_row:
-                checks.shape_of_operand(spec.kind, spec.name, value, shape)
+                checks.shape_of_operand(spec.kind, spec.name, value, (*x.shape[:-1], *columns))
         elif value is not None or place != function.bias_place:
             got = type(value).__name__
             raise TypeError(f"{spec.name}: got {got}; accepted is {KINDS[spec.kind].accepted}")
@@ -354,18 +354,24 @@ def elementwise(
         return found
     first = "x" if function.is_compiled else "z"
     if found is _OPERATOR:
-        _check_tensors({first: x}, {**_vectors(function, operands, fold), "out": out})
+        named = _named(fold)
+        if fold is None and isinstance(function, Epilogue) and function.bias_place:
+            named = {"bias": operands[0]}
+        _check_tensors({first: x}, {**named, "out": out})
     if not function.is_compiled:
         checks.matrices(x, first)
     if fold is None:
-        epilogue, operands = _checked(function, x, operands, x.shape, first)
+        if isinstance(function, Epilogue) and not function.has_scalar:
+            epilogue = function
+        else:
+            epilogue, operands = _checked(function, x, x.shape[-1:], operands, first)
     route = _route_of(found, x, *operands, *(fold or ()), out)
     if fold is not None:
         checks.rows_of_vectors(x)
         checks.elementwise(ElementwiseCall(BIAS, x, out=out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        if route is _PLAIN and out is not None:
-            checks.output_overlap(out, x, _named(fold), in_place=True)
+        if out is not None:
+            checks.own_memory(out, x, _named(fold), in_place=True)
         epilogue, operands = SCALE_BATCH_NORM, _fold(route, folded, out)
     return _elementwise(route, ElementwiseCall(epilogue, x, operands, out))
 
@@ -477,7 +483,7 @@ def _route_of(found: Reason | None, *arguments: Any) -> Reason | None:
     """The route of a call. `found`: what the entry has returned for it, or None if it was not asked."""
     if found is None or found is _OPERATOR:
         # The entry may have refused an argument that was converted to a tensor or a number since.
-        return entry.sees(*[each for each in arguments if isinstance(each, Tensor)])
+        return entry.sees(*tensors_of(arguments))
     return _RECORDED if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _PLAIN
 
 

@@ -66,7 +66,8 @@ class LinearCall(NamedTuple):
     @property
     def bias(self) -> Tensor | None:
         """The operand that is added to the product before all else."""
-        return self.epilogue.bias_among(self.operands)
+        place = self.epilogue.bias_place
+        return self.operands[place - 1] if place else None  # type: ignore[return-value]
 
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""

@@ -25,14 +25,10 @@ def of_types(function: Function, x: Tensor, operands: Operands) -> Epilogue:
     if isinstance(function, Epilogue):
         return function
     shared: _Choice = ()
-    if function.reads_matrix:
-        shares = []
-        for kind, value in zip(function.kinds, operands, strict=True):
-            if kind == MATRIX and _shares_rows(value, x):  # a comparison of sizes, for Dynamo no constant
-                shares.append(True)
-            else:
-                shares.append(False)
-        shared = tuple(shares) if True in shares else ()
+    for place in function.matrices:
+        if _shares_rows(operands[place], x):  # a comparison of sizes, for Dynamo no constant
+            shared = shared or (False,) * len(operands)
+            shared = (*shared[:place], True, *shared[place + 1 :])
     folded: _Choice = function.are_scalars
     if getattr(x, "dtype", None) not in _WIDE:
         dtypes = [getattr(value, "dtype", None) for value in operands]

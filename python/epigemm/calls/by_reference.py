@@ -68,7 +68,8 @@ def _each_row(epilogue: Epilogue, x: Tensor, operands: Operands) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
-    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
+    is_matrix = x.dim() == 2
+    rows = x if is_matrix else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
     with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
-    return unflattened(product, (*x.shape[:-1], weight.shape[0]))
+    return product if is_matrix else unflattened(product, (*x.shape[:-1], weight.shape[0]))

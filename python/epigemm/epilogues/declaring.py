@@ -96,7 +96,7 @@ class Traced(Declared):
     )  # for each operand, whether the result depends on it
     bias_place: int = field(init=False, repr=False)  # as of `Epilogue`
     are_scalars: tuple[bool, ...] = field(init=False, repr=False)  # for each operand
-    reads_matrix: bool = field(init=False, repr=False)
+    matrices: tuple[int, ...] = field(init=False, repr=False)  # their places among the operands
     has_rows: bool = field(init=False, repr=False)  # whether it reads a number for each row
     # the places among the operands whose type the result's is promoted from; the bias has the product's
     typing: tuple[int, ...] = field(init=False, repr=False)
@@ -113,7 +113,7 @@ class Traced(Declared):
             "bias_place": bias if is_bias else 0,
             "has_scalar": SCALAR in kinds,
             "are_scalars": tuple(kind == SCALAR for kind in kinds),
-            "reads_matrix": MATRIX in kinds,
+            "matrices": tuple(place for place, kind in enumerate(kinds) if kind == MATRIX),
             "has_rows": PER_ROW in kinds,
             "typing": tuple(number - 1 for number in program.typing() - excepted),
         }.items():

@@ -11,7 +11,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -165,18 +165,27 @@ class Epilogue:
 
     def apart(self, operands: Operands) -> tuple[Tensor | None, list[Tensor], list[float]]:
         """What the call's operator takes: its bias, tensors and numbers; all scalars are tensors, or none is."""
-        rest = [each for each in self.without_bias(operands) if each is not None]
-        numbers = [each for each in rest if not isinstance(each, Tensor)]
-        return self.bias_among(operands), [each for each in rest if isinstance(each, Tensor)], numbers
+        bias: Any = None
+        tensors: list[Tensor] = []
+        numbers: list[float] = []
+        for place, value in enumerate(operands, 1):
+            if place == self.bias_place:
+                bias = value
+            elif isinstance(value, Tensor):
+                tensors.append(value)
+            elif value is not None:
+                numbers.append(value)
+        return bias, tensors, numbers
 
     def reference(self, acc: Tensor, operands: Operands) -> Tensor:
         """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`: a new tensor."""
         wide = compute_dtype(acc.dtype)
         z = acc.to(wide)
-        values = [
-            value.to(wide) if isinstance(value, Tensor) else value if value is None else constant(z, value)
-            for value in operands
-        ]
+        values: list[Tensor | None] = []
+        for value in operands:
+            if value is not None:
+                value = value.to(wide) if isinstance(value, Tensor) else constant(z, value)
+            values.append(value)
         is_absent = self.bias_place > 0 and operands[self.bias_place - 1] is None
         module = self.traced.behind_bias if is_absent else self.traced.graph
         # `forward`, because the module's call takes as long as two operators on a small tensor.

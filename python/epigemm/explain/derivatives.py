@@ -22,9 +22,8 @@ def backward_linear(call: LinearCall) -> str:
 def _bias(call: LinearCall) -> str:
     """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
     is_summed = call.epilogue is BIAS_RELU or gradients.keeps_product(call)
-    if not is_summed or call.bias is None or not call.bias.requires_grad or not call.epilogue.is_compiled:
-        return ""
-    if _learns(call):
+    bias = call.bias if is_summed and call.epilogue.is_compiled else None
+    if bias is None or not bias.requires_grad or _learns(call):
         return ""
     columns = call.weight.shape[0]
     return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
