@@ -175,7 +175,7 @@ def test_sizes_on_hopper_without_a_gpu(
     assert capability == (9, 0) and symbols[0] == ALONE and len(set(symbols)) == len(symbols)
     wanted, expected = {ALONE}, []
     for (m, n, k), gpu in itertools.product(ALIGNED, HOPPER):
-        found = plans.ask(name, m, n, k, "bfloat16", "ieee", has_bias=False, gpu=gpu.numbers)
+        found = plans.ask(name, m, n, k, "bfloat16", "ieee", gpu=gpu.numbers)
         what = "a fused kernel" if found["fused"] else "PyTorch's GEMM and one elementwise kernel"
         expected.append(f"mixed: ({m}, {n}, {k}) in torch.bfloat16 on {gpu.name} is {what}")
         if found["fused"]:

@@ -75,6 +75,8 @@ def linear(
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, weight_packs.KEEP
     if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
+        if out is not None:
+            checks.own_memory(out, x, {"weight": weight, **_by_name(function, operands)})
         z, operands = promoted(
             function.operands, function.bias_place, x, weight, operands, precision, strict, pack_use
         )
@@ -336,6 +338,7 @@ def elementwise(
     """D = function(x, operands...), arguments as of `linear`."""
     found: Tensor | Reason
     if fold is not None and not checks.is_folded(fold[3], fold[-1]):
+        checks.own_memory(out, x, _named(fold), in_place=True)
         vectors = (*fold[:2], *_NO_NORM, 0.0)
         z = x if fold[1] is None else elementwise(SCALE_BATCH_NORM, x, (), None, vectors)
         return _unfolded(z, fold[2:-1], fold[-1], out)

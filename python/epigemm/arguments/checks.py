@@ -366,7 +366,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
         raise operands_that_do_not_fit(epilogue, operands)
     for place, (operand, value) in enumerate(zip(epilogue.operands, operands, strict=True), 1):
         if not isinstance(value, Tensor):
-            if value is None and place == epilogue.bias_place:
+            if place == epilogue.bias_place:
+                optional_tensors(**{operand.name: value})
                 continue
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
