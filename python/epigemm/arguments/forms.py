@@ -35,9 +35,11 @@ def of_types(function: Function, x: Tensor, operands: Operands) -> Epilogue:
         pairs = zip(function.are_scalars, dtypes, strict=True)
         folded = tuple([each or dtype is torch.float32 for each, dtype in pairs])
     if not is_traced():
-        return function.forms.get(folded + shared) or typed(function, folded, shared)
+        found: Epilogue = function.forms.get(folded + shared) or typed(function, folded, shared)
+        return found
     _make(function.key, folded, shared)  # not traced by Dynamo, which then finds the result
-    return function.forms[folded + shared]
+    made: Epilogue = function.forms[folded + shared]
+    return made
 
 
 def seen(function: Function, x: Tensor, operands: Operands) -> tuple[Epilogue, Operands]:

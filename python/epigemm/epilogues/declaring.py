@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from torch import Tensor, fx
 
@@ -30,9 +30,6 @@ from epigemm.epilogues.tracing import cost, reference, source
 from epigemm.epilogues.tracing.program import Program, words
 from epigemm.epilogues.tracing.results import Results, filled
 from epigemm.epilogues.tracing.stored import STORED
-
-if TYPE_CHECKING:
-    from epigemm.epilogues.registry import Epilogue
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 _TAKEN = words("x weight z out precision strict self operands named")  # used by the calls themselves
@@ -82,7 +79,7 @@ class Traced(Declared):
     # by the numbers of the operands that are None: what the function is of the others
     without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
     # the epilogues that were made of it, by their operands' types (`registry.typed`)
-    forms: dict[tuple[bool, ...], Epilogue] = field(default_factory=dict, repr=False)
+    forms: dict[tuple[bool, ...], Any] = field(default_factory=dict, repr=False)
 
     is_compiled: bool = field(init=False, default=False, repr=False)  # as of `Epilogue`
     # What follows from these; attributes, for calls ask.
@@ -126,7 +123,13 @@ class Traced(Declared):
         return reference.reference_module(self.program.without_bias())
 
     def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
-        """The epilogue in plain PyTorch: differentiable any number of times, and traceable."""
+        """The epilogue in plain PyTorch: differentiable any number of times, and traceable.
+
+        Raises:
+            TypeError: for another number of operands.
+        """
+        if len(operands) != len(self.operands):
+            raise TypeError(f"{self.name}: got {len(operands)} operands; accepted are {len(self.operands)}")
         given = [
             operand if isinstance(operand, Tensor) else reference.constant(acc, operand)
             for operand in operands
