@@ -18,6 +18,7 @@ class Base(nn.Module):
         super().__init__()
         self.fc, self.other, self.dropout = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout(0.1)
         self.norm, self.batch_norm = nn.LayerNorm(8), nn.BatchNorm1d(8)
+        self.slope, self.slopes = nn.Parameter(torch.rand(1)), nn.Parameter(torch.rand(8))
 
     def forward(self, x: Tensor) -> Any:
         raise NotImplementedError
@@ -58,9 +59,38 @@ def cast_and_back(self: Base, x: Tensor) -> Any:
     return self.fc(x).float().relu().to(x.dtype)
 
 
-@pytest.mark.parametrize(
-    "forward", [relu, behind_dropout, behind_a_view, hardswish, batch_norm, cast_and_back, counted]
-)
+def behind_idle_dropouts(self: Base, x: Tensor) -> Any:
+    z = torch.feature_dropout(F.alpha_dropout(F.dropout(self.fc(x), 0.0), 0.0, True), 0.0, True)
+    return torch.dropout(F.feature_alpha_dropout(z, 0.0, True), 0.0, True) + x
+
+
+def prelu(self: Base, x: Tensor) -> Any:
+    return F.prelu(self.fc(x), self.slope)
+
+
+def prelu_of_columns(self: Base, x: Tensor) -> Any:
+    return self.fc(x[0]).prelu(weight=self.slopes)
+
+
+def compared(self: Base, x: Tensor) -> Any:
+    z = self.fc(x)
+    return torch.where((z > 0) & ~(z >= self.slopes), z * self.slope, z)
+
+
+def masked_by_itself(self: Base, x: Tensor) -> Any:
+    z = self.fc(x)
+    return z.masked_fill(z.lt(x), 0.0) + (z > 0).to(z.dtype) * x
+
+
+def scaled(self: Base, x: Tensor) -> Any:
+    return torch.addmm(x[0], x[1], self.fc.weight.t(), beta=0.5, alpha=2).relu()
+
+
+FORWARDS = [relu, behind_dropout, behind_a_view, hardswish, batch_norm, cast_and_back, counted]
+FORWARDS += [behind_idle_dropouts, prelu, prelu_of_columns, compared, masked_by_itself, scaled]
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_taken(forward: Any, dtype: torch.dtype) -> None:
     report = report_of(forward, dtype)
@@ -129,6 +159,15 @@ def masked(self: Base, x: Tensor) -> Any:
 
 def behind_a_transpose(self: Base, x: Tensor) -> Any:
     return x * self.dropout(self.fc(x)).transpose(1, 2).unsqueeze(0)
+
+
+def prelu_of_another_axis(self: Base, x: Tensor) -> Any:
+    return F.prelu(self.fc(x), self.slopes)  # the second of [3, 8, 8]
+
+
+def test_prelu_along_the_second_of_three_axes_ends_a_chain() -> None:
+    (site,) = report_of(prelu_of_another_axis).sites
+    assert site.function == "linear" and "along the second axis" in site.notes[0]
 
 
 def repeated(self: Base, x: Tensor) -> Any:

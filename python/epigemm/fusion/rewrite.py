@@ -224,7 +224,7 @@ def _site_of(chain: Chain, notes: tuple[str, ...]) -> FusedSite:
     text = "acc" if product.bias is None else "acc + c1"
     if chain.epilogue is not None:
         text = formula.text_of(chain.epilogue)
-    elif len(chain.nodes) > 1:
+    elif chain.norm is not None:
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + c1)"
     notes = (*notes, f"ends: {chain.ended}") if chain.ended else notes
     matched = tuple(node.name for node in chain.nodes)
