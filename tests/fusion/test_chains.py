@@ -170,6 +170,16 @@ def test_prelu_along_the_second_of_three_axes_ends_a_chain() -> None:
     assert site.function == "linear" and "along the second axis" in site.notes[0]
 
 
+def normalised(self: Base, x: Tensor) -> Any:
+    z = self.fc(x).view(3, 8, 2, 4)
+    return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def turned_by_halves(self: Base, x: Tensor) -> Any:
+    z = self.fc(x)
+    return z * x + torch.cat([-z[..., 4:], z[..., :4]], -1) * x
+
+
 def repeated(self: Base, x: Tensor) -> Any:
     return self.dropout(self.fc(x)).contiguous() + x[:1]
 
@@ -183,7 +193,9 @@ def repeated(self: Base, x: Tensor) -> Any:
         (masked, (1, 0), "is no operand"),
         (shared, (1, 0), "linear_1 reads a value in between"),
         (behind_a_transpose, (1, 0), "gives a result of another shape or order"),
-        (repeated, (1, 0), "is no operand"),
+        (repeated, (1, 0), "is no operand; to repeat it takes as long as to add it"),
+        (normalised, (1, 0), "makes one number of several, as norms do"),
+        (turned_by_halves, (1, 0), "takes a part of it, as rotary embeddings do"),
     ],
 )
 def test_each_that_is_not_taken_has_its_reason(forward: Any, chains: tuple[int, int], text: str) -> None:

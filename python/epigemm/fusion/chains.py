@@ -206,7 +206,11 @@ class ChainFinder:
             region.views.add(node)
             return ""
         if not all(same_layout(value, value_at(n)) for n in carried):
-            return f"{node} gives a result of another shape or order"
+            if effects.is_pointwise or not known(value.numel() < value_at(carried[0]).numel()):
+                return f"{node} gives a result of another shape or order"
+            if effects.is_view:
+                return f"{node} takes a part of it, as rotary embeddings do, which is not pointwise"
+            return f"{node} makes one number of several, as norms do, which is not pointwise"
         if effects.is_view and value.dtype == value_at(carried[0]).dtype:
             read = {storage_of(each) for n in node.all_input_nodes for each in tensors_of(n)}
             if effects.returns == read == {storage_of(value_at(carried[0]))}:

@@ -159,7 +159,12 @@ class _Maker:
         kind = kind_of(value, beside, product) if order is None else _kind_in(order, value, beside, product)
         if kind is None:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
-            raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
+            text = f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand"
+            ones = next((axis for axis, size in enumerate(value.shape) if not known(size == 1)), 0)
+            axes = value.dim() - ones
+            # A copy of it for each batch would be written and read, as the sum is.
+            is_repeated = 1 < axes < beside.dim() and same_sizes(value.shape[ones:], beside.shape[-axes:])
+            raise Refused(f"{text}; to repeat it takes as long as to add it" if is_repeated else text)
         shared = kind == MATRIX and not _has_all_rows(value, beside)
         if shared:
             self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
