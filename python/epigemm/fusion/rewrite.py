@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, joined, layers, matmuls, norms, pairs, profit
+from epigemm.fusion import formula, joined, layers, layouts, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -88,6 +88,7 @@ def fuse_graph(
     """
     settings = _Settings(keep_packs, one_by_one, traced)
     left = _layers_that_pay(graph, settings)
+    left += _rows_that_pay(graph, settings)
     two = _pairs_that_pay(graph, settings)
     report, judged = _judged(graph, settings)
     report.notes += [*left, *pairs.notes(two, name_of)]
@@ -132,6 +133,18 @@ def _layers_that_pay(graph: fx.Graph, settings: _Settings) -> list[str]:
     reasons = {name: profit.SLOWER for name, nodes in made.items() if taken.isdisjoint(nodes)} | left
     functions = {node.name: node.target.__name__ for node in every}  # type: ignore[union-attr]
     return list(dict.fromkeys(f"{functions[name]} stays as it is: {why}" for name, why in reasons.items()))
+
+
+def _rows_that_pay(graph: fx.Graph, settings: _Settings) -> list[str]:
+    """Copy operands with reordered axes where that allows sums to be fused, and note it."""
+    copies = layouts.put_in_rows(graph)
+    _, judged = _judged(graph, settings) if copies else (None, {})
+    if not layouts.pay(
+        copies, (node for chain, each in judged.items() if not each.why_not for node in chain.nodes)
+    ):
+        while copies:
+            copies.pop().undo()
+    return [f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies]
 
 
 def _pairs_that_pay(graph: fx.Graph, settings: _Settings) -> list[pairs.Pair]:
