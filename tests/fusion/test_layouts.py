@@ -38,7 +38,17 @@ def parts(self: Base, x: Tensor, y: Tensor) -> Any:
     return torch.cat([second, first], 1), z.reshape(-1).sum(0)
 
 
-PUT = [stream, positions, scaled, parts]
+def given_back_of_many(self: Base, x: Tensor, y: Tensor) -> Any:
+    z = block(self, block(self, block(self, block(self, block(self, y.mT)))))
+    return z, z.contiguous(), z.sum(1)
+
+
+PUT = [stream, positions, scaled, parts, given_back_of_many]
+
+
+def shared(self: Base, x: Tensor, y: Tensor) -> Any:
+    z = block(self, block(self, block(self, block(self, y.mT))))
+    return z, z.mT
 
 
 def given_back(self: Base, x: Tensor, y: Tensor) -> Any:
@@ -87,7 +97,7 @@ def alternating(self: Base, x: Tensor, y: Tensor) -> Any:
     return z.sum(1)
 
 
-LEFT = [given_back, view_given_back, one_sum, written, written_view, random, memory, alternating]
+LEFT = [given_back, shared, view_given_back, one_sum, written, written_view, random, memory, alternating]
 
 
 @pytest.mark.parametrize("forward", [*PUT, *LEFT])

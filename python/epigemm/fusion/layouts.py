@@ -34,7 +34,6 @@ from epigemm.fusion.values import (
     value_of,
 )
 
-_GAINED = 2  # the number of sums that have to be fused: a copy reads and writes once, and each fused sum saves as much
 _TRIES, _FAR = 4, 6
 
 
@@ -45,13 +44,24 @@ class Copied:
     Attributes:
         copy: the node.
         before: the earlier fake tensors of the nodes whose layout has changed.
+        back: for results of the graph whose layout has changed the nodes that copy them to the earlier one.
     """
 
     copy: fx.Node
     before: dict[fx.Node, Any] = field(default_factory=dict)
+    back: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+
+    @property
+    def gain(self) -> int:
+        """The number of sums that have to be fused: a copy reads and writes once, and each fused sum saves as much."""
+        return 2 + len(self.back)
 
     def undo(self) -> None:
         """Restore the graph."""
+        for result, nodes in self.back.items():
+            nodes[-1].replace_all_uses_with(result)
+            for node in reversed(nodes):
+                node.graph.erase_node(node)
         for node, value in self.before.items():
             node.meta["example_value"] = value
         origin = self.copy.args[0]
@@ -77,7 +87,7 @@ def put_in_rows(graph: fx.Graph) -> list[Copied]:
 def pay(copies: Iterable[Copied], taken: Iterable[fx.Node]) -> bool:
     """For each copy, whether fused calls replace enough of the sums that it makes row-major."""
     nodes = set(taken)
-    return all(sum(_is_sum(node) for node in nodes.intersection(each.before)) >= _GAINED for each in copies)
+    return all(sum(map(_is_sum, nodes.intersection(each.before))) >= each.gain for each in copies)
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -124,7 +134,7 @@ def _copied(node: fx.Node, other: fx.Node) -> Copied | None:
         gained = _propagate(copied)
     except Exception:  # the graph cannot be run, or the copy would be noticed
         gained = 0
-    if gained < _GAINED:
+    if gained < copied.gain:
         copied.undo()
         return None
     return copied
@@ -140,8 +150,11 @@ def _propagate(copied: Copied) -> int:
     node = copied.copy.next
     while node.op != "root":
         if not changed.isdisjoint(node.all_input_nodes):
+            if node.op == "output":
+                _give_back(copied, node, changed)
+                break
             effects = effects_of(node)
-            if node.op == "output" or effects.writes or not effects.known:
+            if effects.writes or not effects.known:
                 raise _Seen
             old = value_of(node)
             new = _again(node, old)
@@ -156,6 +169,31 @@ def _propagate(copied: Copied) -> int:
             gained += _agrees(node, {}) - agreed
         node = node.next
     return gained
+
+
+def _give_back(copied: Copied, output: fx.Node, changed: set[fx.Node]) -> None:
+    """Copy the graph's results to the layout that they had. Their memory must be theirs alone, as a copy's is."""
+    results = [n for n in output.all_input_nodes if tensor_of(n) is not None]
+    was = {n: copied.before.get(n, value_of(n)) for n in results}
+    memories = [storage_of(value) for value in was.values()]
+    for result in changed.intersection(results):
+        order = order_of(was[result])
+        if order is None or memories.count(storage_of(was[result])) > 1:
+            raise _Seen
+        node, made = result, copied.back.setdefault(result, [])
+        inverse = [order.index(axis) for axis in range(len(order))]
+        steps: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+            ("permute", order, {}),
+            ("clone", (), {"memory_format": torch.contiguous_format}),
+            ("permute", tuple(inverse), {}),
+        ]
+        for name, axes, named in steps:
+            with output.graph.inserting_before(output):
+                node = output.graph.call_method(name, (node, *axes), named)
+            made.append(node)
+            node.meta = {**result.meta}
+            node.meta["example_value"] = _again(node, was[result])
+        output.replace_input_with(result, node)
 
 
 def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
