@@ -175,6 +175,9 @@ UNARY = (
     "{0}.square().clamp(max=4)",
     "F.dropout({0}, 0.5, self.training)",
     "self.drop({0})",
+    "F.dropout({0}, 0.0)",
+    "F.prelu({0}, self.vector[:1])",
+    "{0}.masked_fill({0} <= 0, 0.0)",
     "{0}.double().mul(2).float()",
     "{0}.detach()",
     "torch.zeros_like({0}) + {0}",
@@ -220,6 +223,8 @@ OF_TWO_AXES = (
     "torch.mm({0}, self.square)",
     "self.batch_norm(self.fc0({0}))",
     "torch.addmm(self.fc1({0}), {0}, self.weight)",
+    "torch.addmm(self.column, {0}, self.square, beta=2, alpha=0.5)",
+    "F.prelu(self.fc1({0}), self.column)",
 )
 OTHERS = ("F.softmax({0}, -1)", "self.norm({0})", "{0}.flip(-1)", "{0}.cumsum(-1) * 0.3", "{0}.roll(1, -1)")
 IN_PLACE = (

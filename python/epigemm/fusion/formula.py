@@ -126,6 +126,11 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
     return target(*args, **kwargs)
 
 
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """PReLU with a slope for each column, or one; PyTorch's refuses the tensors that stand for one number."""
+    return torch.where(input > 0, input, weight * input)
+
+
 # --- epilogues -------------------------------------------------------------------------------------------------------
 
 _made: dict[Any, UserEpilogue | str] = {}

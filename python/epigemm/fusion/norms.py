@@ -135,7 +135,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     scaled = last if len(chain.nodes) == 2 else None
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
-    if chain.views or not _is_vector(product.bias):
+    if product.is_scaled or chain.views or not _is_vector(product.bias):
         return None
     if scaled is not None and _scale_of(scaled, product.node) is None:
         return None
