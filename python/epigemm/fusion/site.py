@@ -142,9 +142,9 @@ class Site:
         rows = x if keeps_axes else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         lead, columns = rows.shape[:-1], weight.shape[0]
         kinds, wide = made.traced.kinds, compute_dtype(x.dtype)
+        given = [_as_rows(kind, value, lead, columns) for kind, value in zip(kinds, sources, strict=True)]
         given = [
-            value.to(wide) if kind == SCALAR else _as_rows(kind, value, lead, columns)
-            for kind, value in zip(kinds, sources, strict=True)
+            value.to(wide) if kind == SCALAR else value for kind, value in zip(kinds, given, strict=True)
         ]
         epilogue = forms.of_types(made.traced, rows, given)
         result = self._record_call(LinearCall(epilogue, rows, weight, given))

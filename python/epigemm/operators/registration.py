@@ -74,6 +74,8 @@ def elementwise_call(
 def _in_order(
     spec: Epilogue, bias: Tensor | None, tensors: Sequence[Tensor] | None, scalars: Sequence[float] | None
 ) -> Operands:
+    if bias is not None and not spec.bias_place:
+        raise RuntimeError(f"bias: got a tensor; the epilogue {spec.name!r} accepts None")
     given = spec.in_order(bias, tensors or (), scalars or ())
     if given is None:
         raise checks.operands_that_do_not_fit(spec, (bias, *(tensors or ()), *(scalars or ())))
