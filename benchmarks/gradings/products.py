@@ -14,7 +14,7 @@ from epigemm._native import ops
 from epigemm.arguments import precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry
-from epigemm.epilogues.kinds import MATRIX
+from epigemm.epilogues.kinds import MATRIX, SCALAR
 from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import Epilogue
 from epigemm.linking import loading
@@ -92,10 +92,7 @@ def forced_into(
         raise RuntimeError(f"no kernels run on {x.device}")
     wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
-    given = (
-        spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
-    )
-    assert given is not None
+    given = _in_order(spec, bias, operands, scalars, is_pair=weight2 is not None)
     call = LinearCall(spec, x, weight, given, out=out)
     found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted, weight2=weight2)
     if found.refused:
@@ -118,10 +115,29 @@ def forced_into(
     return answer if isinstance(answer, Tensor) else answer[0]
 
 
-def _of_pair(spec: Epilogue, operands: Sequence[Tensor | float]) -> tuple[Tensor | float | None, ...]:
-    """A pair's operands in order: none where the second product is."""
-    place = next(i for i, operand in enumerate(spec.operands) if operand.kind == MATRIX)
-    return (*operands[:place], None, *operands[place:])
+def _in_order(
+    spec: Epilogue,
+    bias: Tensor | None,
+    tensors: Sequence[Tensor],
+    scalars: Sequence[float],
+    *,
+    is_pair: bool,
+) -> tuple[Tensor | float | None, ...]:
+    """The operands of an epilogue, the bias among the tensors or apart; None where the second product is."""
+    pair = next(i for i, each in enumerate(spec.operands) if each.kind == MATRIX) if is_pair else None
+    has_bias = bias is None and len(tensors) + len(scalars) + is_pair == len(spec.operands)
+    values, numbers = iter(tensors), iter(scalars)
+    given: list[Tensor | float | None] = []
+    for place, operand in enumerate(spec.operands):
+        if place == pair:
+            given.append(None)
+        elif place + 1 == spec.bias_place and not has_bias:
+            given.append(bias)
+        elif operand.kind == SCALAR:
+            given.append(next(numbers, None) or next(values))
+        else:
+            given.append(next(values))
+    return tuple(given)
 
 
 def forced(arithmetic: str, plan: Sequence[int] = ANY_TILE) -> Product:

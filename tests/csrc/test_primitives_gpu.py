@@ -151,7 +151,8 @@ def device_slopes(function: str, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     wide = torch.float64 if acc.dtype == torch.float64 else torch.float32
     slots = [-1, *registered(function).traced.slots]
     outs = [torch.full_like(acc, 7.0, dtype=acc.dtype if slot < 0 else wide) for slot in slots]
-    ops._linked_derivative_out(name, torch.ones_like(acc), acc, columns, None, slots, outs)
+    bias, others, _ = registered(function).apart(columns or ())
+    ops._linked_derivative_out(name, torch.ones_like(acc), acc, bias, others or None, None, slots, outs)
     return [out.cpu()[0] for out in outs]
 
 

@@ -140,7 +140,7 @@ def test_a_matrix_beside_the_second_product(tile: int, dtype: torch.dtype, gap: 
 def test_the_same_as_two_kernels(tile: int) -> None:
     """The second product rounded to a matrix, and a fused kernel that reads it: as far apart as that rounding."""
     pair = Pair((700, 520, 512), torch.bfloat16)
-    name = typed(FUNCTIONS["gated_relu"], (False,)).name
+    name = typed(FUNCTIONS["gated_relu"], (False, False)).name
     found = pair.run(name, [], plans.numbers(plans.TMA, tile))
     gate = torch.mm(pair.x, pair.weights[1].t())
     two = poisoned(pair.shape, torch.bfloat16, DEVICE)
@@ -156,7 +156,7 @@ def test_again_and_again(tile: int) -> None:
     """The same bits at each of many launches in a row, whatever other kernels left behind."""
     pair = Pair((2049, 1544, 1000), torch.bfloat16)
     plan = plans.numbers(plans.TMA, tile)
-    name = typed(FUNCTIONS["gated_silu"], (False,)).name
+    name = typed(FUNCTIONS["gated_silu"], (False, False)).name
     first = pair.run(name, [], plan)
     for _ in range(50):
         assert torch.equal(pair.run(name, [], plan), first)

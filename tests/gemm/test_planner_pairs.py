@@ -75,7 +75,7 @@ def test_two_calls_are_made_elsewhere(changed: dict[str, Any], words: str) -> No
 
 def test_a_pair_is_no_product_to_the_cache_of_plans() -> None:
     """The same call with a matrix in place of the second weight has its own plan."""
-    epilogue = typed(FUNCTIONS["gated_relu"], (False,))
+    epilogue = typed(FUNCTIONS["gated_relu"], (False, False))
     x = torch.empty(8192, 4096, dtype=torch.bfloat16)
     weight, gate = x[:4096], torch.empty(8192, 4096, dtype=torch.bfloat16)
     tail = (None, 0, 0, 0, False, False, (0, *H200), None, False)  # plans are kept for devices with a number
@@ -133,7 +133,7 @@ def test_what_is_no_pair() -> None:
     sizes = (512, 512, 512)
     both = ask(sizes, operands=(bias, gate), plan=forced())
     assert both.answer == Reason.DOES_NOT_FIT, "the first matrix is the second product"
-    bare = ask(sizes, epilogue=BIAS, operands=(), bias=bias, plan=forced())
+    bare = ask(sizes, epilogue=BIAS, operands=(bias,), plan=forced())
     assert bare.answer == Reason.DOES_NOT_FIT, "nothing reads the second product"
     for other in (small, gate.float()):
         assert ask(sizes, weights=(gate, other), plan=forced()).answer == Reason.DOES_NOT_FIT

@@ -301,10 +301,10 @@ def _flat_call(_: int, digest: int, x: Tensor, weight: Tensor, *rest: Any) -> Li
             "epilogue: got the digest of one that this process has not made; accepted is one of a graph that was "
             "compiled here"
         )
-    operands, rest = tuple(places[: len(epilogue.operands)]), places[len(epilogue.operands) :]
-    if any(each is not None for each in rest):
+    count = len(epilogue.operands)
+    if any(each is not None for each in places[count:]):
         raise checks.operands_that_do_not_fit(epilogue, places)
-    return LinearCall(epilogue, x, weight, operands, _named(fp32, x), out=out)
+    return LinearCall(epilogue, x, weight, tuple(places[:count]), _named(fp32, x), out=out)
 
 
 def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
