@@ -17,11 +17,9 @@ from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linking import cubins, libraries, loading, store
-from epigemm.planning import dry_runs, plans
+from epigemm.planning import plans
 from epigemm.planning.gpus import KNOWN
 from epigemm.precompiling import _call, _Wanted
-from tests.support.results import statistics
-from tests.test_results_epilogue_moments import alone
 
 
 @epigemm.epilogue
@@ -223,33 +221,6 @@ def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
                 "_sm90_" in each for each in asked["mixed_with_product"]
             )
         linker.asked.clear()
-
-
-def test_calls_with_column_statistics_take_other_kernels(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those are linked, too. A bias alone runs on the package's kernels."""
-    linker = Linker()
-    monkeypatch.setattr(loading, "link_for", linker)
-    caplog.set_level("INFO", "epigemm")
-    sizes = [*ALIGNED, (16, 4096, 1024), (64, 8192, 8192)]
-    epigemm.precompile(statistics, sizes, arch="sm_90")
-    name, symbols, _ = next(each for each in linker.asked if each[0].startswith("statistics_shared"))
-    form, *_ = precompiling._forms(statistics, (torch.bfloat16, torch.bfloat16), False)
-    wanted: list[set[str]] = [set(), set()]
-    for size, gpu in itertools.product(sizes, HOPPER):
-        call = _call(form, size, "default", torch.device("meta"))
-        for place, given in enumerate((0, form.moments)):
-            run = dry_runs.dry_run(call, moments=given, gpu=gpu.numbers)
-            wanted[place].update(run.missing)
-    assert form.moments and wanted[1] - wanted[0] and set(symbols) == {ALONE, *wanted[0], *wanted[1]}
-    assert name == form.linked.name
-    notes = [text for text in caplog.messages if ", with statistics of its result, on NVIDIA H" in text]
-    assert len(notes) == 2 * len(sizes)
-    for function in (alone, several):
-        caplog.clear()
-        epigemm.precompile(function, sizes[:1], arch="sm_90")
-        assert not [text for text in caplog.messages if "with statistics" in text]
 
 
 @pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")

@@ -143,7 +143,7 @@ def run_pairs(name: str, dtype: torch.dtype) -> int:
 
 
 def run_statistics(dtype: torch.dtype, arithmetic: str) -> int:
-    """Every tile with the statistics of its columns and rows, alone and together; on slices of a spoiled row, too."""
+    """Every tile with the statistics of its columns; on slices of a spoiled row, too."""
     x, weight = (
         torch.randn(M, K, device=DEVICE).to(dtype),
         (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype),
@@ -153,23 +153,16 @@ def run_statistics(dtype: torch.dtype, arithmetic: str) -> int:
         x[M - 1, 1:] *= 2.0**-40  # more than two slices hold
     family = "sm90_fp16x3" if is_on_slices else "sm90_tma"
     tiles: int = build_info()["families"][family]["16_bits" if arithmetic == "ieee" else arithmetic]
-    wanted = ((True, False), (False, True), (True, True))
-    for tile, kinds in product(range(tiles), wanted):
+    for tile in range(tiles):
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
-        columns, rows = (
-            torch.full((3, size), float("nan"), device=DEVICE) if is_wanted else None
-            for size, is_wanted in zip((N, M), kinds, strict=True)
-        )
+        columns = torch.full((2, N), float("nan"), device=DEVICE)
         plan = [family_number(family), tile, tile % 2, 2, 1]
-        forced_into(out, "bias", x, weight, arithmetic, plan=plan, moments=(columns, rows))
-        for axis, found in enumerate((columns, rows)):
-            if found is None:
-                continue
-            variance, mean = torch.var_mean(out.double(), axis, correction=0)
-            name = f"statistics {dtype} {arithmetic} tile {tile}"
-            expect_close(name, found[:2], torch.stack((mean, variance)), 1e-5)
-            expect_close(name, found[2], out.double().sum(axis), 1e-5)
-    return len(wanted) * tiles
+        forced_into(out, "bias", x, weight, arithmetic, plan=plan, moments=columns)
+        variance, mean = torch.var_mean(out.double(), 0, correction=0)
+        expect_close(
+            f"statistics {dtype} {arithmetic} tile {tile}", columns, torch.stack((mean, variance)), 1e-5
+        )
+    return tiles
 
 
 def run_copies(dtype: torch.dtype) -> int:

@@ -76,15 +76,15 @@ def forced_into(
     plan: Sequence[int] = ANY_TILE,
     pack: Tensor | None = None,
     weight2: Tensor | None = None,
-    moments: tuple[Tensor | None, Tensor | None] = (None, None),
+    moments: Tensor | None = None,
     stored: Tensor | None = None,
 ) -> Tensor:
     """The kernels of an arithmetic under a plan, whether or not dispatch would choose them.
 
     An empty plan is the fastest. What is behind the rows of `out`, to whole 16 bytes, may be written. `weight2`: of a
-    pair of products, the second of which is the epilogue's first matrix: `operands` are without it. `moments`: receive
-    the statistics of the columns and of the rows of `out` (csrc/call/linear.h). `stored`: receives the second values of
-    an epilogue that has them.
+    pair of products, the second of which is the epilogue's first matrix: `operands` are without it. `moments`: receives
+    the statistics of the columns of `out` (csrc/call/linear.h). `stored`: receives the second values of an epilogue
+    that has them.
     """
     spec = named(epilogue)
     assert spec is not None
@@ -102,12 +102,11 @@ def forced_into(
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
     asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
-    answer: Tensor | int | tuple[Tensor, bool, int]
+    answer: Tensor | int | tuple[Tensor, int]
     if stored is not None:
         answer = entry.ask_with_store(*asked, stored)
-    elif any(each is not None for each in moments):
-        columns, rows = moments
-        answer = entry.ask_with_moments(*asked, columns, True, None, rows)
+    elif moments is not None:
+        answer = entry.ask_with_moments(*asked, moments, None)
     else:
         answer = entry.ask(*asked)
     if isinstance(answer, int):

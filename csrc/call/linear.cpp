@@ -23,8 +23,8 @@ namespace {
 // What the launches of a call need.
 struct Resources {
   open::Kernels kernels;
-  bool is_linked = false;  // whether the call runs linked kernels
-  MomentBlocks blocks;
+  bool is_linked = false;     // whether the call runs linked kernels
+  void* blocks = nullptr;     // of moments
   char* workspace = nullptr;  // for the copies, then the family, then the fold
   int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
@@ -113,10 +113,7 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
   problem.stream = resources.stream;
   problem.out.data = result.data;
   *d = problem.out;
-  if (are_moments_in_kernel(problem, plan)) {
-    problem.column_blocks = resources.blocks.of_columns;
-    problem.row_blocks = resources.blocks.of_rows;
-  }
+  if (are_moments_in_kernel(problem, plan)) problem.column_blocks = resources.blocks;
   problem.workspace = resources.workspace + resources.copies_bytes;
   void* const folded = resources.workspace + resources.copies_bytes + resources.family_bytes;
   if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
@@ -171,12 +168,9 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
     record->launches.push_back(Launch::Elementwise);
   }
   const Problem& problem = prepared.problem;
-  record->is_reduced_within = are_moments_in_kernel(problem, decision.plan);
-  if (has_column_moments(call, problem, decision.plan)) {
-    if (!record->is_reduced_within) record->launches.push_back(Launch::Blocks);
-    if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back(Launch::Merge);
-  }
-  if (has_row_moments(call, problem, decision.plan)) record->launches.push_back(Launch::MergeOfRows);
+  if (!problem.has_column_moments) return;
+  if (!are_moments_in_kernel(problem, decision.plan)) record->launches.push_back(Launch::Blocks);
+  if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back(Launch::Merge);
 }
 
 }  // namespace

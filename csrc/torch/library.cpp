@@ -39,7 +39,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "
-      "bool tried, Tensor? weight2=None, int moments=0) -> str");
+      "bool tried, Tensor? weight2=None, bool moments=False) -> str");
   m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(

@@ -3,8 +3,7 @@
 `epigemm.epilogues.parts` takes the function apart: the product and what all results share are one kernel, each other
 matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
 compile by themselves, and so do calls with several results. Where no gradient is recorded, one kernel may compute two
-matrices behind the product, if these are all that is read (`epigemm.calls.stores`), and the product's kernel may also
-reduce what it stores (`epigemm.calls.moments`).
+matrices behind the product, if these are all that is read (`epigemm.calls.stores`).
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
-from epigemm.calls import moments, reductions, stores
+from epigemm.calls import reductions, stores
 from epigemm.calls.layouts import unflattened
-from epigemm.calls.moments import Moments
 from epigemm.compilers import is_traced
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
@@ -155,11 +153,6 @@ class ResultsEpilogue(Decorated):
         both = form._both(x, weight, given, precision, kept, strict=strict)
         if both is not None:
             return form._results(both, given)
-        with_moments = form._with_moments(x, weight, given, precision, kept, strict=strict)
-        if with_moments is not None:
-            shared, of_shared = with_moments
-            known = {(0, axis): each for axis, each in of_shared.items()}
-            return form._results({0: shared}, given, known)
         matrix, epilogue = form.matrices(x.dtype)[0]
         if epilogue is None:
             shared = _route.linear(BIAS, x, weight, (None,), precision, None, strict, pack_use)
@@ -320,53 +313,17 @@ class ResultsEpilogue(Decorated):
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
 
-    def _with_moments(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        given: Sequence[Any],
-        precision: str | None,
-        pack_use: str,
-        *,
-        strict: bool,
-    ) -> tuple[Tensor, dict[int, Moments]] | None:
-        """The shared matrix and its moments by the axis, of one call; None if it is a call without them."""
-        if is_traced() or precision not in (None, *ARITHMETIC) or invariance.enabled():
-            return None
-        wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
-        if wanted is None:
-            return None
-        call = self.shared_call(x, weight, given, strict=strict)
-        asked = DEFAULT if precision is None else precision
-        return moments.linear(call._replace(precision=asked, pack_use=pack_use), wanted)
-
-    def shared_call(self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool) -> LinearCall:
-        """The call that computes the shared matrix, where autocast alone may intercept it."""
-        matrix, epilogue = self.matrices(x.dtype)[0]
-        if epilogue is None:
-            return LinearCall(BIAS, x, weight, strict=strict)
-        return epilogue.plain_call(x, weight, matrix.operands(given), strict=strict)
-
-    def _results(
-        self,
-        found: dict[int, Tensor],
-        given: Sequence[Any],
-        known: Mapping[tuple[int, int], Moments] | None = None,
-    ) -> Any:
-        """All results, of the matrices that there are: the shared one, or all that have x's dtype.
-
-        `known`: the moments of some of them, by the number and the axis.
-        """
+    def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
+        """All results, of the matrices that there are: the shared one, or all that have x's dtype."""
         some = next(iter(found.values()))
         lead, columns = some.shape[:-1], some.shape[-1]
         parts, matrices = self.parts(some.dtype), self._matrices(found, given)
         flat = (math.prod(lead), columns)
-        reduced = reductions.reduce_each(
-            parts,
-            {number: each.reshape(flat) for number, each in matrices.items()},
-            known or {},
-            invariant=invariance.enabled(),
-        )
+        invariant = invariance.enabled()
+        reduced = [
+            reductions.reduce(matrices[number].reshape(flat), kind, axis, correction, invariant=invariant)
+            for number, kind, axis, correction in parts.reductions
+        ]
         made: list[Tensor] = []
         for result, source in zip(self.results, parts.sources, strict=True):
             value = matrices[source] if result.is_stored else _of_pair(result, reduced[source])

@@ -168,5 +168,5 @@ def test_nothing_is_done_about_other_reasons(reason: Reason) -> None:
 def test_a_call_that_would_be_copied_for_is_not_made() -> None:
     for columns, is_made in ((2048, True), (2046, False)):
         made = LinearCall(BIAS, torch.empty(4096, 1024), torch.empty(columns, 1024))
-        dry = dry_runs.dry_run(made, moments=dry_runs.COLUMNS)
+        dry = dry_runs.dry_run(made, moments=True)
         assert dry.fused and beside.is_made(dry) == is_made

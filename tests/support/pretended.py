@@ -66,7 +66,6 @@ class Pretended:
     Attributes:
         launches: every call on fp16 slices since the last `take`.
         ran: what every fused call has run.
-        is_within: whether products' kernels reduce what they store.
         allocate: makes workspaces.
     """
 
@@ -74,7 +73,6 @@ class Pretended:
         self.native = native  # the module itself; None: the kernels are written in PyTorch
         self.launches: list[Launch] = []
         self.ran: list[tuple[str, tuple[int, ...]]] = []
-        self.is_within = False  # whether products' kernels reduce what they store
         self.allocate: Callable[[int], Tensor] = allocate
         self.is_linked: Callable[[list[str]], bool] = lambda names: True  # whether these kernels are there
 
@@ -87,20 +85,7 @@ class Pretended:
         """PyTorch's operators compute it."""
         return int(Reason.NOT_PLAIN)
 
-    derivative = products = linear_with_store = elementwise
-
-    def linear_with_moments(self, *arguments: Any) -> tuple[Tensor, bool, int] | int:
-        """As the module's; PyTorch's operators compute the moments, as if the product's kernel did if `is_within`."""
-        *given, columns, needs_columns, _, rows = arguments
-        found = self.linear(*given)
-        if isinstance(found, int):
-            return found
-        matrix = found.flatten(0, -2).double()
-        for axis, moments, is_needed in ((0, columns, needs_columns), (1, rows, False)):
-            if moments is not None and (is_needed or self.is_within):
-                variance, mean = torch.var_mean(matrix, axis, correction=0)
-                moments.copy_(torch.stack((mean, variance, matrix.sum(axis))))
-        return found, self.is_within, 0
+    derivative = products = linear_with_store = linear_with_moments = elementwise
 
     def linear(
         self,

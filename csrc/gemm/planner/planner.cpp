@@ -90,7 +90,7 @@ double moments_microseconds(const Problem& p) {
 }
 
 double moments_microseconds(const Problem& problem, const Plan& plan) {
-  if (!problem.has_moments() || problem.is_empty()) return 0;
+  if (!problem.has_column_moments || problem.is_empty()) return 0;
   if (plan.is_fused() && family_of(plan.family).moment_rows(problem, plan) > 0) return 0;
   return moments_microseconds(problem);
 }

@@ -54,9 +54,7 @@ def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(weight)
     precision = None if call.precision == DEFAULT else call.precision
-    u, of_u = moments.linear_folded_with_moments(
-        x, weight, (bias, None), precision, call.strict, call.pack_use, leaves_blocks=True
-    )
+    u, of_u = moments.linear(x, weight, bias, precision, call.strict, call.pack_use, leaves_blocks=True)
     y = batch_norm.normalise(u, of_u, Norm.of(vectors, call.eps, call.relu), call.running)
     return y, u, of_u.mean, of_u.var
 

@@ -351,7 +351,7 @@ class Packs:
         """The packs as the entry takes them, and what the weight's slices cost. Stale packs are made again."""
         return self._attempt.find_packs()
 
-    def make(self, order: _precision.Order, moments: int) -> None:
+    def make(self, order: _precision.Order, *, moments: bool) -> None:
         """Make the pack that the call reads, if it may make one. `moments`: as of `dry_runs.dry_run`."""
         attempt = self._attempt
         attempt.find_packs()

@@ -175,13 +175,12 @@ def ask(*arguments: Any) -> Tensor | int:
     return found
 
 
-def ask_with_moments(*arguments: Any) -> tuple[Tensor, bool, int] | int:
-    """The same, with the tensors for statistics of the result behind the arguments (csrc/python/entry.cpp).
+def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
+    """The same, with the tensors for statistics of the result's columns behind the arguments (csrc/python/entry.cpp).
 
-    Behind the result are whether the product's kernel has reduced it, and the rows of a block, if the blocks' moments
-    were left unmerged; else 0.
+    Behind the result are the rows of a block, if the blocks' moments were left unmerged; else 0.
     """
-    found: tuple[Tensor, bool, int] | int = (
+    found: tuple[Tensor, int] | int = (
         _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
     )
     return found

@@ -204,8 +204,8 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def explain_linear(call: LinearCall, wants_gradients: bool, moments: int = 0) -> Explanation:
-    """A call that records nothing. `moments`: the statistics that it also gives, as of `dry_runs.dry_run`."""
+def explain_linear(call: LinearCall, wants_gradients: bool, *, moments: bool = False) -> Explanation:
+    """A call that records nothing. `moments`: whether it also gives statistics of its result."""
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=weight_packs.NONE)
