@@ -9,7 +9,6 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import forms
-from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.forms import Function
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import Traced
@@ -155,14 +154,6 @@ class UserEpilogue(Decorated):
         if self.copied is not None and self.runs_built_in(given, x):
             return self.copied
         return forms.of_types(self.traced, x, given)
-
-    def plain_call(self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool) -> LinearCall:
-        """A linear call that autocast alone may intercept."""
-        x, weight, operands, _ = _route.cast(self.traced, x, weight, tuple(given), None)
-        is_copied = self.copied is not None and self.runs_built_in(operands, x)
-        function: Any = self.copied if is_copied else self.traced
-        epilogue, operands = forms.seen(function, x, operands)
-        return LinearCall(epilogue, x, weight, operands, strict=strict)
 
     def _unrecorded(self, given: Sequence[Any]) -> list[Any]:
         """The operands, detached if their gradient ends inside the function."""

@@ -14,6 +14,7 @@ from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import beside, deeds, entry, weight_slices
 from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -155,7 +156,8 @@ def doubled(acc: Tensor, bias: PerColumn) -> Tensor:
 def test_a_kernel_is_linked(dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments")
     plain = call(dtype)
-    made = doubled.plain_call(plain.x, plain.weight, [torch.empty(2048, dtype=dtype)], strict=False)
+    epilogue = typed(doubled.traced, [False])
+    made = LinearCall(epilogue, plain.x, plain.weight, (torch.empty(2048, dtype=dtype),))
     assert len(asked(made, int(Reason.NOT_LINKED), "result")) == 2
     assert kernel in answers.linked[-1]
 
