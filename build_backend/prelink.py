@@ -18,7 +18,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "epigemm"
 ARCHITECTURE = "sm_90a"
-OF_PAIRS = "bias_gated_silu"
+OF_PAIRS = "gated_silu"
 """Linked into the kernels of pairs of products for their code to be checked: the wheel has them without an epilogue."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import formula_functions
-from epigemm.epilogues import declaring, formulas, registry
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues import library, registry
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import typed
 from tests.support.activations import ACT
 
 M, N, K = 12, 24, 40
@@ -61,20 +60,19 @@ def test_exported_under_a_name_that_stays(name: str, monkeypatch: pytest.MonkeyP
 
     with torch.no_grad():
         program = torch.export.export(Layer(), tuple(tensors)).module()
-    stem = {"residual": "bias_residual.00", "batch_norm": "scale_relu.00"}[name]
+    stem = {"residual": "residual.00", "batch_norm": "scale_relu.000"}[name]
     assert repr(stem) in program.code
     monkeypatch.delitem(registry.LINKED, stem)
-    monkeypatch.setattr(formula_functions, "_made", SimpleNamespace())
+    FUNCTIONS[stem.partition(".")[0]].forms.clear()
     torch.testing.assert_close(program(*tensors), function(*tensors, **keywords))
-    assert registry.named(f"{stem}0") is registry.named("bias_residual.") is registry.named("x.00") is None
+    assert library.named(f"{stem}0") is library.named("residual.") is library.named("x.00") is None
 
 
-@pytest.mark.parametrize("name", sorted(formulas.FORMULAS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_a_program_is_what_a_trace_would_make(name: str) -> None:
     """So that a copy of the user's is the same kernel: at most the order of a sum's two sides differs."""
-    traced = declaring.own(name)
-    assert traced.digest == formula_functions.epilogue(name).traced.digest
-    assert traced.name == name
+    traced = library.traced(name)
+    assert traced.digest == FUNCTIONS[name].digest and traced.name == name
     acc = torch.randn(M, N)
     sizes = {"per_column": (N,), "matrix": (M, N)}
     given = [torch.randn(sizes[operand.kind]) for operand in traced.operands]
@@ -86,7 +84,6 @@ def test_the_package_has_kernels_of_a_users_copy() -> None:
     def add(acc: Tensor, bias: epigemm.PerColumn, other: epigemm.Matrix) -> Tensor:
         return acc + bias + other
 
-    assert add.linked([False, False]).prelinked == "bias_residual"
-    assert add.linked([False, True]).prelinked == "", "these read operands of x's type"
-    own = formula_functions.epilogue("residual").linked([False])
-    assert isinstance(own, LinkedEpilogue) and own.prelinked == "residual"
+    assert typed(add.traced, [False, False]).prelinked == "residual"
+    assert typed(add.traced, [False, True]).prelinked == "", "these read operands of x's type"
+    assert typed(FUNCTIONS["residual"], [False, False]).prelinked == "residual"

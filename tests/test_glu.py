@@ -62,11 +62,14 @@ def test_no_copy_of_a_weight_is_made() -> None:
 def test_exported() -> None:
     """Two calls of a public operator. Of one weight's halves, which a program makes anew, no packs are kept."""
     linears = [torch.nn.Linear(K, N) for _ in range(2)]
-    for layer in (epigemm.nn.LinearGLU(K, N), epigemm.nn.LinearGLU.from_linears(*linears)):
+    for layer, keeps in (
+        (epigemm.nn.LinearGLU(K, N), False),
+        (epigemm.nn.LinearGLU.from_linears(*linears), True),
+    ):
         with torch.no_grad():
             program = torch.export.export(layer.eval(), (x,))
             calls = [node for node in program.graph.nodes if "epigemm.linear" in str(node.target)]
-            assert len(calls) == 2
+            assert ["keep" in call.args for call in calls] == [keeps, keeps]
             torch.testing.assert_close(program.module()(x), layer(x))
 
 
@@ -86,7 +89,7 @@ def test_explained() -> None:
     """Both products, in the order in which they run."""
     args, named = given(draw((M,), N, K, torch.float32), is_whole=False)
     found = epigemm.explain(epigemm.linear_glu, *args, **named)
-    assert "epilogue bias_gated_silu" in found.op and len(found.kernels) == 3
+    assert "epilogue gated_silu" in found.op and len(found.kernels) == 3
     assert any(reason.startswith("it reads another product: torch GEMM") for reason in found.reasons)
 
 

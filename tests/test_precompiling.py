@@ -15,13 +15,11 @@ import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, precompiling, progress
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linking import cubins, libraries, loading, store
-from epigemm.planning import dry_runs, plans
+from epigemm.planning import plans
 from epigemm.planning.gpus import KNOWN
 from epigemm.precompiling import _call, _Wanted
-from tests.support.results import statistics
-from tests.test_results_epilogue_moments import alone
 
 
 @epigemm.epilogue
@@ -85,7 +83,7 @@ class Linker:
         self.reason = ""
 
     def __call__(
-        self, epilogue: LinkedEpilogue, symbols: list[str], capability: tuple[int, int]
+        self, epilogue: Epilogue, symbols: list[str], capability: tuple[int, int]
     ) -> tuple[list[str], str]:
         self.asked.append((epilogue.name, symbols, capability))
         return symbols[:1], self.reason
@@ -102,7 +100,7 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
     assert epigemm.precompile(mixed, arch="sm_120") == ["epigemm_open_elementwise_bfloat16"]
     ((name, symbols, capability),) = linker.asked
     tiles = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(10)]
-    assert name == mixed.linked([False, False, False, True]).name and capability == (12, 0)
+    assert name == typed(mixed.traced, [False, False, False, True]).name and capability == (12, 0)
     assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
     epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
     alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
@@ -118,6 +116,21 @@ def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) 
 def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[Tensor, Tensor, Tensor]:
     z = acc + bias if other is None else (acc + bias) * other
     return F.gelu(z), z, (z * z).sum(0)
+
+
+def test_of_several_results_each_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in 16 bits, where each is computed from the product; what is reduced and not stored in fp32."""
+    linker = Linker()
+    monkeypatch.setattr(loading, "link_for", linker)
+    for arch, sizes in (("sm_80", []), ("sm_90", [ALIGNED])):
+        epigemm.precompile(several, *sizes, arch=arch, training=True)
+        alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
+        wide = [name.replace("bfloat16", "float32") for name in alone]
+        asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
+        assert (
+            asked == [("several_result0", alone), ("several_result1", alone), ("several_result2", wide)] * 2
+        )
+        linker.asked.clear()
 
 
 ALONE = "epigemm_open_elementwise_bfloat16"
@@ -160,7 +173,7 @@ def test_sizes_on_hopper_without_a_gpu(
     assert capability == (9, 0) and symbols[0] == ALONE and len(set(symbols)) == len(symbols)
     wanted, expected = {ALONE}, []
     for (m, n, k), gpu in itertools.product(ALIGNED, HOPPER):
-        found = plans.ask(name, m, n, k, "bfloat16", "ieee", has_bias=False, gpu=gpu.numbers)
+        found = plans.ask(name, m, n, k, "bfloat16", "ieee", gpu=gpu.numbers)
         what = "a fused kernel" if found["fused"] else "PyTorch's GEMM and one elementwise kernel"
         expected.append(f"mixed: ({m}, {n}, {k}) in torch.bfloat16 on {gpu.name} is {what}")
         if found["fused"]:
@@ -210,33 +223,6 @@ def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
         linker.asked.clear()
 
 
-def test_calls_with_column_statistics_take_other_kernels(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those are linked, too. A bias alone runs on the package's kernels."""
-    linker = Linker()
-    monkeypatch.setattr(loading, "link_for", linker)
-    caplog.set_level("INFO", "epigemm")
-    sizes = [*ALIGNED, (16, 4096, 1024), (64, 8192, 8192)]
-    epigemm.precompile(statistics, sizes, arch="sm_90")
-    name, symbols, _ = next(each for each in linker.asked if each[0].startswith("statistics_shared"))
-    form, *_ = precompiling._forms(statistics, (torch.bfloat16, torch.bfloat16), False)
-    wanted: list[set[str]] = [set(), set()]
-    for size, gpu in itertools.product(sizes, HOPPER):
-        call = _call(form, size, "default", torch.device("meta"))
-        for place, given in enumerate((0, form.moments)):
-            run = dry_runs.dry_run(call, moments=given, gpu=gpu.numbers)
-            wanted[place].update(run.missing)
-    assert form.moments and wanted[1] - wanted[0] and set(symbols) == {ALONE, *wanted[0], *wanted[1]}
-    assert name == form.linked.name
-    notes = [text for text in caplog.messages if ", with statistics of its result, on NVIDIA H" in text]
-    assert len(notes) == 2 * len(sizes)
-    for function in (alone, several):
-        caplog.clear()
-        epigemm.precompile(function, sizes[:1], arch="sm_90")
-        assert not [text for text in caplog.messages if "with statistics" in text]
-
-
 @pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")
 @pytest.mark.skipif(cubins.ir_path(ALONE) is None, reason="a build without open kernels")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_100", "sm_120"])
@@ -260,12 +246,12 @@ def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
     call = _call(form, (5, 16, 24), "ieee", torch.device("cpu"))
     assert (call.x.shape, call.weight.shape) == ((5, 24), (16, 24))
     assert call.out is not None and (call.out.shape, call.out.dtype) == ((5, 16), torch.bfloat16)
-    assert [(each.shape, each.dtype) for each in call.operands] == [
+    assert [(each.shape, each.dtype) for each in call.inputs[2:]] == [
         ((16,), of_operands),
         ((5, 1), of_operands),
         ((5, 16), of_operands),
     ]
-    folded = [operand.folded for operand in call.epilogue.operands[1:] if operand.kind != SCALAR]
+    folded = [operand.folded for operand in call.epilogue.operands if operand.kind != SCALAR]
     assert folded == [of_operands == torch.float32] * 3 and call.precision == "ieee"
 
 

@@ -15,7 +15,7 @@ import epigemm
 PACKAGE = Path(__file__).parents[1] / "python" / "epigemm"
 # From the ground up: a room imports from itself and from those before it. A name without a folder is a file.
 ROOMS = (
-    *("_native", "cuda_graphs", "docstrings", "progress"),
+    *("_native", "compilers", "cuda_graphs", "docstrings", "progress"),
     *("epilogues", "arguments", "planning", "linking", "packs", "calls", "autograd", "operators"),
     *("route", "batch_statistics", "decorated", "user_epilogue", "results_epilogue", "decorator"),
     *("functional", "formula_functions", "glu", "precompiling"),
@@ -110,7 +110,7 @@ def test_tests_mirror_the_rooms(module: str) -> None:
     assert any(each.is_file() for each in found)
 
 
-GROUND = {"_native", "cuda_graphs", "docstrings", "progress"}
+GROUND = {"_native", "compilers", "cuda_graphs", "docstrings", "progress"}
 EXACT = ("epilogues", "linking", "packs", "autograd", "operators", "nn", "fusion")
 
 

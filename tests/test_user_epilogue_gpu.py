@@ -17,6 +17,7 @@ from torch import Tensor
 import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.registry import typed
 from epigemm.linking import cubins, libraries
 from epigemm.planning import dry_runs
 
@@ -142,7 +143,7 @@ def test_torchs_gemm_has_added_the_bias(size: tuple[int, int, int], dtype: torch
     x, weight, bias = tensors(*size, dtype)
     x[::2], bias[::3], bias[1::3] = 0.0, -0.0, 0.0
     out = torch.full((size[0], size[1]), 7.0, device="cuda", dtype=dtype)
-    spec = negated.linked([False])
+    spec = typed(negated.traced, [False])
     forced_into(out, spec.name, x, weight, "ieee", operands=[bias], plan=dry_runs.FALLBACK[1:])
     expected = -torch.nn.functional.linear(x, weight, bias)
     if dtype is torch.float32:  # which makes no -0 of +0 + -0

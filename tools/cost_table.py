@@ -29,6 +29,7 @@ _HEAD = """\
 // What a multiprocessor takes for one element of a primitive, in cycles at its highest clock, beyond the kernel with a
 // product with a number as its functor: EPIGEMM_COST(name, elementwise, elementwise_16, cooperative, cooperative_16,
 // pingpong, pingpong_16, swap_ab, swap_ab_16, slices), see cost.h. `_16`: with the functions of results of 16 bits.
+// digamma, erfinv, i0 and lgamma have none of these: their figures of fp32 stand for both.
 // `other` stands for what is not here: long, so that it is not put where it would cost more than it saves.
 //
 // {source}

@@ -31,6 +31,7 @@ from benchmarks.harness.runner import Bench, Budget, describe_error
 from epigemm.arguments.calls import KEEP, LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.deeds import Forced
+from epigemm.epilogues.registry import typed
 from epigemm.linking import cubins, loading
 from epigemm.linking.toolchain import side_by_side
 from epigemm.planning import dry_runs
@@ -214,13 +215,13 @@ class Sweep:
     def linear(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> LinearCall:
         """The linear call of a functor."""
         x, weight, out = tensors
-        made = functor.epilogue.linked([True])
-        return LinearCall(made, x, weight, None, [], [1.01], kernel.precision, KEEP, out=out)
+        made = typed(functor.epilogue.traced, [True])
+        return LinearCall(made, x, weight, [1.01], kernel.precision, KEEP, out=out)
 
     def missing(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> list[str]:
         """The kernels that a functor has to be linked into."""
         if not kernel.plan:
-            made = functor.epilogue.linked([True])
+            made = typed(functor.epilogue.traced, [True])
             return list(filter(None, elementwise_kernels.missing(made, tensors[0]).split(",")))
         call = self.linear(kernel, functor, tensors)
         return dry_runs.dry_run(call, dry_runs.ALL_KEPT, plan=kernel.plan).missing
@@ -240,7 +241,7 @@ class Sweep:
                 for functor in (drawn if kernel.column in _CHECKED else ()) if is_drawn else functors:
                     with suppress(RuntimeError):  # said when it is called
                         missing = self.missing(kernel, functor, tensors)
-                        for job in loading._jobs(functor.epilogue.linked([True]), missing, capability):
+                        for job in loading._jobs(typed(functor.epilogue.traced, [True]), missing, capability):
                             wanted_jobs.setdefault(job, []).append((functor.name, kernel.column))
         started, limit = time.monotonic(), _LINKING * (self.budget_s or float("inf"))
 

@@ -36,7 +36,7 @@ from benchmarks.gradings.products import SCALED, SPLIT, TF32, forced_into
 from benchmarks.harness.runner import describe_error, matmul_precision
 from benchmarks.harness.sampling import SampledReference
 from epigemm.arguments import precision
-from epigemm.epilogues.registry import EPILOGUES
+from epigemm.epilogues.registry import EPILOGUES, typed
 from epigemm.tuning.candidates import SWAP_AB
 from tools.run_every_kernel import divides_k, family_number, kernels
 from tools.run_linked_kernels import everything
@@ -309,15 +309,16 @@ def native(
     values = problem.values(parameters)
     if problem.kind == CUSTOM:
         specs = problem.operands.values()
-        epilogue = _decorated(problem).linked([spec.kind == SCALAR for spec in specs])
-        name, bias = epilogue.name, None
+        epilogue = typed(_decorated(problem).traced, [spec.kind == SCALAR for spec in specs])
+        given: list[Any] = [*values.values()]
     else:
-        name, bias = problem.epilogue, values.pop("bias", None)
-        if len(values) != EPILOGUES[name].operand_count:
+        epilogue = EPILOGUES[problem.epilogue]
+        names = {operand.name for operand in epilogue.operands}
+        if not values.keys() <= names or len(names - values.keys() - {"bias"}) > 0:
             return None
-    tensors = [_by_rows(value) for value in values.values() if isinstance(value, Tensor)]
-    numbers = [value for value in values.values() if not isinstance(value, Tensor)]
-    return name, bias if isinstance(bias, Tensor) else None, tensors, numbers
+        given = [values.get(operand.name) for operand in epilogue.operands]
+    given = [_by_rows(value) if isinstance(value, Tensor) else value for value in given]
+    return epilogue.name, *epilogue.apart(given)
 
 
 def _by_rows(operand: Tensor) -> Tensor:

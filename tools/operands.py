@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from epigemm.epilogues.kinds import PER_COLUMN
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 
 
@@ -33,9 +34,11 @@ def sample_inputs(
     def draw(*shape: int, of: torch.dtype) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device=device, dtype=of)
 
-    bias = draw(columns, of=dtype) if epilogue.takes_bias else None
-    operands = [draw(columns, of=vector.dtype(dtype)) for vector in epilogue.vectors]
-    if epilogue.scalar is None:
+    bias = draw(columns, of=dtype) if epilogue.bias_place else None
+    places = enumerate(epilogue.operands, 1)
+    vectors = [each for place, each in places if each.kind == PER_COLUMN and place != epilogue.bias_place]
+    operands = [draw(columns, of=vector.dtype(dtype)) for vector in vectors]
+    if not epilogue.has_scalar:
         return EpilogueInputs(bias, operands, [])
     # Away from zero: a divisor near zero would make every comparison one of rounding errors.
     number = torch.randn((), generator=generator, dtype=torch.float64)

@@ -18,15 +18,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
-from epigemm import formula_functions
 from epigemm._native import build_info, ops
-from epigemm.arguments.calls import ElementwiseCall
+from epigemm.arguments.calls import ElementwiseCall, tensors_of
 from epigemm.calls import batch_norm, elementwise_deeds, elementwise_kernels, entry
 from epigemm.calls.moments import Moments, column_moments
-from epigemm.epilogues.formulas import FORMULAS
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.epilogues.registry import EPILOGUES, Epilogue, compute_dtype, fold_batch_norm_reference
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import (
+    EPILOGUES,
+    Epilogue,
+    Operands,
+    compute_dtype,
+    fold_batch_norm_reference,
+    typed,
+)
 from epigemm.tuning.candidates import SWAP_AB
 from tools import sharded
 from tools.operands import EpilogueInputs, sample_inputs
@@ -46,21 +51,28 @@ def expect_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) 
 
 def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int, rows: int = M) -> EpilogueInputs:
     """Random operands of one epilogue."""
-    if not isinstance(epilogue, LinkedEpilogue):
+    if epilogue.is_compiled:
         return sample_inputs(epilogue, columns, dtype, DEVICE)
     operands = [
         torch.randn(*((rows,) if operand.kind == MATRIX else ()), columns, device=DEVICE).to(
             operand.dtype(dtype)
         )
-        for operand in epilogue.operands[1:]
+        for operand in epilogue.operands
     ]
-    return EpilogueInputs(None, operands, [])
+    return EpilogueInputs(*epilogue.apart(operands))
 
 
 def reference(epilogue: Epilogue, acc: Tensor, drawn: EpilogueInputs) -> Tensor:
     """The epilogue in float64."""
-    bias = None if drawn.bias is None else drawn.bias.double()
-    return epilogue.reference(acc, bias, [operand.double() for operand in drawn.operands], drawn.scalars)
+    given = [each.double() if isinstance(each, Tensor) else each for each in given_of(epilogue, drawn)]
+    return epilogue.reference(acc, given)
+
+
+def given_of(epilogue: Epilogue, drawn: EpilogueInputs) -> Operands:
+    """The operands in the epilogue's order."""
+    given = epilogue.in_order(*drawn)
+    assert given is not None
+    return given
 
 
 def family_number(name: str) -> int:
@@ -114,12 +126,12 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
 
 def run_pairs(name: str, dtype: torch.dtype) -> int:
     """Every tile of pairs of products, from two weights and from the halves of one."""
-    spec = formula_functions.epilogue(name).linked([False] * len(FORMULAS[name].operands))
+    spec = typed(FUNCTIONS[name], [False] * len(FUNCTIONS[name].operands))
     x, bias = torch.randn(M, K, device=DEVICE).to(dtype), torch.randn(N, device=DEVICE).to(dtype)
     both = (torch.randn(2 * N, K, device=DEVICE) / K**0.5).to(dtype)
     halves = both[:N], both[N:]
     acc, gate = (x.double() @ half.double().t() for half in halves)
-    expected = spec.reference(acc, None, [bias.double(), gate], [])
+    expected = spec.reference(acc, [bias.double(), gate])
     found = kernels("pairs")
     for family, tile in found:
         for first, second in (halves, (halves[0].clone(), halves[1].clone())):
@@ -131,7 +143,7 @@ def run_pairs(name: str, dtype: torch.dtype) -> int:
 
 
 def run_statistics(dtype: torch.dtype, arithmetic: str) -> int:
-    """Every tile with the statistics of its columns and rows, alone and together; on slices of a spoiled row, too."""
+    """Every tile with the statistics of its columns; on slices of a spoiled row, too."""
     x, weight = (
         torch.randn(M, K, device=DEVICE).to(dtype),
         (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype),
@@ -141,23 +153,16 @@ def run_statistics(dtype: torch.dtype, arithmetic: str) -> int:
         x[M - 1, 1:] *= 2.0**-40  # more than two slices hold
     family = "sm90_fp16x3" if is_on_slices else "sm90_tma"
     tiles: int = build_info()["families"][family]["16_bits" if arithmetic == "ieee" else arithmetic]
-    wanted = ((True, False), (False, True), (True, True))
-    for tile, kinds in product(range(tiles), wanted):
+    for tile in range(tiles):
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
-        columns, rows = (
-            torch.full((3, size), float("nan"), device=DEVICE) if is_wanted else None
-            for size, is_wanted in zip((N, M), kinds, strict=True)
-        )
+        columns = torch.full((2, N), float("nan"), device=DEVICE)
         plan = [family_number(family), tile, tile % 2, 2, 1]
-        forced_into(out, "bias", x, weight, arithmetic, plan=plan, moments=(columns, rows))
-        for axis, found in enumerate((columns, rows)):
-            if found is None:
-                continue
-            variance, mean = torch.var_mean(out.double(), axis, correction=0)
-            name = f"statistics {dtype} {arithmetic} tile {tile}"
-            expect_close(name, found[:2], torch.stack((mean, variance)), 1e-5)
-            expect_close(name, found[2], out.double().sum(axis), 1e-5)
-    return len(wanted) * tiles
+        forced_into(out, "bias", x, weight, arithmetic, plan=plan, moments=columns)
+        variance, mean = torch.var_mean(out.double(), 0, correction=0)
+        expect_close(
+            f"statistics {dtype} {arithmetic} tile {tile}", columns, torch.stack((mean, variance)), 1e-5
+        )
+    return tiles
 
 
 def run_copies(dtype: torch.dtype) -> int:
@@ -215,7 +220,7 @@ def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
         x = values.to(dtype)
         drawn = inputs(epilogue, dtype, x.shape[-1])
         out = torch.full_like(x, float("nan"))
-        elementwise_deeds.elementwise(ElementwiseCall(epilogue, x, *drawn, out))
+        elementwise_deeds.elementwise(ElementwiseCall(epilogue, x, given_of(epilogue, drawn), out))
         expected = reference(epilogue, x.double(), drawn)
         expect_close(f"{epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
     return len(layouts)
@@ -239,7 +244,7 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
         # The question makes the device known.
         if name == "wide" and elementwise_kernels.sums_columns(x, columns):
             sums = torch.full_like(out[0], float("nan"))
-            found = entry.derivative(ElementwiseCall(epilogue, x, *drawn), grad, sums)
+            found = entry.derivative(ElementwiseCall(epilogue, x, given_of(epilogue, drawn)), grad, sums)
             assert found is not None
             name = f"sums of the derivative of {epilogue.name} {dtype}"
             expect_close(name, sums, out.double().sum(0), TOLERANCE[dtype])
@@ -251,11 +256,12 @@ def run_alone(epilogue: Epilogue, dtype: torch.dtype) -> int:
     shapes = (70, 264), (70, 263)
     for rows, columns in shapes:
         x, grad = (torch.randn(rows, columns, device=DEVICE).to(dtype) for _ in range(2))
-        leaves = [each.requires_grad_() for each in (x, *inputs(epilogue, dtype, columns, rows).operands)]
-        out: Tensor = ops.elementwise(epilogue.name, x, None, leaves[1:], [])
+        given = tensors_of(given_of(epilogue, inputs(epilogue, dtype, columns, rows)))
+        leaves = [each.requires_grad_() for each in (x, *given)]
+        out: Tensor = ops.elementwise(epilogue.name, x, *epilogue.apart(leaves[1:]))
         found = torch.autograd.grad(out, leaves, grad)
         wide = [each.detach().double().requires_grad_() for each in leaves]
-        expected = epilogue.reference(wide[0], None, wide[1:], [])
+        expected = epilogue.reference(wide[0], wide[1:])
         name = f"{epilogue.name} {dtype} {rows}x{columns}"
         expect_close(name, out.detach(), expected.detach(), TOLERANCE[dtype])
         for each, like in zip(found, torch.autograd.grad(expected, wide, grad.double()), strict=True):
@@ -307,7 +313,7 @@ def jobs() -> sharded.Jobs:
         found[f"statistics {dtype}"] = partial(run_statistics, dtype, "ieee")
     for arithmetic in ("tf32", SPLIT, SCALED):
         found[f"statistics {arithmetic}"] = partial(run_statistics, torch.float32, arithmetic)
-    for name, dtype in product(("bias_gated_relu", "bias_gated_silu"), (torch.float16, torch.bfloat16)):
+    for name, dtype in product(("gated_relu", "gated_silu"), (torch.float16, torch.bfloat16)):
         found[f"pairs {name} {dtype}"] = partial(run_pairs, name, dtype)
     found |= {f"norm {dtype}": partial(run_batch_norm, dtype) for dtype in TOLERANCE}
     for epilogue in EPILOGUES.values():
@@ -316,9 +322,10 @@ def jobs() -> sharded.Jobs:
             found[f"derivative {epilogue.name} {dtype}"] = partial(run_derivative, epilogue, dtype)
         if epilogue.linear:
             found |= jobs_of_products(epilogue)
-    for name, formula in FORMULAS.items():
-        is_folded = [operand in ("multiplier", "offset") for _, operand in formula.operands]
-        epilogue = formula_functions.epilogue(name).linked(is_folded)
+    for name, function in FUNCTIONS.items():
+        epilogue = typed(
+            function, [operand.name in ("multiplier", "offset") for operand in function.operands]
+        )
         for dtype in TOLERANCE:
             found[f"alone {name} {dtype}"] = partial(run_alone, epilogue, dtype)
         found |= jobs_of_products(epilogue)

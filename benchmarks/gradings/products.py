@@ -14,8 +14,9 @@ from epigemm._native import ops
 from epigemm.arguments import precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry
-from epigemm.epilogues.kinds import MATRIX
-from epigemm.epilogues.registry import Epilogue, named
+from epigemm.epilogues.kinds import MATRIX, SCALAR
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import Epilogue
 from epigemm.linking import loading
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from epigemm.planning import dry_runs, plans
@@ -75,15 +76,15 @@ def forced_into(
     plan: Sequence[int] = ANY_TILE,
     pack: Tensor | None = None,
     weight2: Tensor | None = None,
-    moments: tuple[Tensor | None, Tensor | None] = (None, None),
+    moments: Tensor | None = None,
     stored: Tensor | None = None,
 ) -> Tensor:
     """The kernels of an arithmetic under a plan, whether or not dispatch would choose them.
 
     An empty plan is the fastest. What is behind the rows of `out`, to whole 16 bytes, may be written. `weight2`: of a
-    pair of products, the second of which is the epilogue's first matrix: `operands` are without it. `moments`: receive
-    the statistics of the columns and of the rows of `out` (csrc/call/linear.h). `stored`: receives the second values of
-    an epilogue that has them.
+    pair of products, the second of which is the epilogue's first matrix: `operands` are without it. `moments`: receives
+    the statistics of the columns of `out` (csrc/call/linear.h). `stored`: receives the second values of an epilogue
+    that has them.
     """
     spec = named(epilogue)
     assert spec is not None
@@ -91,7 +92,8 @@ def forced_into(
         raise RuntimeError(f"no kernels run on {x.device}")
     wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
-    call = LinearCall(spec, x, weight, bias, operands, scalars, out=out)
+    given = _in_order(spec, bias, operands, scalars, is_pair=weight2 is not None)
+    call = LinearCall(spec, x, weight, given, out=out)
     found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted, weight2=weight2)
     if found.refused:
         raise RuntimeError(f"plan: {found.refused}")
@@ -99,16 +101,12 @@ def forced_into(
         raise RuntimeError(f"{epilogue}: {reason}")
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
-    given = (
-        spec.in_order(bias, operands, scalars) if weight2 is None else _of_pair(spec, [*operands, *scalars])
-    )
     asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
-    answer: Tensor | int | tuple[Tensor, bool, int]
+    answer: Tensor | int | tuple[Tensor, int]
     if stored is not None:
         answer = entry.ask_with_store(*asked, stored)
-    elif any(each is not None for each in moments):
-        columns, rows = moments
-        answer = entry.ask_with_moments(*asked, columns, True, None, rows)
+    elif moments is not None:
+        answer = entry.ask_with_moments(*asked, moments, None)
     else:
         answer = entry.ask(*asked)
     if isinstance(answer, int):
@@ -116,10 +114,29 @@ def forced_into(
     return answer if isinstance(answer, Tensor) else answer[0]
 
 
-def _of_pair(spec: Epilogue, operands: Sequence[Tensor | float]) -> tuple[Tensor | float | None, ...]:
-    """A pair's operands in order: none where the second product is."""
-    place = next(i for i, operand in enumerate(spec.operands[1:]) if operand.kind == MATRIX)
-    return (*operands[:place], None, *operands[place:])
+def _in_order(
+    spec: Epilogue,
+    bias: Tensor | None,
+    tensors: Sequence[Tensor],
+    scalars: Sequence[float],
+    *,
+    is_pair: bool,
+) -> tuple[Tensor | float | None, ...]:
+    """The operands of an epilogue, the bias among the tensors or apart; None where the second product is."""
+    pair = next(i for i, each in enumerate(spec.operands) if each.kind == MATRIX) if is_pair else None
+    has_bias = bias is None and len(tensors) + len(scalars) + is_pair == len(spec.operands)
+    values, numbers = iter(tensors), iter(scalars)
+    given: list[Tensor | float | None] = []
+    for place, operand in enumerate(spec.operands):
+        if place == pair:
+            given.append(None)
+        elif place + 1 == spec.bias_place and not has_bias:
+            given.append(bias)
+        elif operand.kind == SCALAR:
+            given.append(next(numbers, None) or next(values))
+        else:
+            given.append(next(values))
+    return tuple(given)
 
 
 def forced(arithmetic: str, plan: Sequence[int] = ANY_TILE) -> Product:

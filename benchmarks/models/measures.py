@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from epigemm.tuning.timing import wall_ms
+
 Call = Callable[[], object]
 
 # A spin kernel's unit is the SM clock, 2 GHz at most on today's GPUs.
@@ -68,14 +70,6 @@ def row_ms(call: Call, count: int, device: torch.device) -> float:
     last.record()
     torch.cuda.synchronize()
     return float(first.elapsed_time(last)) / count
-
-
-def wall_ms(call: Call, count: int = 1) -> float:
-    """The same by the host's clock, until the last call returns."""
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - begin) * 1e3 / count
 
 
 def in_turn(

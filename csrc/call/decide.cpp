@@ -262,9 +262,7 @@ bool is_bias_added_by_gemm(const Prepared& prepared) {
 Gemm choose_gemm(const Prepared& prepared) {
   Problem problem = prepared.problem;
   const EpilogueId epilogue = problem.epilogue;
-  const EpilogueInfo& info = epilogue_info(epilogue);
-  const bool has_bias = info.takes_bias ? problem.has_bias : info.bias > 0;
-  if (!has_bias) return Gemm::Product;
+  if (epilogue_info(epilogue).bias == 0 || !problem.has_bias) return Gemm::Product;
   // Product and bias may cancel: a product that is rounded to 16 bits before its bias is added loses the difference.
   const bool is_rounded = element_bytes(problem.x.element) == 2;
   if (epilogue != EpilogueId::bias && epilogue != EpilogueId::bias_relu) {

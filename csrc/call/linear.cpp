@@ -22,8 +22,8 @@ namespace {
 // What the launches of a call need.
 struct Resources {
   open::Kernels kernels;
-  bool is_linked = false;  // whether the call runs linked kernels
-  MomentBlocks blocks;
+  bool is_linked = false;     // whether the call runs linked kernels
+  void* blocks = nullptr;     // of moments
   char* workspace = nullptr;  // for the copies, then the family, then the fold
   int64_t copies_bytes = 0, family_bytes = 0;
   void* stream = nullptr;
@@ -49,10 +49,12 @@ bool run_fold_of(const FoldVectors* fold, const LinearCall& call, void* memory, 
   return run_fold(*fold, *call.x, problem->n, memory, torch, problem->stream, problem->operands);
 }
 
-// How much PyTorch's GEMM computes. If the product is rounded to 16 bits, it also adds the bias of a fold.
+// How much PyTorch's GEMM computes. It also adds the bias of a fold if the product is rounded to 16 bits, and on CPUs,
+// where nothing is gained by a fold of it: folded, an infinite scale of both is inf - inf.
 Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
   const bool folds_bias = call.operands.fold && call.operands.fold->vectors[0];
-  return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
+  const bool adds_first = element_bytes(call.x->element) == 2 || !call.x->is_cuda();
+  return folds_bias && adds_first ? Gemm::WithBias : choose_gemm(prepared);
 }
 
 // Runs the compiled elementwise kernel of the epilogue, in place on the product.
@@ -73,7 +75,7 @@ Answer run_compiled_behind(const LinearCall& call, const Matrix& product, Gemm g
     elementwise.operands[i - 1] = problem.operands[i - 1];
     elementwise.strides[ElementwiseProblem::kFirstOperand + i - 1][1] = problem.operands[i - 1].stride;
   }
-  if (gemm == Gemm::WithBias && epilogue.takes_bias) elementwise.operands[0] = {};  // added already
+  if (gemm == Gemm::WithBias && epilogue.bias > 0) elementwise.operands[epilogue.bias - 1] = {};  // added already
   elementwise.x = elementwise.out = product.data;
   return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
 }
@@ -110,10 +112,7 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
   problem.stream = resources.stream;
   problem.out.data = result.data;
   *d = problem.out;
-  if (are_moments_in_kernel(problem, plan)) {
-    problem.column_blocks = resources.blocks.of_columns;
-    problem.row_blocks = resources.blocks.of_rows;
-  }
+  if (are_moments_in_kernel(problem, plan)) problem.column_blocks = resources.blocks;
   problem.workspace = resources.workspace + resources.copies_bytes;
   void* const folded = resources.workspace + resources.copies_bytes + resources.family_bytes;
   if (!run_fold_of(call.operands.fold, call, folded, torch, &problem)) return Answer::Raised;
@@ -169,12 +168,9 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
     record->launches.push_back(Launch::Elementwise);
   }
   const Problem& problem = prepared.problem;
-  record->is_reduced_within = are_moments_in_kernel(problem, decision.plan);
-  if (has_column_moments(call, problem, decision.plan)) {
-    if (!record->is_reduced_within) record->launches.push_back(Launch::Blocks);
-    if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back(Launch::Merge);
-  }
-  if (has_row_moments(call, problem, decision.plan)) record->launches.push_back(Launch::MergeOfRows);
+  if (!problem.has_column_moments) return;
+  if (!are_moments_in_kernel(problem, decision.plan)) record->launches.push_back(Launch::Blocks);
+  if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back(Launch::Merge);
 }
 
 }  // namespace

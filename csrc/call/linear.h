@@ -49,12 +49,6 @@ struct ForcedPlan {
   bool is_fastest = false;  // run this arithmetic's fastest fused plan instead, whatever the fallback takes
 };
 
-// What was given of the statistics that a call wants.
-struct GivenMoments {
-  bool are_within = false;  // the product's kernel has reduced D
-  int block_rows = 0;       // of the columns' blocks whose moments are left; 0: none are
-};
-
 struct LinearCall {
   EpilogueId epilogue{};
   const Tensor* x = nullptr;
@@ -62,16 +56,13 @@ struct LinearCall {
   const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
-  // Contiguous [3, N] in fp32 (fp64 of fp64), on a GPU: receives the mean, the biased variance and the sum of each
-  // column of D, of the numbers as they are stored. If they are not needed, only where the product's kernel reduces D.
+  // Contiguous [2, N] in fp32 (fp64 of fp64), on a GPU: receives the mean and the biased variance of each column of D,
+  // of the numbers as they are stored.
   const Tensor* column_moments = nullptr;
-  bool needs_column_moments = true;
   // With `column_moments`, or null: contiguous [blocks, N, 2] of their type. If the rows make no more blocks than that,
   // their moments are left here, else they are merged.
   const Tensor* column_blocks = nullptr;
-  // [3, M] like `column_moments`: the same of each row, where the product's kernel reduces D.
-  const Tensor* row_moments = nullptr;
-  GivenMoments* given = nullptr;
+  int* left_rows = nullptr;  // receives the rows of a block whose moments are left there; 0: none are
   // Like a new result: receives the second values of an epilogue that has them. Only fused kernels store it.
   const Tensor* stored = nullptr;
   int fp32_order = 0;

@@ -73,7 +73,7 @@ bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, con
     const Operand& operand = epilogue.operands[i + 1];
     const GivenOperand& from = given.values[i];
     const bool is_product = extent.is_pair && i + 1 == first_matrix(epilogue);
-    const bool may_be_absent = is_product || (epilogue.takes_bias && i == 0);
+    const bool may_be_absent = is_product || i + 1 == epilogue.bias;
     const bool may_be_number = operand.kind == OperandKind::Scalar;
     values[i] = {nullptr, 0, from.number};
     if (is_product && from.tensor) return false;

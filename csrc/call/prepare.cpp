@@ -45,15 +45,13 @@ bool is_of_moments(const Tensor& tensor, const Tensor& x) {
          tensor.is_beside(x);
 }
 
-bool moments_fit(const LinearCall& call, int64_t m, int64_t n) {
-  const auto fits = [&](const Tensor* moments, int64_t count) {
-    return !moments || (moments->dim == 2 && moments->sizes[0] == kMomentsOfColumn && moments->sizes[1] == count &&
-                        is_of_moments(*moments, *call.x) && call.x->is_cuda());
-  };
-  if (!fits(call.column_moments, n) || !fits(call.row_moments, m)) return false;
-  const Tensor* const blocks = call.column_blocks;
-  return !blocks || (call.column_moments && blocks->dim == 3 && blocks->sizes[1] == n && blocks->sizes[2] == 2 &&
-                     is_of_moments(*blocks, *call.x));
+bool moments_fit(const LinearCall& call, int64_t n) {
+  const Tensor *const moments = call.column_moments, *const blocks = call.column_blocks;
+  if (!moments) return !blocks;
+  const bool fits = moments->dim == 2 && moments->sizes[0] == kMomentsOfColumn && moments->sizes[1] == n &&
+                    is_of_moments(*moments, *call.x) && call.x->is_cuda();
+  return fits && (!blocks || (blocks->dim == 3 && blocks->sizes[1] == n && blocks->sizes[2] == 2 &&
+                              is_of_moments(*blocks, *call.x)));
 }
 
 // Whether there is a tensor for the epilogue's second values where it has some, of the result's shape and layout.
@@ -83,7 +81,8 @@ bool set_output(const Tensor* out, Problem* problem) {
 }
 
 bool has_bias(const LinearCall& call) {
-  return epilogue_info(call.epilogue).takes_bias && call.operands.values[0].tensor;
+  const int place = epilogue_info(call.epilogue).bias;
+  return place > 0 && call.operands.values[place - 1].tensor;
 }
 
 }  // namespace
@@ -101,9 +100,8 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
-  if (!moments_fit(call, problem.m, problem.n) || !stored_fits(call, &problem)) return Answer::DoesNotFit;
+  if (!moments_fit(call, problem.n) || !stored_fits(call, &problem)) return Answer::DoesNotFit;
   problem.has_column_moments = call.column_moments;
-  problem.has_row_moments = call.row_moments;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
   prepared->is_out_matrix = set_output(call.out, &problem);

@@ -11,8 +11,8 @@ namespace epigemm::call {
 
 // The launches of a linear call, in order. Copy: of x and the weight, or of the result. Fused: with everything that a
 // plan on fp16 slices launches around its GEMM. Blocks, Merge: column statistics, of blocks of rows where the plan's
-// kernel does not reduce them, and of all. MergeOfRows: row statistics, which only that kernel gives.
-enum class Launch { Fold, Copy, Fused, TorchGemm, Elementwise, Blocks, Merge, MergeOfRows };
+// kernel does not reduce them, and of all.
+enum class Launch { Fold, Copy, Fused, TorchGemm, Elementwise, Blocks, Merge };
 
 struct Record {
   bool wants_tried = false;     // set by the caller: whether to try every arithmetic
@@ -23,7 +23,6 @@ struct Record {
   std::vector<Tried> tried;          // every arithmetic of the call's order
   std::vector<std::string> missing;  // open kernels that the epilogue was not linked into; all, of a GPU elsewhere
   std::vector<Launch> launches;
-  bool is_reduced_within = false;  // whether the product's kernel gives statistics of its result
 };
 
 }  // namespace epigemm::call

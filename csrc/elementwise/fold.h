@@ -1,7 +1,7 @@
 // Folding a per-column bias and scale and inference BatchNorm into one multiply-add per column,
 //   multiplier = scale * g,  offset = (bias * scale - mean) * g + beta,  g = gamma / sqrt(variance + eps),
-// so that multiplier * acc + offset = batch_norm((acc + bias) * scale). Absent vectors are their neutral elements;
-// without a variance g = gamma (scale alone, no normalisation).
+// so that multiplier * acc + offset = batch_norm((acc + bias) * scale). Absent vectors are left out, and not multiplied
+// as zeros, which an infinity would make NaN; without a variance g = gamma (scale alone, no normalisation).
 #pragma once
 
 #include <cmath>
@@ -46,8 +46,9 @@ EPIGEMM_HOST_DEVICE FoldedColumn fold_column(const FoldProblem& p, int64_t colum
   const double scale = load(p.scale, column, 1.0);
   double g = load(p.gamma, column, 1.0);
   if (p.variance.data) g /= sqrt(load(p.variance, column, 1.0) + p.eps);
-  const double shifted = load(p.bias, column, 0.0) * scale - load(p.mean, column, 0.0);
-  return {scale * g, shifted * g + load(p.beta, column, 0.0)};
+  const double shifted = (p.bias.data ? load(p.bias, column, 0.0) * scale : 0.0) - load(p.mean, column, 0.0);
+  const bool is_shifted = p.bias.data || p.mean.data;
+  return {scale * g, (is_shifted ? shifted * g : 0.0) + load(p.beta, column, 0.0)};
 }
 
 // Returns nullptr, or what was refused and why.

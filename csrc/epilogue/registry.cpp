@@ -26,21 +26,14 @@ constexpr FunctorCost kCost<Functor, std::void_t<decltype(Functor::primitives)>>
 
 // Where an epilogue has a bias it is its first operand.
 template <class Functor>
-constexpr bool takes_bias() {
-  return Functor::operands.size() > 1 && std::string_view(Functor::operands[1].name) == "bias";
+constexpr int bias_of() {
+  return Functor::operands.size() > 1 && std::string_view(Functor::operands[1].name) == "bias" ? 1 : 0;
 }
 
 constexpr EpilogueInfo kEpilogues[] = {
-#define EPIGEMM_EPILOGUE(name, Functor, forms) \
-  {EpilogueId::name,                           \
-   #name,                                      \
-   #Functor,                                   \
-   forms,                                      \
-   Functor::operands.data(),                   \
-   Functor::operands.size(),                   \
-   takes_bias<Functor>(),                      \
-   takes_bias<Functor>() ? 1 : 0,              \
-   kCost<Functor>},
+#define EPIGEMM_EPILOGUE(name, Functor, forms)                                                             \
+  {EpilogueId::name,   #name,         #Functor, forms, Functor::operands.data(), Functor::operands.size(), \
+   bias_of<Functor>(), kCost<Functor>},
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 };
@@ -125,7 +118,6 @@ std::unique_ptr<Registered> make_entry(const std::string& name, const std::vecto
                  /*linear=*/true,
                  entry->operands.data(),
                  static_cast<int>(entry->operands.size()),
-                 /*takes_bias=*/false,
                  bias,
                  cost,
                  has_store};

@@ -34,8 +34,8 @@ struct EpilogueInfo {
   bool linear;              // may follow a product
   const Operand* operands;  // accumulator first
   int operand_count;        // accumulator included
-  bool takes_bias;          // its first operand is one: a vector that a call may leave out
-  int bias;                 // the operand that is added to the accumulator before all else; 0: none is
+  int bias;                 // the vector that is added to the accumulator before all else, and that a call may leave
+                            // out; 0: there is none
   FunctorCost cost;         // the planner's measure of it
   bool has_store = false;   // whether it has a second value for each element (csrc/open/contract.h)
 };

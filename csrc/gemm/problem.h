@@ -68,13 +68,10 @@ struct Problem : Sizes {
   void* workspace = nullptr;           // of Family::workspace_bytes bytes
   void* packed_weight = nullptr;       // the weight's pack, if there is one
   bool has_column_moments = false;     // the call also returns statistics of D's columns (csrc/reduce)
-  bool has_row_moments = false;        // the same of its rows, where the product's kernel reduces D
   Matrix stored;                       // like out, for the second values of an epilogue that has them
-  void *column_blocks = nullptr, *row_blocks = nullptr;  // where a kernel writes moments of D (Family::moment_rows)
+  void* column_blocks = nullptr;       // where a kernel writes moments of D (Family::moment_rows)
   Device device;
   void* stream = nullptr;  // cudaStream_t
-
-  bool has_moments() const { return has_column_moments || has_row_moments; }
 };
 
 // The order in which a persistent kernel computes the grid of output tiles.

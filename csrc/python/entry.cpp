@@ -148,28 +148,26 @@ struct LinearArguments {
   }
 };
 
-// linear_with_moments(..., columns, needs_columns, blocks, rows) -> (Tensor, bool, int) | int: `linear`, which also
-// writes statistics of its result
-//   columns, needs_columns, blocks, rows: column_moments, needs_column_moments, column_blocks and row_moments of
-//   call/linear.h; tensors may be None. Behind the result: GivenMoments
+// linear_with_moments(..., columns, blocks) -> (Tensor, int) | int: `linear`, which also writes statistics of its
+// result
+//   columns, blocks: column_moments and column_blocks of call/linear.h; blocks may be None. Behind the result:
+//   left_rows
 struct MomentsArguments : LinearArguments {
-  enum { Columns = LinearArguments::Count, NeedsColumns, Blocks, Rows, Count };
-  call::Tensor columns, blocks, rows;
+  enum { Columns = LinearArguments::Count, Blocks, Count };
+  call::Tensor columns, blocks;
 
   bool read(Reader& reader, PyObject* const* given) {
-    linear.needs_column_moments = given[NeedsColumns] == Py_True;
-    return LinearArguments::read(reader, given) &&
-           reader.read_optional(given[Columns], &columns, &linear.column_moments) &&
-           reader.read_optional(given[Blocks], &blocks, &linear.column_blocks) &&
-           reader.read_optional(given[Rows], &rows, &linear.row_moments);
+    linear.column_moments = &columns;
+    return LinearArguments::read(reader, given) && reader.read(given[Columns], &columns) &&
+           reader.read_optional(given[Blocks], &blocks, &linear.column_blocks);
   }
 
   PyObject* run(PyObject* const* given) {
-    call::GivenMoments moments;
-    linear.given = &moments;
+    int left_rows = 0;
+    linear.left_rows = &left_rows;
     Object found(LinearArguments::run(given));
     if (!found || PyLong_Check(found.get())) return found.release();
-    return Py_BuildValue("(NOi)", found.release(), moments.are_within ? Py_True : Py_False, moments.block_rows);
+    return Py_BuildValue("(Ni)", found.release(), left_rows);
   }
 };
 

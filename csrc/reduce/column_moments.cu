@@ -151,9 +151,7 @@ __global__ void __launch_bounds__(kMergingThreads) merge_kernel(const __grid_con
   cuda::add_groups(sums, group, own_column);
   if (group > 0 || !is_inside) return;
   Real* const to = static_cast<Real*>(merge.moments) + column;
-  const cuda::MergeSums& all = sums[0][own_column];
-  all.finish(pivot, merge.rows, to, to + merge.columns);
-  to[2 * merge.columns] = static_cast<Real>(all.total(pivot, merge.rows));
+  sums[0][own_column].finish(pivot, merge.rows, to, to + merge.columns);
 }
 
 }  // namespace

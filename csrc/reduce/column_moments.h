@@ -13,7 +13,7 @@ constexpr int kMomentRows = 64;  // of a block that block_moments_cuda reduces
 // fp64 of fp64, fp32 of all other types.
 constexpr int moment_bytes(ElementType element) { return element == ElementType::Float64 ? 8 : 4; }
 
-constexpr int kMomentsOfColumn = 3;  // mean, biased variance, sum
+constexpr int kMomentsOfColumn = 2;  // mean, biased variance
 
 constexpr int64_t moment_blocks(int64_t rows, int height) { return (rows + height - 1) / height; }
 
@@ -45,7 +45,7 @@ struct MomentStream {
 // Reduces blocks of kMomentRows rows.
 const char* block_moments_cuda(const MomentMatrix& matrix, void* blocks, const MomentStream& on);
 
-// Blocks of `height` rows, to the mean, the biased variance and the sum of each column.
+// Blocks of `height` rows, to the mean and the biased variance of each column.
 struct MomentMerge {
   const void* blocks = nullptr;
   int height = kMomentRows;

@@ -36,11 +36,6 @@ struct MergeSums {
     *mean = static_cast<Real>(pivot + shift);
     *variance = static_cast<Real>(found < 0 ? 0.0 : found);  // NaN stays
   }
-
-  // The column's sum.
-  __device__ __forceinline__ double total(double pivot, int64_t rows) const {
-    return fma(pivot, static_cast<double>(rows), sum);
-  }
 };
 
 // The rows of the blocks of a matrix. As a kernel's parameter the numbers take no registers.

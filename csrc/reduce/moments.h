@@ -1,8 +1,7 @@
 // Column statistics of a matrix: the mean and the biased variance of each column over its M rows. Blocks of rows are
 // reduced first, each column of a block to its mean and the sum of its squared deviations from that mean. Then the
 // blocks are merged (column_moments.h). All sums are of deviations from a number of the block, the pivot: sums of the
-// numbers' squares would lose the variance of a column whose mean is large. Row statistics are the same with rows and
-// columns exchanged.
+// numbers' squares would lose the variance of a column whose mean is large.
 //
 // T. F. Chan, G. H. Golub, R. J. LeVeque: Algorithms for computing the sample variance, The American Statistician 37
 // (1983).

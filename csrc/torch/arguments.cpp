@@ -67,6 +67,16 @@ OperandValue tensor_value(const TensorView& tensor, const Operand& operand, cons
 
 }  // namespace
 
+std::vector<std::string> split(std::string_view text) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(','), text.size());
+    parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
 call::Tensor view_of(const TensorView& tensor, ElementType element, void* data) {
   call::Tensor view;
   view.data = data;
@@ -123,7 +133,7 @@ void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t co
   for (int i = 1; i < epilogue.operand_count; ++i) {
     const Operand& operand = epilogue.operands[i];
     OperandValue& value = values[i - 1];
-    if (epilogue.takes_bias && i == 1) {
+    if (i == epilogue.bias) {
       if (bias) value = tensor_value(*bias, operand, x, input, columns);
     } else if (operand.kind == OperandKind::Scalar && next_scalar < scalars.values.size()) {
       value.value = scalars.values[next_scalar++];
@@ -132,7 +142,7 @@ void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t co
       value = tensor_value(tensors.values[next_tensor++], operand, x, input, columns);
     }
   }
-  check(epilogue.takes_bias || !bias, "epilogue '", epilogue.name, "' takes no bias");
+  check(epilogue.bias > 0 || !bias, "epilogue '", epilogue.name, "' takes no bias");
   check(next_tensor == tensors.values.size() && next_scalar == scalars.values.size(), "epilogue '", epilogue.name,
         "' takes ", next_tensor, " operand tensors and ", next_scalar, " scalars here, got ", tensors.values.size(),
         " and ", scalars.values.size());

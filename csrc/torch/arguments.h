@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "call/tensor.h"
 #include "elementwise/fold.h"
@@ -38,6 +39,9 @@ class Name {
   std::unique_ptr<StringOpaque, Delete> handle_;
   std::string_view text_;
 };
+
+// The parts of a text between its commas.
+std::vector<std::string> split(std::string_view text);
 
 const EpilogueInfo& epilogue_named(const Name& name);
 Arithmetic arithmetic_named(const Name& name);

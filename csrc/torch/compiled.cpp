@@ -34,12 +34,12 @@ struct Operands {
     const EpilogueInfo& info = epilogue_info(call->epilogue);
     const Optional* const vectors[] = {&vector0, &vector1};
     int next_vector = 0;
-    bool is_read = info.takes_bias || !bias;
+    bool is_read = info.bias > 0 || !bias;
     call->operands.count = info.operand_count - 1;
     for (int i = 0; i < call->operands.count && is_read; ++i) {
       call::GivenOperand& operand = call->operands.values[i];
       const bool is_scalar = info.operands[i + 1].kind == OperandKind::Scalar;
-      const Optional& given = is_scalar ? scalar : info.takes_bias && i == 0 ? bias : *vectors[next_vector++];
+      const Optional& given = is_scalar ? scalar : i + 1 == info.bias ? bias : *vectors[next_vector++];
       operand.number = number;
       operand.has_number = is_scalar && !given;
       is_read = read_optional(given, &storage[i], &operand.tensor);
@@ -171,12 +171,12 @@ bool make_flat(int64_t epilogue, int64_t digest, const TensorView& x, const Tens
   linear.epilogue = info->id;
   linear.operands.count = info->operand_count - 1;
   for (int i = 0; i < kMaxOperands; ++i) {
-    const bool may_be_absent = i == 0 && info->takes_bias;
+    const bool may_be_absent = i + 1 == info->bias;
     if (given[i]->has_value() != (i < linear.operands.count) && !(may_be_absent && !given[i]->has_value()))
       return false;
     if (!read_optional(*given[i], &storage[i], &linear.operands.values[i].tensor)) return false;
   }
-  const int place = info->takes_bias ? 1 : info->bias;
+  const int place = info->bias;
   const TensorView* const bias = place && given[place - 1]->has_value() ? &**given[place - 1] : nullptr;
   StableTorch torch(x, &weight, bias, out);
   return is_done(call::linear(linear, torch), torch);

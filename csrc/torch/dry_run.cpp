@@ -31,17 +31,13 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, column_moments, row_moments, blocks, stored, storage[kMaxOperands];
-  int64_t column_sizes[2] = {kMomentsOfColumn, 0}, column_strides[2] = {0, 1};
-  int64_t row_sizes[2] = {kMomentsOfColumn, 0}, row_strides[2] = {0, 1};
+  call::Tensor x, weight, weight2, out, moments, blocks, stored, storage[kMaxOperands];
+  int64_t moments_sizes[2] = {kMomentsOfColumn, 0}, moments_strides[2] = {0, 1};
   int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
   std::vector<int64_t> stored_sizes, stored_strides;
   call::ForcedPlan forced;
   Device described;
   bool is_described = false;
-
-  // Of the statistics, as sums: those of columns, those of columns or rows where the product's kernel gives them.
-  enum Moments { kColumns = 1, kColumnsWithin = 2, kRowsWithin = 4 };
 
   void read(const TensorView& tensor, const char* argument, call::Tensor* read) const {
     *read = view_of(tensor, element_of(tensor, argument), const_cast<void*>(tensor.data()));
@@ -50,22 +46,16 @@ struct DryCall {
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
   }
 
-  // As if there were tensors for statistics, beside x. Those of columns are as BatchNorm gives them.
-  void add_moments(int64_t wanted) {
+  // As if there were tensors for statistics of the result, as BatchNorm gives them.
+  void add_moments() {
     const ElementType element = x.element == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32;
     const int64_t columns = weight.dim == 2 ? weight.sizes[0] : 0;
-    int64_t rows = 1;
-    for (int axis = 0; axis + 1 < x.dim; ++axis) rows *= x.sizes[axis];
-    column_sizes[1] = column_strides[0] = blocks_sizes[1] = columns;
-    row_sizes[1] = row_strides[0] = rows;
+    moments_sizes[1] = moments_strides[0] = blocks_sizes[1] = columns;
     blocks_strides[0] = 2 * columns;
-    column_moments = {nullptr, element, x.device_kind, x.device, 2, column_sizes, column_strides};
-    row_moments = {nullptr, element, x.device_kind, x.device, 2, row_sizes, row_strides};
+    moments = {nullptr, element, x.device_kind, x.device, 2, moments_sizes, moments_strides};
     blocks = {nullptr, element, x.device_kind, x.device, 3, blocks_sizes, blocks_strides};
-    linear.needs_column_moments = wanted & kColumns;
-    if (wanted & (kColumns | kColumnsWithin)) linear.column_moments = &column_moments;
-    if (wanted & kColumns) linear.column_blocks = &blocks;
-    if (wanted & kRowsWithin) linear.row_moments = &row_moments;
+    linear.column_moments = &moments;
+    linear.column_blocks = &blocks;
   }
 
   // As if there were a tensor for the epilogue's second values, like a new result.
@@ -92,7 +82,7 @@ struct DryCall {
       const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
       const TensorView* tensor = nullptr;
       if (linear.weight2 && i + 1 == first_matrix(epilogue)) continue;
-      if (epilogue.takes_bias && i == 0) {
+      if (i + 1 == epilogue.bias) {
         tensor = bias ? &*bias : nullptr;
       } else if (is_scalar && next_scalar < scalars.values.size()) {
         operand.number = scalars.values[next_scalar++];
@@ -160,8 +150,7 @@ void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried
 }
 
 std::string as_json(call::Answer answer, const DryTorch& torch) {
-  constexpr const char* launches[] = {"fold",        "copy",   "fused", "torch_gemm",
-                                      "elementwise", "blocks", "merge", "merge_of_rows"};
+  constexpr const char* launches[] = {"fold", "copy", "fused", "torch_gemm", "elementwise", "blocks", "merge"};
   const call::Record& record = torch.noted;
   const call::Decision& decision = record.decision;
   const Plan& plan = decision.plan;
@@ -169,9 +158,9 @@ std::string as_json(call::Answer answer, const DryTorch& torch) {
   json << std::boolalpha << "{\"answer\": " << static_cast<int>(answer) << ", \"refused\": \"" << torch.refused
        << "\", \"fused\": " << plan.is_fused() << ", \"on_slices\": " << decision.is_on_slices()
        << ", \"arithmetic\": \"" << arithmetic_name(decision.arithmetic) << "\", \"packed\": " << decision.is_packed
-       << ", \"padded\": " << decision.is_padded << ", \"gemm\": " << static_cast<int>(record.gemm)
-       << ", \"reduces\": " << record.is_reduced_within << ", \"plan\": [" << static_cast<int>(plan.family) << ", "
-       << plan.tile << ", " << static_cast<int>(plan.raster) << ", " << plan.swizzle << ", " << plan.splits << "]";
+       << ", \"padded\": " << decision.is_padded << ", \"gemm\": " << static_cast<int>(record.gemm) << ", \"plan\": ["
+       << static_cast<int>(plan.family) << ", " << plan.tile << ", " << static_cast<int>(plan.raster) << ", "
+       << plan.swizzle << ", " << plan.splits << "]";
   write_list(json, "reasons", record.reasons, [&](call::Answer reason) { json << static_cast<int>(reason); });
   write_list(json, "launches", record.launches,
              [&](call::Launch launch) { json << "\"" << launches[static_cast<int>(launch)] << "\""; });
@@ -181,14 +170,14 @@ std::string as_json(call::Answer answer, const DryTorch& torch) {
   return json.str();
 }
 
-// `fp32`: a row of call::fp32_orders. `gpu`, `moments`: see DryCall. `circumstances`, `slices`, `plan`: see
+// `fp32`: a row of call::fp32_orders. `gpu`: see DryCall. `circumstances`, `slices`, `plan`: see
 // call/forced.h.
 std::string dry_linear(const Name& epilogue_name, const TensorView& x, const TensorView& weight,
                        const std::optional<TensorView>& bias, const List<TensorView>& operands,
                        const List<double>& scalars, const std::optional<TensorView>& out, int64_t fp32,
                        int64_t circumstances, int64_t slices, bool is_strict, bool is_batch_invariant,
                        const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
-                       const std::optional<TensorView>& weight2, int64_t moments) {
+                       const std::optional<TensorView>& weight2, bool gives_moments) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
   check((slices & 3) < 3 && (slices >> 4 & 3) < 3, "slices: there is no cost 3");
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
@@ -219,7 +208,7 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
     dry.read(*out, "out", &dry.out);
     linear.out = &dry.out;
   }
-  dry.add_moments(moments);
+  if (gives_moments) dry.add_moments();
   if (epilogue.has_store) dry.add_stored();
   DryTorch torch;
   torch.noted.wants_tried = wants_tried;

@@ -39,7 +39,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "
-      "bool tried, Tensor? weight2=None, int moments=0) -> str");
+      "bool tried, Tensor? weight2=None, bool moments=False) -> str");
   m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
@@ -84,9 +84,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def("_add_kernel(str epilogue, int capability, str kernel, Tensor cubin) -> ()");
   m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
   m.def(
-      "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor[]? operands, float[]? scalars,"
+      "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor? bias, Tensor[]? operands, float[]? "
+      "scalars,"
       " int[]? slots, Tensor(a!)[]? outs) -> ()");
-  m.def("_load_measured(int device, int[] rows) -> ()");
+  m.def("_load_measured(int device, str epilogues, int[] rows) -> ()");
   m.def("_call_functions() -> int");
   m.def("_set_ready(int device) -> ()");
   m.def("_build_info() -> str");

@@ -12,17 +12,6 @@
 namespace epigemm::binding {
 namespace {
 
-// Splits a text at its commas.
-std::vector<std::string> split(std::string_view text) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(','), text.size());
-    parts.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
 // `kinds`: one OperandKind each; `forms`: bit 0: the operand has the type of the epilogue's arithmetic, bit 1: it
 // shares rows; `bias`, `has_store`: as of EpilogueInfo; `primitives`, `has_short_forms`: as of functor_cost.
 int64_t register_epilogue(const Name& name, const Name& operand_names, const List<int64_t>& kinds,
@@ -80,10 +69,11 @@ Matrix matrix_of(const TensorView& tensor, const char* name) {
   return matrix;
 }
 
-open::Operands<double> operands_of(const EpilogueInfo& epilogue, const TensorView& x, const List<TensorView>& tensors,
+open::Operands<double> operands_of(const EpilogueInfo& epilogue, const TensorView& x,
+                                   const std::optional<TensorView>& bias, const List<TensorView>& tensors,
                                    const List<double>& scalars) {
   OperandValue values[kMaxOperands];
-  fill_operands(epilogue, x, x.size(1), std::nullopt, tensors, scalars, values);
+  fill_operands(epilogue, x, x.size(1), bias, tensors, scalars, values);
   return open::by_slot<double>(epilogue, values);
 }
 
@@ -108,8 +98,8 @@ cuda::OpenGradient gradient_into(const TensorView& out, const TensorView& acc, E
 // Writes grad * d epilogue / d slot to each of `outs`; slot -1 is the accumulator. grad has the dtype of the call's x,
 // acc the same or the arithmetic's.
 void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, const TensorView& acc,
-                           const List<TensorView>& operands, const List<double>& scalars, const List<int64_t>& slots,
-                           const List<TensorView>& outs) {
+                           const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                           const List<double>& scalars, const List<int64_t>& slots, const List<TensorView>& outs) {
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   const Matrix of_grad = matrix_of(grad, "grad"), of_acc = matrix_of(acc, "acc");
   check_same_shape(grad, acc, "grad");
@@ -131,7 +121,7 @@ void linked_derivative_out(const Name& epilogue_name, const TensorView& grad, co
     check(slot >= -1 && slot < open::kSlots, "slots: there is no slot ", slot);
     (slot < 0 ? problem.of_acc : problem.of_slot[slot]) = gradient_into(outs.values[i], acc, element);
   }
-  problem.operands = operands_of(epilogue, grad, operands, scalars);
+  problem.operands = operands_of(epilogue, grad, bias, operands, scalars);
   const CurrentDevice guard(acc.device());
   problem.stream = current_stream(acc.device());
   const void* const kernel = linked_kernel(epilogue.id, acc.device(), cuda::derivative_kernel(problem.element));

@@ -11,9 +11,8 @@
 namespace epigemm::binding {
 namespace {
 
-// The columns of a row. Indices are those of the registry and of the enumerations.
+// The columns of a row. Indices are those of the enumerations.
 enum Column {
-  kEpilogue,
   kElement,
   kArithmetic,
   kPacked,
@@ -33,8 +32,6 @@ enum Column {
 };
 
 Problem problem_of(const int64_t* row) {
-  const EpilogueInfo* const epilogue = epilogue_at(row[kEpilogue]);
-  check(epilogue, "rows: there is no epilogue ", row[kEpilogue]);
   check(row[kElement] >= 0 && row[kElement] <= 2, "rows: there is no fused kernel for element ", row[kElement]);
   check(row[kArithmetic] >= 0 && row[kArithmetic] <= 3, "rows: there is no arithmetic ", row[kArithmetic]);
   check(row[kM] > 0 && row[kN] > 0 && row[kK] > 0, "rows: m, n and k must be positive, got ", row[kM], ", ", row[kN],
@@ -43,7 +40,6 @@ Problem problem_of(const int64_t* row) {
   check(element == ElementType::Float32 || row[kArithmetic] == static_cast<int64_t>(Arithmetic::IEEE),
         "rows: only float32 has a choice of arithmetics");
   Problem problem;
-  problem.epilogue = epilogue->id;
   problem.arithmetic = static_cast<Arithmetic>(row[kArithmetic]);
   problem.m = row[kM];
   problem.n = row[kN];
@@ -74,15 +70,23 @@ measured::Choice choice_of(const Problem& problem, const int64_t* row) {
   return choice;
 }
 
-// Device -1: the rows are only checked.
-void load_measured(int64_t device, const std::vector<int64_t>& numbers) {
+// `epilogues`: the name of each row's, with commas between them. Device -1: the rows are only checked.
+void load_measured(int64_t device, const Name& epilogues, const std::vector<int64_t>& numbers) {
   check(device >= -1 && device < measured::kMostDevices, "device must be the index of a CUDA device, got ", device);
-  check(numbers.size() % kColumns == 0, "rows must hold ", static_cast<int>(kColumns), " numbers each, got ",
-        numbers.size());
+  const std::vector<std::string> names = split(epilogues.text());
+  check(numbers.size() == names.size() * kColumns, "rows must hold ", static_cast<int>(kColumns), " numbers each, got ",
+        numbers.size(), " for ", names.size(), " epilogues");
   std::vector<measured::Row> rows;
-  for (std::size_t start = 0; start < numbers.size(); start += kColumns) {
-    const Problem problem = problem_of(&numbers[start]);
-    rows.emplace_back(measured::key_of(problem), choice_of(problem, &numbers[start]));
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const int64_t* const row = &numbers[i * kColumns];
+    Problem problem = problem_of(row);
+    // One that is made at run time need not be there yet. Of such a one no kernel of the fallback does everything.
+    const EpilogueInfo* const known = find_epilogue(names[i].data(), names[i].size());
+    if (known) problem.epilogue = known->id;
+    measured::Key key = measured::key_of(problem);
+    key.epilogue = names[i];
+    key.has_one_kernel_fallback &= known != nullptr;
+    rows.emplace_back(key, choice_of(problem, row));
   }
   if (device >= 0) measured::load(static_cast<int>(device), rows);
 }

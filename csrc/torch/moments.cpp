@@ -1,4 +1,4 @@
-// epigemm::_column_moments_out: the mean, the biased variance and the sum of each column of a stored matrix.
+// epigemm::_column_moments_out: the mean and the biased variance of each column of a stored matrix.
 #include "torch/arguments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -23,7 +23,7 @@ MomentMerge merge_of(const TensorView& matrix, ElementType element, const void* 
   return merge;
 }
 
-// `blocks`: memory for [ceil(M / 64), N, 2] numbers; `out`: [3, N], mean, variance and sum, or absent: the blocks are
+// `blocks`: memory for [ceil(M / 64), N, 2] numbers; `out`: [2, N], mean and variance, or absent: the blocks are
 // not merged then. Both are fp32 (fp64 of fp64).
 void column_moments_out(const TensorView& matrix, const TensorView& blocks, const std::optional<TensorView>& out) {
   const ElementType element = element_of(matrix, "matrix");

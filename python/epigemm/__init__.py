@@ -6,7 +6,7 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from epigemm import nn, progress
+from epigemm import compilers, nn, progress
 from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.decorator import epilogue
@@ -110,8 +110,7 @@ def __getattr__(name: str) -> Any:
     if name != "fusion" and name not in _OF_FUSION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with progress.doing("importing torch._dynamo"):
-        # This import waits where another thread imports it; that of a module in it does not.
-        importlib.import_module("torch._dynamo")
+        compilers.import_dynamo()
         fusion = importlib.import_module("epigemm.fusion")
     return fusion if name == "fusion" else getattr(fusion, name)
 

@@ -17,7 +17,7 @@ from epigemm._native import registry
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
-from epigemm.epilogues.registry import BIAS_RELU
+from epigemm.epilogues.library import BIAS_RELU
 from epigemm.linking import cache, libraries
 
 _DRIVER = Path("/proc/driver/nvidia/version")

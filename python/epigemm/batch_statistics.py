@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.precision import DEFAULT
-from epigemm.arguments.traced import is_traced
 from epigemm.autograd import batch_norm as _nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, entry
 from epigemm.calls.batch_norm import NOTHING_RUNS, Running
+from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import weight_packs
 

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from epigemm import route as _route
-from epigemm.arguments import checks
-from epigemm.arguments.traced import is_exporting
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.declaring import Declared
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
-from epigemm.epilogues.registry import BIAS
-from epigemm.packs.weight_packs import PackedWeight
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN
 
+_tracing_state = torch._C._get_tracing_state
 _may_be_exporting = torch.compiler.is_exporting  # of any thread
 
 if TYPE_CHECKING:
@@ -35,9 +32,6 @@ class Decorated:
 
     traced: Declared
     without: Mapping[tuple[int, ...], Any]
-    _bias: (
-        int | None
-    )  # the place among the operands of one that is added to the product, and read nowhere else
 
     def __init__(self, traced: Declared) -> None:
         self.traced = traced
@@ -72,6 +66,8 @@ class Decorated:
         specs = self.traced.operands
         if _may_be_exporting() and is_exporting():
             self._refuse_to_be_saved("torch.export")
+        if not is_traced() and _tracing_state() is not None:
+            self._refuse_to_be_saved("torch.jit.trace")
         if not named and len(operands) == len(specs) and not self.without:
             return operands
         if len(operands) > len(specs):
@@ -92,36 +88,6 @@ class Decorated:
             if value is None and not spec.is_optional:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
         return values
-
-    def promoted(
-        self,
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        given: Sequence[Any],
-        precision: str | None,
-        strict: bool,
-        pack_use: str | None,
-    ) -> tuple[Tensor, list[Any]]:
-        """A call whose result autocast makes fp32 (`route.promotes`): the product, and the operands of what follows.
-
-        The product and its bias are rounded to autocast's type, as in PyTorch, and then fp32 as all operands are. All
-        are checked before it is launched.
-        """
-        plain = weight.weight if isinstance(weight, PackedWeight) else weight
-        checks.tensors(x=x, weight=plain)
-        _route.refuse_strict(strict)
-        bias = None if self._bias is None else given[self._bias]
-        like, like_weight, (like_bias,) = _route.autocast(x, plain, bias)
-        checks.product(like, like_weight)
-        shape, values = (*x.shape[:-1], plain.shape[0]), []
-        for place, (spec, value) in enumerate(zip(self.traced.operands, given, strict=True)):
-            is_bias = place == self._bias
-            checks.operand(spec.kind, spec.name, like_bias if is_bias else value, like, shape)
-            if is_bias:  # -0 changes no sum
-                value = torch.full_like(value, -0.0, dtype=torch.float32, requires_grad=False)
-            values.append(value if spec.kind == SCALAR else value.to(torch.float32))
-        z = _route.linear(BIAS, like, like_weight, like_bias, None, precision, None, False, pack_use)
-        return z.to(torch.float32), values
 
     def _refuse_to_be_saved(self, under: str) -> None:
         raise NotImplementedError(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from epigemm.arguments.traced import outside_of_graphs
+from epigemm.compilers import outside_of_graphs
 from epigemm.explain import explanation, results
 from epigemm.explain.explained import Explanation
 from epigemm.explain.listening import Listener

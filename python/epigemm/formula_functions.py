@@ -5,63 +5,17 @@ Their epilogues (`epigemm.epilogues.formulas`) run like a user's function: with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
-
 from torch import Tensor
 
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import checks
-from epigemm.arguments.traced import at_trace_time
-from epigemm.epilogues.declaring import own
-from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, GATED, OF_VECTORS
-from epigemm.epilogues.registry import MAKERS, Epilogue
+from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import FOLDED
 from epigemm.packs.weight_packs import KEEP, PackedWeight
-from epigemm.user_epilogue import UserEpilogue
 
 __all__ = ["linear_batch_norm_relu", "linear_gated", "linear_layer_scale_residual", "linear_residual"]
-
-_made = SimpleNamespace()
-
-
-@at_trace_time
-def _make(name: str) -> None:
-    if not hasattr(_made, name):
-        setattr(_made, name, UserEpilogue(own(name)))
-
-
-def epilogue(name: str) -> UserEpilogue:
-    """The epilogue of one of `formulas.FORMULAS`, made when it is first used."""
-    _make(name)  # not traced by Dynamo, which then finds the result
-    found: UserEpilogue = getattr(_made, name)
-    return found
-
-
-def run(
-    name: str,
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    out: Tensor | None,
-    precision: str | None,
-    strict: bool,
-    pack_use: str | None = None,
-) -> Tensor:
-    """A call with the epilogue of this name, or with its form that adds a bias, if there is a bias.
-
-    `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`.
-    """
-    if isinstance(weight, PackedWeight):
-        weight, pack_use = weight.weight, KEEP
-    x, weight, (bias,) = _route.autocast(x, weight, bias)
-    if bias is not None:
-        name, operands = f"bias_{name}", (bias, *operands)
-    made = epilogue(name)
-    # Of a BatchNorm the vectors do not promote the type, in PyTorch neither.
-    call = made.call_in_x_dtype if name.endswith(OF_VECTORS) else made.call
-    return call(x, weight, operands, {}, out, precision, strict, pack_use)
 
 
 def checked_activation(activation: str) -> str:
@@ -85,19 +39,24 @@ def batch_norm_relu(
 ) -> Tensor:
     """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
 
-    A 16-bit bias is not folded: if the product is rounded, its bias is added before, as by PyTorch's operators.
+    Where `route.adds_bias_first`, the bias is not folded.
     """
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, KEEP
+    if out is not None:
+        checks.own_memory(out, x, [("weight", weight), *zip(FOLDED, vectors, strict=True)])
     if not checks.is_folded(vectors[3], eps):
         y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
         return y.relu() if out is None else y.relu_()
     x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
     checks.product(x, weight)  # before the fold, whose errors would name what it reads
-    is_16 = x.dtype.itemsize == 2
-    vectors = (None if is_16 else bias, *vectors[1:])
+    is_first = _route.adds_bias_first(x)
+    vectors = (None if is_first else bias, *vectors[1:])
     folded = _route.fold(x, vectors, eps, weight.shape[0])
-    return run(OF_VECTORS, x, weight, bias if is_16 else None, folded, out, precision, strict, pack_use)
+    operands = (bias if is_first else None, *folded)
+    function = FUNCTIONS[OF_VECTORS]
+    # The vectors do not promote the type, in PyTorch neither.
+    return _route.linear(function, x, weight, operands, precision, out, strict, pack_use, promotes=False)
 
 
 @docstrings.of_linear
@@ -119,7 +78,7 @@ def linear_residual(
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return run("residual", x, weight, bias, (residual,), out, precision, strict)
+    return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -142,7 +101,8 @@ def linear_gated(
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return run(GATED + checked_activation(activation), x, weight, bias, (gate,), out, precision, strict)
+    function = FUNCTIONS[GATED + checked_activation(activation)]
+    return _route.linear(function, x, weight, (bias, gate), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -166,7 +126,8 @@ def linear_layer_scale_residual(
         >>> epigemm.linear_layer_scale_residual(x, weight, None, torch.full((32,), 1e-5), residual).shape
         torch.Size([8, 32])
     """
-    return run("layer_scale_residual", x, weight, bias, (layer_scale, residual), out, precision, strict)
+    operands = (bias, layer_scale, residual)
+    return _route.linear(FUNCTIONS["layer_scale_residual"], x, weight, operands, precision, out, strict)
 
 
 @docstrings.of_linear
@@ -201,18 +162,3 @@ def linear_batch_norm_relu(
     checks.running_statistics(**statistics)
     vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
     return batch_norm_relu(x, weight, vectors, eps, out, precision, strict)
-
-
-def _named(name: str) -> Epilogue | None:
-    """The epilogue of a name such as `bias_residual.00`: a formula, and of each operand the form (`LinkedEpilogue`)."""
-    formula, _, forms = name.partition(".")
-    if formula not in FORMULAS or not forms or forms.strip("0123"):
-        return None
-    made = epilogue(formula)
-    if len(forms) != len(made.traced.operands):
-        return None
-    shared = [each in "23" for each in forms]
-    return made.linked([each in "13" for each in forms], shared if any(shared) else ())
-
-
-MAKERS.append(_named)

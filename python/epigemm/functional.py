@@ -46,7 +46,7 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import checks
-from epigemm.epilogues.registry import (
+from epigemm.epilogues.library import (
     BIAS,
     BIAS_RELU,
     BIAS_SILU,
@@ -95,7 +95,7 @@ def linear(
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS, x, weight, bias, None, precision, out, strict)
+    return _route.linear(BIAS, x, weight, (bias,), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -116,7 +116,7 @@ def linear_relu(
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_RELU, x, weight, bias, None, precision, out, strict)
+    return _route.linear(BIAS_RELU, x, weight, (bias,), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -137,7 +137,7 @@ def linear_silu(
         >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_SILU, x, weight, bias, None, precision, out, strict)
+    return _route.linear(BIAS_SILU, x, weight, (bias,), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -158,7 +158,7 @@ def linear_tanh(
         >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_TANH, x, weight, bias, None, precision, out, strict)
+    return _route.linear(BIAS_TANH, x, weight, (bias,), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -181,7 +181,7 @@ def linear_gelu(
         torch.Size([8, 32])
     """
     epilogue = gelu_epilogue(approximate)
-    return _route.linear(epilogue, x, weight, bias, None, precision, out, strict)
+    return _route.linear(epilogue, x, weight, (bias,), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -203,7 +203,7 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, bias, scale, precision, out, strict)
+    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -226,7 +226,7 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return _route.linear(RELU_DIV, x, weight, bias, divisor, precision, out, strict)
+    return _route.linear(RELU_DIV, x, weight, (bias, divisor), precision, out, strict)
 
 
 @docstrings.of_linear
@@ -242,8 +242,9 @@ def linear_scale(
 ) -> Tensor:
     """D = (x @ weight.T + bias) * scale, with a scale for each column.
 
-    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. `scale` and `scale * bias` are rounded to fp32 (fp64
-    for fp64). The weight is not changed. Use it for a layer that a BatchNorm in training mode follows.
+    Matches `torch.nn.functional.linear(x, weight, bias) * scale`. The weight is not changed. Use it for a layer that a
+    BatchNorm in training mode follows. On a GPU `scale * bias` is rounded to fp32 (fp64 for fp64), and where it is
+    infinite the result may be NaN.
 
     Example:
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
@@ -294,7 +295,7 @@ def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         >>> epigemm.sigmoid(torch.zeros(3))
         tensor([0.5000, 0.5000, 0.5000])
     """
-    return _route.elementwise(SIGMOID, x, None, None, out)
+    return _route.elementwise(SIGMOID, x, (), out)
 
 
 @docstrings.of_elementwise
@@ -307,7 +308,7 @@ def bias_relu(x: Tensor, bias: Tensor | None, *, out: Tensor | None = None) -> T
         >>> epigemm.bias_relu(torch.tensor([[-2.0, 1.0]]), torch.tensor([1.0, 1.0]))
         tensor([[0., 2.]])
     """
-    return _route.elementwise(BIAS_RELU, x, bias, None, out)
+    return _route.elementwise(BIAS_RELU, x, (bias,), out)
 
 
 @docstrings.of_elementwise
@@ -320,7 +321,7 @@ def sigmoid_scale_residual(x: Tensor, scale: float | Tensor = 1.0, *, out: Tenso
         >>> epigemm.sigmoid_scale_residual(torch.zeros(2), 2.0)
         tensor([1., 1.])
     """
-    return _route.elementwise(SIGMOID_SCALE_RESIDUAL, x, None, scale, out)
+    return _route.elementwise(SIGMOID_SCALE_RESIDUAL, x, (None, scale), out)
 
 
 @docstrings.of_elementwise
@@ -347,7 +348,7 @@ def scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     fold = (None, scale, running_mean, running_var, bn_weight, bn_bias, eps)
-    return _route.elementwise(SCALE_BATCH_NORM, x, None, None, out, fold)
+    return _route.elementwise(SCALE_BATCH_NORM, x, (), out, fold)
 
 
 @docstrings.of_elementwise
@@ -360,4 +361,4 @@ def relu_div(x: Tensor, divisor: float | Tensor = 1.0, *, out: Tensor | None = N
         >>> epigemm.relu_div(torch.tensor([-1.0, 3.0]), 2.0)
         tensor([0.0000, 1.5000])
     """
-    return _route.elementwise(RELU_DIV, x, None, divisor, out)
+    return _route.elementwise(RELU_DIV, x, (None, divisor), out)

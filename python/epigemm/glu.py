@@ -14,13 +14,13 @@ from torch import Tensor
 
 from epigemm import docstrings, formula_functions
 from epigemm import route as _route
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import considered, entry, pairs
+from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.formulas import BIAS2, GATED
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.packs import keep_mode
 from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
 
@@ -58,9 +58,9 @@ def _paired(
             return found
     if strict and entry.sees(x, first.weight) is not entry.NOT_PLAIN:
         _require_fused(epilogue, x, first, precision)
-    gate = _route.linear(BIAS, x, second.weight, second.bias, None, precision, None, False, second.pack_use)
+    gate = _route.linear(BIAS, x, second.weight, (second.bias,), precision, None, False, second.pack_use)
     weight, bias, pack_use = first
-    return formula_functions.run(epilogue, x, weight, bias, (gate,), out, precision, strict, pack_use)
+    return _route.linear(FUNCTIONS[epilogue], x, weight, (bias, gate), precision, out, strict, pack_use)
 
 
 def pair_call(
@@ -72,23 +72,22 @@ def pair_call(
     out: Tensor | None,
 ) -> LinearCall:
     """A pair in 16 bits as one call, without the second product: what `calls.pairs.linear` takes."""
-    operands = [each for each in (bias, bias2) if each is not None]
-    name = f"{'' if bias is None else 'bias_'}{epilogue}{'' if bias2 is None else BIAS2}"
-    linked = formula_functions.epilogue(name).linked((False,) * (len(operands) + 1))
+    operands = (bias, None) if bias2 is None else (bias, bias2, None)
+    function = FUNCTIONS[epilogue if bias2 is None else epilogue + BIAS2]
     is_invariant = invariance.active and invariance.enabled()
-    return LinearCall(linked, x, weight, None, operands, invariant=is_invariant, out=out)
+    return LinearCall(
+        forms.of_types(function, x, operands), x, weight, operands, invariant=is_invariant, out=out
+    )
 
 
 def _require_fused(name: str, x: Tensor, first: _Product, precision: str | None) -> None:
     """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    operands = [x.new_empty(rows.shape[0], first.weight.shape[0])]
-    if first.bias is not None:
-        name, operands = f"bias_{name}", [first.bias, *operands]
-    epilogue = formula_functions.epilogue(name).of_types(x, operands)
+    operands = (first.bias, x.new_empty(rows.shape[0], first.weight.shape[0]))
+    epilogue = forms.of_types(FUNCTIONS[name], x, operands)
     asked = DEFAULT if precision is None else checks.precision(precision)
     use = FIND if first.pack_use is None else first.pack_use
-    call = LinearCall(epilogue, rows, first.weight, None, operands, (), asked, use, True)
+    call = LinearCall(epilogue, rows, first.weight, operands, asked, use, True)
     if not call.is_empty:
         considered.require_fused(call)
 
@@ -130,8 +129,8 @@ def run(
     if weight2 is not None:
         first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
         return _paired(epilogue, x, first, second, out, precision, strict)
-    if is_traced():
-        use = FIND  # in compiled graphs the views are not recognised as parts of a Parameter
+    if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
+        use = FIND  # in graphs the views are not recognised as parts of a Parameter
     elif use is None and (keep_mode.active or keep_mode.traced):
         use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
     # Views, by one node of autograd, which writes both gradients into one tensor.
@@ -150,8 +149,7 @@ def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None
             "linear_glu(): functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad."
         )
-    if not is_traced() and all(entry.sees(each) is not entry.NOT_PLAIN for each in tensors):
-        checks.output_overlap(out, x, others.items(), in_place=False)
+    checks.own_memory(out, x, others.items())
 
 
 @docstrings.of_linear

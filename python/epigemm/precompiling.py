@@ -15,11 +15,9 @@ from epigemm._native import build_info
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import elementwise_kernels, moments, stores
-from epigemm.epilogues.keeping import keeping
+from epigemm.calls import elementwise_kernels, stores
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
 from epigemm.linking import loading
 from epigemm.planning import dry_runs
 from epigemm.planning.dry_runs import DryRun
@@ -29,8 +27,6 @@ from epigemm.user_epilogue import UserEpilogue
 
 _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
 _FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
-_BESIDE = ", with statistics of its result,"
-_MANY = 1 << 31  # rows or columns: more than a variance's correction
 
 
 class _Wanted(NamedTuple):
@@ -41,16 +37,15 @@ class _Wanted(NamedTuple):
     has_product: bool = True
     is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
     keeps_product: bool = False  # whether the second matrix is the product, which the derivative reads
-    moments: int = 0  # that calls may also give, as of `dry_runs.dry_run`
 
     @property
-    def linked(self) -> LinkedEpilogue:
+    def linked(self) -> Epilogue:
         """The epilogue for operands of these types; scalars are fp32."""
         dtype, of_operands = self.types
         specs = self.epilogue.traced.operands
-        found = self.epilogue.linked([spec.kind == SCALAR or of_operands is not dtype for spec in specs])
-        kept = keeping(found, has_bias=True) if self.keeps_product else None
-        return kept or found
+        folded = [spec.kind == SCALAR or of_operands is not dtype for spec in specs]
+        found = typed(self.epilogue.traced, folded)
+        return found.with_product if self.keeps_product else found
 
 
 def precompile(
@@ -143,12 +138,10 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
     dtype, _ = types
     wide = compute_dtype(dtype)
     for form in (function, *function.without.values()):
-        wanted = form.parts(dtype).of_product(_MANY, _MANY) if dtype is not torch.float64 else None
-        of_product = 0 if wanted is None else moments.number_of(wanted)
         for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
             if epilogue is not None:
                 of_types = (wide, wide) if matrix.is_wide else types
-                yield _Wanted(epilogue, of_types, number == 0, moments=0 if number else of_product)
+                yield _Wanted(epilogue, of_types, number == 0)
                 if training and number == 0 and 0 in epilogue.traced.program.read_by_derivative():
                     yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
         if (pair := form.pair(dtype)) is not None:
@@ -234,10 +227,9 @@ def _chosen(
     found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
     for size, gpu in itertools.product(sizes, gpus):
         call = _call(form, size, precision, torch.device("meta"))
-        plain, others = _dry_runs(form, call, gpu.numbers), _with_moments(form, call, gpu.numbers)
-        for run, beside in (*((run, "") for run in plain), *((run, _BESIDE) for run in others)):
+        for run in _dry_runs(form, call, gpu.numbers):
             what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
-            packed = ", its weight packed," if run.packed else beside
+            packed = ", its weight packed," if run.packed else ""
             progress.note(
                 f"{form.epilogue.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
             )
@@ -261,20 +253,10 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
 
     specs = form.epilogue.traced.operands
     operands = [
-        empty(*KINDS[spec.kind].shape((m,), n), of=of_operands) for spec in specs if spec.kind != SCALAR
+        0.0 if spec.kind == SCALAR else empty(*KINDS[spec.kind].shape((m,), n), of=of_operands)
+        for spec in specs
     ]
-    scalars = [0.0 for spec in specs if spec.kind == SCALAR]
-    return LinearCall(
-        form.linked,
-        empty(m, k),
-        empty(n, k),
-        None,
-        operands,
-        scalars,
-        precision,
-        FIND,
-        out=empty(m, n),
-    )
+    return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, FIND, out=empty(m, n))
 
 
 def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
@@ -283,7 +265,7 @@ def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
         yield elementwise_kernels.missing(call.epilogue, call.x)
     if training and not form.is_pair:
         yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
-    for run in itertools.chain(_dry_runs(form, call), _with_moments(form, call)):
+    for run in _dry_runs(form, call):
         yield ",".join(run.missing)
 
 
@@ -296,19 +278,7 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
         return
     if form.is_pair and stores.order_on(call, "cuda") is None:
         return
-    for slices in _slices(call):
+    for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
         run = dry_runs.dry_run(call, slices, gpu=gpu)
         if run.fused or not form.is_pair:
             yield run
-
-
-def _with_moments(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
-    """The same of a call that also gives moments of its result; nothing where none does."""
-    if form.moments and not form.epilogue.runs_built_in(call.operands, call.x):
-        for slices in _slices(call):
-            yield dry_runs.dry_run(call, slices, moments=form.moments, gpu=gpu)
-
-
-def _slices(call: LinearCall) -> tuple[int, ...]:
-    """Without and with a packed weight, as `dry_runs.dry_run` takes it."""
-    return (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,)

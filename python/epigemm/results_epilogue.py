@@ -3,8 +3,7 @@
 `epigemm.epilogues.parts` takes the function apart: the product and what all results share are one kernel, each other
 matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
 compile by themselves, and so do calls with several results. Where no gradient is recorded, one kernel may compute two
-matrices behind the product, if these are all that is read (`epigemm.calls.stores`), and the product's kernel may also
-reduce what it stores (`epigemm.calls.moments`).
+matrices behind the product, if these are all that is read (`epigemm.calls.stores`).
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import torch
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
-from epigemm.arguments.traced import is_traced
-from epigemm.calls import entry, moments, reductions, stores
+from epigemm.calls import reductions, stores
 from epigemm.calls.layouts import unflattened
-from epigemm.calls.moments import Moments
+from epigemm.compilers import is_traced
 from epigemm.decorated import Decorated, absent
 from epigemm.epilogues.declaring import TracedResults
 from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
+from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
-from epigemm.epilogues.registry import BIAS, compute_dtype
+from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, structured, written
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
@@ -53,13 +52,12 @@ class Pair(NamedTuple):
 
     def call(
         self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
-    ) -> tuple[LinearCall, tuple[Any, ...]]:
-        """The call of that kernel, and its operands in the entry's form."""
+    ) -> LinearCall:
+        """The call of that kernel."""
         reads = self.matrices.operands(given)
-        epilogue, seen = self.epilogue.seen(x, reads)
+        epilogue, seen = forms.seen(self.epilogue.traced, x, reads)
         asked = DEFAULT if precision is None else precision
-        call = LinearCall(epilogue, x, weight, precision=asked, strict=strict, invariant=invariance.enabled())
-        return stores.of_entry(call, epilogue, seen), seen
+        return LinearCall(epilogue, x, weight, seen, asked, strict=strict, invariant=invariance.enabled())
 
 
 class ResultsEpilogue(Decorated):
@@ -78,7 +76,7 @@ class ResultsEpilogue(Decorated):
         self._pairs = {is_exact: _paired(parts) for is_exact, parts in self._parts.items()}
         bias = traced.results.bias()
         is_products = bias is not None and traced.kinds[bias - 1] == PER_COLUMN
-        self._bias = bias - 1 if is_products and bias is not None else None  # its place among the operands
+        self._bias_place = (bias or 0) if is_products else 0  # as of `Traced`
         # For each result, the places of the operands whose type it is promoted from. The bias has the product's.
         excepted = {0, bias} if is_products else {0}
         self._typing = [
@@ -156,18 +154,27 @@ class ResultsEpilogue(Decorated):
         both = form._both(x, weight, given, precision, kept, strict=strict)
         if both is not None:
             return form._results(both, given)
-        with_moments = form._with_moments(x, weight, given, precision, kept, strict=strict)
-        if with_moments is not None:
-            shared, of_shared = with_moments
-            known = {(0, axis): each for axis, each in of_shared.items()}
-            return form._results({0: shared}, given, known)
         matrix, epilogue = form.matrices(x.dtype)[0]
         if epilogue is None:
-            shared = _route.linear(BIAS, x, weight, None, None, precision, None, strict, pack_use)
+            shared = _route.linear(BIAS, x, weight, (None,), precision, None, strict, pack_use)
         else:
             reads = matrix.operands(given)
-            shared = epilogue.call_in_x_dtype(x, weight, reads, {}, None, precision, strict, pack_use)
+            shared = epilogue.call(x, weight, reads, {}, None, precision, strict, pack_use, promotes=False)
         return form._results({0: shared}, given)
+
+    def promoted(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        given: Sequence[Any],
+        precision: str | None,
+        strict: bool,
+        pack_use: str | None,
+    ) -> tuple[Tensor, Sequence[Any]]:
+        """The product of a call whose results autocast makes fp32, and the operands of what follows."""
+        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        specs = self.traced.operands
+        return _route.promoted(specs, self._bias_place, x, plain, given, precision, strict, pack_use)
 
     def promoted_results(self, x: Tensor, given: Sequence[Any]) -> list[bool]:
         """For each result whether it is a matrix that autocast makes fp32, by an operand."""
@@ -302,61 +309,23 @@ class ResultsEpilogue(Decorated):
         pair = self.pair(x.dtype)
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
-        call, seen = pair.call(x, weight, given, precision, strict=strict)
-        found = stores.linear(call._replace(pack_use=pack_use), seen)
+        call = pair.call(x, weight, given, precision, strict=strict)
+        found = stores.linear(call._replace(pack_use=pack_use))
         if found is None:
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
 
-    def _with_moments(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        given: Sequence[Any],
-        precision: str | None,
-        pack_use: str,
-        *,
-        strict: bool,
-    ) -> tuple[Tensor, dict[int, Moments]] | None:
-        """The shared matrix and its moments by the axis, of one call; None if it is a call without them."""
-        if is_traced() or precision not in (None, *ARITHMETIC) or invariance.enabled():
-            return None
-        wanted = self.parts(x.dtype).of_product(math.prod(x.shape[:-1]), weight.shape[0])
-        if wanted is None:
-            return None
-        call, seen = self.shared_call(x, weight, given, strict=strict)
-        asked = DEFAULT if precision is None else precision
-        return moments.linear(call._replace(precision=asked, pack_use=pack_use), seen, wanted)
-
-    def shared_call(
-        self, x: Tensor, weight: Tensor, given: Sequence[Any], *, strict: bool
-    ) -> tuple[LinearCall, entry.Vectors]:
-        """The call that computes the shared matrix, where autocast alone may intercept it; operands as the entry's."""
-        matrix, epilogue = self.matrices(x.dtype)[0]
-        if epilogue is None:
-            return LinearCall(BIAS, x, weight, strict=strict), (None,)
-        return epilogue.plain_call(x, weight, matrix.operands(given), strict=strict)
-
-    def _results(
-        self,
-        found: dict[int, Tensor],
-        given: Sequence[Any],
-        known: Mapping[tuple[int, int], Moments] | None = None,
-    ) -> Any:
-        """All results, of the matrices that there are: the shared one, or all that have x's dtype.
-
-        `known`: the moments of some of them, by the number and the axis.
-        """
+    def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
+        """All results, of the matrices that there are: the shared one, or all that have x's dtype."""
         some = next(iter(found.values()))
         lead, columns = some.shape[:-1], some.shape[-1]
         parts, matrices = self.parts(some.dtype), self._matrices(found, given)
         flat = (math.prod(lead), columns)
-        reduced = reductions.reduce_each(
-            parts,
-            {number: each.reshape(flat) for number, each in matrices.items()},
-            known or {},
-            invariant=invariance.enabled(),
-        )
+        invariant = invariance.enabled()
+        reduced = [
+            reductions.reduce(matrices[number].reshape(flat), kind, axis, correction, invariant=invariant)
+            for number, kind, axis, correction in parts.reductions
+        ]
         made: list[Tensor] = []
         for result, source in zip(self.results, parts.sources, strict=True):
             value = matrices[source] if result.is_stored else _of_pair(result, reduced[source])

@@ -13,26 +13,31 @@ The entry says which route a call takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from epigemm._native import ops
-from epigemm.arguments import checks, invariance
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
+from epigemm.arguments import checks, forms, invariance
+from epigemm.arguments.calls import (
+    ElementwiseCall,
+    FoldCall,
+    LinearCall,
+    Vectors,
+    elementwise_arguments,
+    linear_arguments,
+    tensors_of,
+)
+from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, needs_override
-from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.autograd import nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
-from epigemm.epilogues.registry import (
-    BIAS,
-    FOLDED,
-    SCALE_BATCH_NORM,
-    Epilogue,
-    compute_dtype,
-    folded_by_reference,
-)
+from epigemm.compilers import is_exporting, is_traced
+from epigemm.epilogues.declaring import OperandSpec, Traced
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operand, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import compiled
 from epigemm.operators import flops as _flops  # noqa: F401
 from epigemm.operators import registration as _registration  # noqa: F401
@@ -47,59 +52,170 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
+_Specs: TypeAlias = Sequence[OperandSpec | Operand]
 _NO_NORM = (None,) * 4  # for the vectors of BatchNorm among those of `FOLDED`
 _PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
 """The routes of a call, as the entry names them."""
 
 
 def linear(
-    epilogue: Epilogue,
+    function: Function,
     x: Tensor,
     weight: Tensor | PackedWeight,
-    bias: Tensor | None,
-    scalar: float | Tensor | None,  # the epilogue's
-    precision: str | None,  # None for torch's setting
-    out: Tensor | None,  # where the result goes
+    operands: Operands,  # one for each of the function's, as callers give them; none with a `fold`
+    precision: str | None = None,  # None for torch's setting
+    out: Tensor | None = None,  # where the result goes
     strict: bool = False,  # no fallback
     pack_use: str | None = None,  # `weight_packs.KEEP` for a module's own; None: `epigemm.keep_packs` decides
     fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
+    *,
+    promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
-    """D = epilogue(x @ weight.T), for an epilogue with a bias and at most one scalar, or with folded vectors."""
+    """D = function(x @ weight.T, operands...)."""
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, weight_packs.KEEP
+    if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
+        if out is not None:
+            checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
+        z, operands = promoted(
+            function.operands, function.bias_place, x, weight, operands, precision, strict, pack_use
+        )
+        return elementwise(function, z, operands, out)
     found: Tensor | Reason
     if is_traced():
-        x, weight, bias, fold = _cast(x, weight, bias, fold)
-        if epilogue.scalar is not None:
-            scalar = compiled.scalar(epilogue.scalar.name, scalar, x)
-        found = compiled.linear(epilogue, x, weight, bias, scalar, fold, precision, out, strict)
+        x, weight, operands, fold = cast(function, x, weight, operands, fold)
+        if function.has_scalar:
+            operands = _without_symbols(function, operands, x)
+        found = _OPERATOR
+        if isinstance(function, Epilogue):
+            found = compiled.linear(function, x, weight, operands, fold, precision, out, strict)
     else:
-        given: tuple[Any, ...] = () if fold is not None else (bias,)
-        given = given if epilogue.scalar is None else (*given, scalar)
+        epilogue, given = (
+            (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
+        )
         found = entry.linear(epilogue, x, weight, given, fold, precision, out, pack_use, strict)
     if isinstance(found, Tensor):
         return found
     if found is entry.RECORDED_BY_TORCH:
-        return nodes.linear_by_torch(epilogue, x, weight, bias)
+        return nodes.linear_by_torch(epilogue, x, weight, *operands)
+    if out is not None:
+        checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands), *_named(fold).items()])
     if found is _OPERATOR:
-        _check_tensors({"x": x, "weight": weight}, {"bias": bias, **_named(fold), "out": out})
-        x, weight, bias, fold = _cast(x, weight, bias, fold)
-    operands, scalars = scalar_operand(epilogue, scalar, x)
-    route = _route_of(found, x, weight, bias, *operands, *_named(fold).values(), out)
+        vectors = _named(fold)
+        if fold is None and isinstance(function, Epilogue) and function.bias_place:
+            vectors = {"bias": operands[0]}
+        _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
+        x, weight, operands, fold = cast(function, x, weight, operands, fold)
+    if fold is None:
+        if not function.is_compiled:
+            checks.product(x, weight)  # checked before the operands, whose shapes depend on it
+        if isinstance(function, Epilogue) and not function.has_scalar:
+            epilogue = function
+        else:
+            epilogue, operands = _checked(function, x, weight.shape[:1], operands)
+    route = _route_of(found, x, weight, *operands, *(fold or ()), out)
     options = _options(route, x, weight, precision, strict, pack_use)
     if fold is None:
-        return _linear(route, LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out))
+        return _linear(route, LinearCall(epilogue, x, weight, operands, *options, out))
     # All launches are checked before the first one.
-    checks.linear(LinearCall(BIAS, x, weight, fold[0], (), (), *options, out))
+    checks.linear(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
-        return deeds.linear(LinearCall(epilogue, x, weight, None, (), (), *options, out), fold=folded)
-    if fold[0] is not None and not strict and x.element_size() == 2:
-        # The product is rounded to 16 bits. As in PyTorch, the bias is added before that.
-        product = linear(BIAS, x, weight, fold[0], None, precision, None, False, pack_use)
-        return elementwise(epilogue, product, None, None, out, (None, *fold[1:]))
+        return deeds.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
+    if fold[0] is not None and not strict and adds_bias_first(x):
+        product = linear(BIAS, x, weight, fold[:1], precision, None, False, pack_use)
+        operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
+        return _elementwise(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
-    return _linear(route, LinearCall(epilogue, x, weight, None, operands, (), *options, out), checked=True)
+    return _linear(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
+
+
+def _by_name(function: Function, operands: Operands) -> list[tuple[str, Any]]:
+    """The operands and their names."""
+    specs: _Specs = function.operands
+    return [(spec.name, value) for spec, value in zip(specs, operands, strict=False)]
+
+
+def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Operands:
+    """The operands of a trace, with 0-d tensors in place of numbers that are symbols."""
+    specs: _Specs = function.operands
+    pairs = zip(specs, operands, strict=True)
+    return tuple(
+        [compiled.scalar(spec.name, value, x) if spec.kind == SCALAR else value for spec, value in pairs]
+    )
+
+
+def _checked(
+    function: Function, x: Tensor, columns: Sequence[int], operands: Operands, first: str = "x"
+) -> tuple[Epilogue, Operands]:
+    """The epilogue of a call that the entry has not made, and its operands as calls have them.
+
+    `columns`: the last size of the result; `first`: the name of x.
+    """
+    wide = compute_dtype(x.dtype)
+    given: list[Any] = []
+    specs: _Specs = function.operands
+    # The operators accept all scalars as numbers, or all as tensors.
+    pairs = [*zip(specs, operands, strict=True)]
+    has_tensors = any(_is_tensor(value) for spec, value in pairs if spec.kind == SCALAR)
+    for place, (spec, value) in enumerate(pairs, 1):
+        if spec.kind == SCALAR and isinstance(value, Tensor):
+            checks.scalar_tensor(spec.name, value, x, first)
+            value = value.to(wide)
+        elif spec.kind == SCALAR:
+            number = value if compiled.is_symbol(value) else checks.scalar_number(spec.name, value)
+            value = compiled.on_device(number, x).to(wide) if has_tensors else number
+        elif isinstance(value, Tensor):
+            checks.strided(spec.name, value)
+            if KINDS[spec.kind].by_row:
+                checks.shape_of_operand(spec.kind, spec.name, value, (*x.shape[:-1], *columns))
+        elif value is not None or place != function.bias_place:
+            got = type(value).__name__
+            raise TypeError(f"{spec.name}: got {got}; accepted is {KINDS[spec.kind].accepted}")
+        given.append(value)
+    return forms.seen(function, x, tuple(given))
+
+
+def _is_tensor(scalar: Tensor | float | None) -> bool:
+    """Whether a scalar is a tensor, or should become one because each value of a number would be traced again."""
+    return isinstance(scalar, Tensor) or (scalar is not None and compiled.is_symbol(scalar))
+
+
+def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
+    return promotes(x, [operands[place] for place in function.typing])
+
+
+def promoted(
+    specs: _Specs,
+    bias_place: int,
+    x: Tensor,
+    weight: Tensor,
+    operands: Operands,
+    precision: str | None,
+    strict: bool,
+    pack_use: str | None,
+) -> tuple[Tensor, Operands]:
+    """A call whose result autocast makes fp32 (`promotes`): the product, and the operands of what follows.
+
+    The product and its bias are rounded to autocast's type, as in PyTorch, and then fp32 as all operands are. All
+    are checked before it is launched.
+    """
+    checks.tensors(x=x, weight=weight)
+    refuse_strict(strict)
+    place = bias_place - 1
+    bias: Any = operands[place] if place >= 0 else None
+    like, like_weight, (like_bias,) = autocast(x, weight, bias)
+    checks.product(like, like_weight)
+    shape, values = (*x.shape[:-1], weight.shape[0]), []
+    for number, (spec, value) in enumerate(zip(specs, operands, strict=True)):
+        is_bias = number == place
+        if value is not None or not is_bias:
+            checks.operand(spec.kind, spec.name, like_bias if is_bias else value, like, shape)
+        if is_bias and isinstance(value, Tensor):  # -0 changes no sum
+            value = torch.full_like(value, -0.0, dtype=torch.float32, requires_grad=False)
+        values.append(value.to(torch.float32) if isinstance(value, Tensor) and spec.kind != SCALAR else value)
+    z = linear(BIAS, like, like_weight, (like_bias,), precision, None, False, pack_use)
+    return z.to(torch.float32), values
 
 
 def linear_folded(
@@ -115,24 +231,35 @@ def linear_folded(
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
     bias, *others = vectors
     if all(vector is None for vector in others):
-        return linear(BIAS, x, weight, bias, None, precision, out, strict, pack_use)
+        return linear(BIAS, x, weight, (bias,), precision, out, strict, pack_use)
+    plain = weight.weight if isinstance(weight, PackedWeight) else weight
     if _any_autocast() and promotes(x, vectors[1:2]):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         refuse_strict(strict)
-        plain = weight.weight if isinstance(weight, PackedWeight) else weight
+        checks.own_memory(out, x, [("weight", plain), *_named(vectors).items()])
         _check_tensors({"x": x, "weight": plain}, _named(vectors))
         like, plain, (first,) = autocast(x, plain, bias)
-        checks.linear(LinearCall(BIAS, like, plain, first))
+        checks.linear(LinearCall(BIAS, like, plain, (first,)))
         checks.fold_batch_norm(like, (first, *others), eps, plain.shape[0])
-        product = linear(BIAS, like, plain, first, None, precision, None, False, pack_use).to(torch.float32)
+        product = linear(BIAS, like, plain, (first,), precision, None, False, pack_use).to(torch.float32)
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
-        return elementwise(SCALE_BATCH_NORM, product, None, None, out, wide)
+        return elementwise(SCALE_BATCH_NORM, product, (), out, wide)
     if not checks.is_folded(vectors[3], eps):
         _check_unfolded(strict)
+        checks.own_memory(out, x, [("weight", plain), *_named(vectors).items()])
         scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
         return _unfolded(scaled, vectors[2:], eps, out)
     fold = (*vectors, eps)
-    return linear(SCALE_BATCH_NORM, x, weight, None, None, precision, out, strict, pack_use, fold)
+    return linear(SCALE_BATCH_NORM, x, weight, (), precision, out, strict, pack_use, fold)
+
+
+def adds_bias_first(x: Tensor) -> bool:
+    """Whether a bias is not folded, but added to the product, as in PyTorch: before that is rounded to 16 bits.
+
+    And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf. Not for
+    batch-invariant calls there, which are computed row by row, with the fold.
+    """
+    return x.element_size() == 2 or (x.is_cpu and not (invariance.active and invariance.enabled()))
 
 
 def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:
@@ -140,7 +267,7 @@ def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor 
     columns = z.shape[-1]
     checks.fold_batch_norm(z, (None, None, *norm), eps, columns)
     if out is not None:
-        checks.elementwise(ElementwiseCall(BIAS, z, None, (), (), out))
+        checks.elementwise(ElementwiseCall(BIAS, z, out=out))
     mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
     rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(compute_dtype(z.dtype))
     # Not F.batch_norm: that of torch 2.11 refuses an eps of 0, which these calls take.
@@ -154,19 +281,6 @@ def _check_unfolded(strict: bool) -> None:
         raise RuntimeError(
             "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"
         )
-
-
-def linear_linked(
-    call: LinearCall, precision: str | None, pack_use: str | None, found: Reason | None
-) -> Tensor:
-    """D = epilogue(x @ weight.T) for a matrix x; operands as the operators take them, the rest as of `linear`.
-
-    `found`: what the entry has returned, or None if it was not asked.
-    """
-    epilogue, x, weight, _, operands, scalars, _, _, strict, _, out = call
-    route = _route_of(found, x, weight, out, *operands)
-    options = _options(route, x, weight, precision, strict, pack_use)
-    return _linear(route, LinearCall(epilogue, x, weight, None, operands, scalars, *options, out))
 
 
 def _options(
@@ -191,11 +305,6 @@ def _options(
     return asked, pack_use, strict, invariance.active and invariance.enabled()
 
 
-def elementwise_linked(call: ElementwiseCall, found: Reason | None) -> Tensor:
-    """D = epilogue(x) for a matrix x; operands as the operators take them, `found` as of `linear_linked`."""
-    return _elementwise(_route_of(found, call.x, call.out, *call.operands), call)
-
-
 def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
     """A call that the entry has not answered."""
     if call.invariant and call.x.device.type == "meta":
@@ -210,58 +319,69 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
         native = compiled.flat(call)
         if native is not None:
             return native
-    # Unpacked, because Dynamo of torch 2.10 traces no property of a NamedTuple.
-    epilogue, x, weight, bias, operands, scalars, precision, *others, out = call
-    product = (epilogue.name, x, weight, bias, operands, scalars, precision)
-    if out is None:
-        result: Tensor = ops.linear(*product, *others)
+    arguments = linear_arguments(call)
+    if call.out is None:
+        result: Tensor = ops.linear(*arguments)
         return result
-    checks.not_negated(out)
-    ops.linear_out(*product, out, *others)
-    return out
+    checks.not_negated(call.out)
+    ops.linear_out(*arguments[:7], call.out, *arguments[7:])
+    return call.out
 
 
 def elementwise(
-    epilogue: Epilogue,
+    function: Function,
     x: Tensor,
-    bias: Tensor | None,
-    scalar: float | Tensor | None,
-    out: Tensor | None,
+    operands: Operands,
+    out: Tensor | None = None,
     fold: tuple[Any, ...] | None = None,
 ) -> Tensor:
-    """D = epilogue(x), for an epilogue with at most a bias and one scalar, or with folded vectors as of `linear`."""
+    """D = function(x, operands...), arguments as of `linear`."""
     found: Tensor | Reason
     if fold is not None and not checks.is_folded(fold[3], fold[-1]):
-        z = x if fold[1] is None else elementwise(epilogue, x, None, None, None, (*fold[:2], *_NO_NORM, 0.0))
+        checks.own_memory(out, x, _named(fold).items(), in_place=True)
+        vectors = (*fold[:2], *_NO_NORM, 0.0)
+        z = x if fold[1] is None else elementwise(SCALE_BATCH_NORM, x, (), None, vectors)
         return _unfolded(z, fold[2:-1], fold[-1], out)
     if is_traced():
-        if epilogue.scalar is not None:
-            scalar = compiled.scalar(epilogue.scalar.name, scalar, x)
-        found = compiled.elementwise(epilogue, x, bias, scalar, fold, out)
+        if function.has_scalar:
+            operands = _without_symbols(function, operands, x)
+        found = _OPERATOR
+        if isinstance(function, Epilogue):
+            found = compiled.elementwise(function, x, operands, fold, out)
     else:
-        given: tuple[Any, ...] = () if fold is not None or not epilogue.takes_bias else (bias,)
-        given = given if epilogue.scalar is None else (*given, scalar)
+        epilogue, given = (
+            (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
+        )
         found = entry.elementwise(epilogue, x, given, fold, out)
     if isinstance(found, Tensor):
         return found
-    vectors = _named(fold)
+    first = "x" if function.is_compiled else "z"
     if found is _OPERATOR:
-        _check_tensors({"x": x}, {"bias": bias, **vectors, "out": out})
-    operands, scalars = scalar_operand(epilogue, scalar, x)
-    route = _route_of(found, x, bias, *operands, *vectors.values(), out)
+        named = _named(fold)
+        if fold is None and isinstance(function, Epilogue) and function.bias_place:
+            named = {"bias": operands[0]}
+        _check_tensors({first: x}, {**named, "out": out})
+    if not function.is_compiled:
+        checks.matrices(x, first)
+    if fold is None:
+        if isinstance(function, Epilogue) and not function.has_scalar:
+            epilogue = function
+        else:
+            epilogue, operands = _checked(function, x, x.shape[-1:], operands, first)
+    route = _route_of(found, x, *operands, *(fold or ()), out)
     if fold is not None:
         checks.rows_of_vectors(x)
-        checks.elementwise(ElementwiseCall(BIAS, x, None, (), (), out))
+        checks.elementwise(ElementwiseCall(BIAS, x, out=out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
-        if route is _PLAIN and out is not None:
-            checks.output_overlap(out, x, vectors.items(), in_place=True)
-        operands = _fold(route, folded, out)
-    return _elementwise(route, ElementwiseCall(epilogue, x, bias, operands, scalars, out))
+        if out is not None:
+            checks.own_memory(out, x, _named(fold).items(), in_place=True)
+        epilogue, operands = SCALE_BATCH_NORM, _fold(route, folded, out)
+    return _elementwise(route, ElementwiseCall(epilogue, x, operands, out))
 
 
 def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
     """A call that the entry has not answered."""
-    epilogue, x, bias, operands, scalars, out = call
+    out = call.out
     if route is _RECORDED and out is None:
         return nodes.elementwise(call)
     if route is _PLAIN:
@@ -269,12 +389,13 @@ def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
     if _in_functional_derivative():
         checks.elementwise(call)
         _refuse_out(out)
-        return epilogue.reference(x, bias, operands, scalars)
+        return call.epilogue.reference(call.x, call.operands)
+    arguments = elementwise_arguments(call)
     if out is None:
-        result: Tensor = ops.elementwise(epilogue.name, x, bias, operands, scalars)
+        result: Tensor = ops.elementwise(*arguments)
         return result
     checks.not_negated(out)
-    ops.elementwise_out(epilogue.name, x, bias, operands, scalars, out)
+    ops.elementwise_out(*arguments, out)
     return out
 
 
@@ -343,9 +464,9 @@ def _linear_reference(call: LinearCall) -> Tensor:
             "accurate; accepted is None, or change torch's setting"
         )
     # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
-    call = call.with_bias_in_product()
     product = torch.nn.functional.linear(x, call.weight, call.bias)
-    return call.epilogue.reference(product, None, call.operands, call.scalars)
+    following = call.behind(product)
+    return following.epilogue.reference(product, following.operands)
 
 
 def _refuse_out(out: Tensor | None) -> None:
@@ -361,29 +482,12 @@ def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
     checks.optional_tensors(**optional)
 
 
-def _route_of(found: Reason | None, *tensors: Tensor | None) -> Reason | None:
+def _route_of(found: Reason | None, *arguments: Any) -> Reason | None:
     """The route of a call. `found`: what the entry has returned for it, or None if it was not asked."""
     if found is None or found is _OPERATOR:
         # The entry may have refused an argument that was converted to a tensor or a number since.
-        return entry.sees(*tensors)
+        return entry.sees(*tensors_of(arguments))
     return _RECORDED if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _PLAIN
-
-
-def scalar_operand(
-    epilogue: Epilogue, scalar: float | Tensor | None, x: Tensor
-) -> tuple[tuple[Tensor, ...], tuple[float, ...]]:
-    """The scalar as the operators take it: a tensor operand or a number."""
-    if epilogue.scalar is None:
-        return (), ()
-    if type(scalar) is float:
-        return (), (scalar,)
-    name = epilogue.scalar.name
-    if compiled.is_symbol(scalar):
-        scalar = compiled.on_device(scalar, x)
-    if isinstance(scalar, Tensor):
-        checks.scalar_tensor(name, scalar, x)
-        return (scalar.to(compute_dtype(x.dtype)),), ()
-    return (), (checks.scalar_number(name, scalar),)
 
 
 def promotes(x: Tensor, operands: Sequence[Any]) -> bool:
@@ -415,17 +519,21 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type)
 
 
-def _cast(
-    x: Tensor, weight: Tensor, bias: Tensor | None, fold: tuple[Any, ...] | None
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...] | None]:
-    """The arguments that autocast casts. Of the vectors that are folded only the first is cast: the bias."""
+def cast(
+    function: Function, x: Tensor, weight: Tensor, operands: Operands, fold: tuple[Any, ...] | None
+) -> tuple[Tensor, Tensor, Operands, tuple[Any, ...] | None]:
+    """The arguments that autocast casts. Beside x and the weight only a bias is: it has the product's type."""
     if not _any_autocast():
-        return x, weight, bias, fold
-    if fold is None:
-        x, weight, (bias,) = autocast(x, weight, bias)
-        return x, weight, bias, fold
-    x, weight, first = autocast(x, weight, fold[0])
-    return x, weight, bias, (*first, *fold[1:])
+        return x, weight, operands, fold
+    if fold is not None:
+        x, weight, first = autocast(x, weight, fold[0])
+        return x, weight, operands, (*first, *fold[1:])
+    place = function.bias_place
+    bias = operands[place - 1] if place else None
+    x, weight, biases = autocast(x, weight, bias if isinstance(bias, Tensor) else None)
+    if biases[0] is not None:
+        operands = (*operands[: place - 1], biases[0], *operands[place:])
+    return x, weight, operands, fold
 
 
 def autocast(

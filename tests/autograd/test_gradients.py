@@ -74,7 +74,9 @@ def test_raw_ops_differentiate(name: str, linear: bool, tensor_scalars: bool, rn
     rest = list(theirs[2 if linear else 1 :])
     bias = rest.pop(0) if operands.bias is not None else None
     acc = theirs[0] @ theirs[1].mT if linear else theirs[0]
-    expected = registry.EPILOGUES[name].reference(acc, bias, rest, operands.scalars)
+    given = registry.EPILOGUES[name].in_order(bias, rest, operands.scalars)
+    assert given is not None
+    expected = registry.EPILOGUES[name].reference(acc, given)
     torch.testing.assert_close(actual, expected)
     upstream = torch.randn(3, 4, dtype=torch.float64)
     backward(actual, upstream)

@@ -12,7 +12,8 @@ import epigemm
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.epilogues.registry import BIAS_RELU, EPILOGUES, compute_dtype
+from epigemm.epilogues.library import BIAS_RELU
+from epigemm.epilogues.registry import EPILOGUES, compute_dtype
 from tests.support.arithmetic import STORAGE
 from tests.support.cases import ELEMENTWISE, draw_operands, poisoned, signed
 from tests.support.moments import poison_free_memory
@@ -156,7 +157,9 @@ def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> 
         # Of short rows the kernel could sum the columns, but it is not asked.
         assert elementwise_kernels.sums_columns(x, shape[-1]) == (is_whole and is_long)
         for bias in (None, operands.bias):
-            call = ElementwiseCall(EPILOGUES[name], x, bias, operands.tensors, operands.scalars)
+            given = EPILOGUES[name].in_order(bias, operands.tensors, operands.scalars)
+            assert given is not None
+            call = ElementwiseCall(EPILOGUES[name], x, given)
             sums = [poisoned((shape[-1],), dtype, device) for _ in range(2)]
             results = []
             for each in sums:

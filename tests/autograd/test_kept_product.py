@@ -32,14 +32,14 @@ class Kernel:
         monkeypatch.setattr(stores, "linear", self)
         monkeypatch.setattr(nodes, "elementwise_forward", self.refuse)
 
-    def __call__(self, call: Any, given: tuple[Any, ...], *, is_recorded: bool) -> stores.Both:
+    def __call__(self, call: Any, *, is_recorded: bool) -> stores.Both:
         assert is_recorded and not torch.is_grad_enabled()
         self.count += 1
         acc = call.x.float() @ call.weight.float().t()
-        wide = [each.float() if isinstance(each, Tensor) else each for each in given]
-        traced = call.epilogue.traced
-        stored = acc + wide[0] if traced.stored.steps else acc
-        return stores.Both(traced.reference(acc, *wide).to(call.x.dtype), stored.to(call.x.dtype))
+        wide = [each.float() if isinstance(each, Tensor) else each for each in call.operands]
+        assert call.epilogue.traced.stored.steps
+        stored = acc if call.bias is None else acc + call.bias
+        return stores.Both(call.epilogue.reference(acc, wide).to(call.x.dtype), stored.to(call.x.dtype))
 
     def refuse(self, *_: Any) -> Tensor:
         raise AssertionError("a second kernel")

@@ -213,7 +213,7 @@ def test_packs_of_changing_weights_expire(
 ) -> None:
     expired: list[Tensor] = []
     uses: list[str] = []
-    operator = entry.linear_operator
+    operator = entry.call_linear
 
     def watched(call: LinearCall) -> Tensor | Reason:
         uses.append(call.pack_use)
@@ -222,7 +222,7 @@ def test_packs_of_changing_weights_expire(
     given = leaves(next(f for f in PUBLIC if f.name == name).draw(rng))
     given["weight"].requires_grad_(learns)
     monkeypatch.setattr(weight_packs, "expire", expired.append)
-    monkeypatch.setattr(entry, "linear_operator", watched)
+    monkeypatch.setattr(entry, "call_linear", watched)
     getattr(epigemm, name)(**given)
     assert uses == [weight_packs.NONE if learns else weight_packs.FIND]
     assert [id(weight) for weight in expired] == ([id(given["weight"])] if learns else [])

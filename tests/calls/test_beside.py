@@ -13,7 +13,8 @@ import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import beside, deeds, entry, weight_slices
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -155,7 +156,8 @@ def doubled(acc: Tensor, bias: PerColumn) -> Tensor:
 def test_a_kernel_is_linked(dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_moments")
     plain = call(dtype)
-    made, _ = doubled.plain_call(plain.x, plain.weight, [torch.empty(2048, dtype=dtype)], strict=False)
+    epilogue = typed(doubled.traced, [False])
+    made = LinearCall(epilogue, plain.x, plain.weight, (torch.empty(2048, dtype=dtype),))
     assert len(asked(made, int(Reason.NOT_LINKED), "result")) == 2
     assert kernel in answers.linked[-1]
 
@@ -168,5 +170,5 @@ def test_nothing_is_done_about_other_reasons(reason: Reason) -> None:
 def test_a_call_that_would_be_copied_for_is_not_made() -> None:
     for columns, is_made in ((2048, True), (2046, False)):
         made = LinearCall(BIAS, torch.empty(4096, 1024), torch.empty(columns, 1024))
-        dry = dry_runs.dry_run(made, moments=dry_runs.COLUMNS)
+        dry = dry_runs.dry_run(made, moments=True)
         assert dry.fused and beside.is_made(dry) == is_made

@@ -9,7 +9,8 @@ import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import by_reference
-from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM, fold_batch_norm_reference
+from epigemm.epilogues.library import BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import fold_batch_norm_reference
 
 x, weight, bias = torch.randn(3, 5, 16), torch.randn(8, 16), torch.randn(8)
 product = x.double() @ weight.double().t()
@@ -17,15 +18,15 @@ product = x.double() @ weight.double().t()
 
 def test_bias_and_epilogue() -> None:
     expected = torch.relu(product + bias).float()
-    torch.testing.assert_close(by_reference.of_call(LinearCall(BIAS_RELU, x, weight, bias)), expected)
+    torch.testing.assert_close(by_reference.of_call(LinearCall(BIAS_RELU, x, weight, (bias,))), expected)
     torch.testing.assert_close(
-        by_reference.of_call(LinearCall(RELU_DIV, x, weight, bias, (), (4.0,))), expected / 4
+        by_reference.of_call(LinearCall(RELU_DIV, x, weight, (bias, 4.0))), expected / 4
     )
 
 
 def test_out_is_written() -> None:
     out = torch.full((3, 5, 8), float("nan"))
-    assert by_reference.of_call(LinearCall(BIAS_RELU, x, weight, None, out=out)) is out
+    assert by_reference.of_call(LinearCall(BIAS_RELU, x, weight, out=out)) is out
     torch.testing.assert_close(out, torch.relu(product).float())
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import by_reference, deeds, entry
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, RELU_DIV, Epilogue
+from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
+from epigemm.epilogues.registry import Epilogue
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from tests.gemm.query import is_one_kernel
@@ -43,13 +44,13 @@ def in_one_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torc
 
 
 def run_fallback(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    return deeds.linear(LinearCall(BIAS_RELU, x, weight, bias, out=out), dry_runs.FALLBACK)
+    return deeds.linear(LinearCall(BIAS_RELU, x, weight, (bias,), out=out), dry_runs.FALLBACK)
 
 
 def gemm_of(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
     """What torch's GEMM is to do."""
-    scalars = (2.0,) if epilogue.scalar else ()
-    return dry_runs.dry_run(LinearCall(epilogue, x, weight, bias, (), scalars), plan=dry_runs.FALLBACK).gemm
+    operands = (bias, 2.0) if epilogue.has_scalar else (bias,)
+    return dry_runs.dry_run(LinearCall(epilogue, x, weight, operands), plan=dry_runs.FALLBACK).gemm
 
 
 def draw(shape: tuple[int, int, int], arithmetic: Arithmetic, device: torch.device) -> tuple[Tensor, ...]:
@@ -65,7 +66,7 @@ def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, arithmetic: A
 
 
 def launched(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> list[str]:
-    call = LinearCall(BIAS_RELU, x, weight, bias, out=out)
+    call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
     return dry_runs.dry_run(call, plan=dry_runs.FALLBACK).launches
 
 
@@ -139,7 +140,7 @@ def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.Mon
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
         x, weight, bias = draw((m, 40, 32), FP32, torch.device("cpu"))
-        call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,))
+        call = LinearCall(RELU_DIV, x, weight, (bias, 2.0))
         assert dry_runs.dry_run(call, gpu=WITH_KERNELS).gemm == gemm
     finally:
         torch.backends.cuda.matmul.allow_tf32 = setting
@@ -210,7 +211,7 @@ def test_explain_tells_whether_the_bias_is_a_kernel_of_its_own(
 def test_bias_alone_stays_addmm(device: torch.device) -> None:
     x, weight, bias = draw((24, 40, 32), FP32, device)
     out = torch.empty(24, 40, device=device)
-    actual = deeds.linear(LinearCall(BIAS, x, weight, bias, out=out), dry_runs.FALLBACK)
+    actual = deeds.linear(LinearCall(BIAS, x, weight, (bias,), out=out), dry_runs.FALLBACK)
     torch.testing.assert_close(actual, torch.addmm(bias, x, weight.t()))
 
 
@@ -233,7 +234,7 @@ def test_precision_overrides_hold(
         return found
 
     monkeypatch.setattr(where, name, watch)
-    actual = deeds.linear(LinearCall(BIAS_RELU, x, weight, bias, precision=wish), dry_runs.FALLBACK)
+    actual = deeds.linear(LinearCall(BIAS_RELU, x, weight, (bias,), precision=wish), dry_runs.FALLBACK)
     assert seen == ["ieee"] and setting.fp32_precision == before
     check(actual, x, weight, bias, FP32)
 

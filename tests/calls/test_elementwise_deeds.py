@@ -9,7 +9,7 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds, entry
-from epigemm.epilogues.registry import EPILOGUES
+from epigemm.epilogues.registry import EPILOGUES, typed
 from epigemm.planning.reasons import Reason
 
 BIAS_RELU = EPILOGUES["bias_relu"]
@@ -32,34 +32,36 @@ def lying(x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("layout", ["rows", "columns", "gaps", "batches"])
 def test_any_layout(layout: str) -> None:
     x, bias = lying(torch.randn(6, 16))[layout], torch.randn(32)[::2]
-    found = elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, bias))
+    found = elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, (bias,)))
     torch.testing.assert_close(found, torch.relu(x + bias))
     assert found.stride() == torch.empty_like(x).stride()
     out = torch.empty_like(x)
-    assert elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, bias, out=out)) is out
+    assert elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, (bias,), out=out)) is out
     torch.testing.assert_close(out, found, rtol=0, atol=0)
     in_place = x.clone(memory_format=torch.preserve_format)
-    assert elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, in_place, bias, out=in_place)) is in_place
+    assert (
+        elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, in_place, (bias,), out=in_place)) is in_place
+    )
     torch.testing.assert_close(in_place, found, rtol=0, atol=0)
 
 
 def test_where_no_kernel_is_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, bias = torch.randn(6, 16), torch.randn(16)
-    monkeypatch.setattr(entry, "elementwise_operator", lambda *call: Reason.NOT_READY)
-    found = elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, bias))
+    monkeypatch.setattr(entry, "call_elementwise", lambda *call: Reason.NOT_READY)
+    found = elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, (bias,)))
     torch.testing.assert_close(found, torch.relu(x + bias), rtol=0, atol=0)
 
 
 def test_an_epilogue_that_is_made_at_run_time() -> None:
     x, gate, scale = torch.randn(6, 16), torch.randn(16, 6).t(), torch.randn(16)
-    call = ElementwiseCall(gated.linked([False, False]), x, None, [gate, scale])
+    call = ElementwiseCall(typed(gated.traced, [False, False]), x, [gate, scale])
     torch.testing.assert_close(elementwise_deeds.elementwise(call), torch.tanh(x) * gate + scale)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.randn(6, 16)
     with pytest.raises(RuntimeError, match="bias: got shape"):
-        elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, torch.randn(15)))
+        elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, x, (torch.randn(15),)))
     memory = torch.randn(7, 16)
     with pytest.raises(RuntimeError, match="out: some of its elements share memory with x"):
-        elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, memory[1:], None, out=memory[:-1]))
+        elementwise_deeds.elementwise(ElementwiseCall(BIAS_RELU, memory[1:], out=memory[:-1]))

@@ -13,7 +13,8 @@ import epigemm
 from epigemm._native import ops
 from epigemm.autograd import gradient_products
 from epigemm.calls import entry
-from epigemm.epilogues.registry import EPILOGUES, RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
+from epigemm.epilogues.library import RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
+from epigemm.epilogues.registry import EPILOGUES
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, Operands, draw_operands, poisoned, signed
 from tests.support.untyped import backward
@@ -34,7 +35,9 @@ def run(name: str, grad: Tensor, x: Tensor, operands: Operands) -> Tensor:
 def exact(name: str, grad: Tensor, x: Tensor, operands: Operands) -> Tensor:
     variable = x.detach().double().requires_grad_()
     wide = operands.map(torch.Tensor.double)
-    result = EPILOGUES[name].reference(variable, wide.bias, wide.tensors, wide.scalars).view_as(grad)
+    given = EPILOGUES[name].in_order(wide.bias, wide.tensors, wide.scalars)
+    assert given is not None
+    result = EPILOGUES[name].reference(variable.reshape(grad.shape or (1,)), given).view_as(grad)
     return torch.autograd.grad(result, variable, grad.double())[0]
 
 
@@ -154,7 +157,7 @@ def test_a_first_derivative_takes_no_further_product(name: str, device: torch.de
     # Those of the backward pass are torch's own, but for fp32 ones on a GPU, which are one call.
     where, what = (entry, "products") if device.type == "cuda" else (gradient_products, "_mm")
     with (
-        mock.patch.object(entry, "linear_operator", wraps=entry.linear_operator) as forward,
+        mock.patch.object(entry, "call_linear", wraps=entry.call_linear) as forward,
         mock.patch.object(where, what, wraps=getattr(where, what)) as multiplied,
         mock.patch.object(entry, "derivative", wraps=entry.derivative) as derivatives,
     ):

@@ -142,20 +142,19 @@ def test_derivatives_are_those_of_the_operator(
     grad, x = (torch.randn(9, 16, generator=rng).to(device, dtype) for _ in range(2))
     epilogue = checks.epilogue_named(name, linear=False)
     wide = torch.promote_types(dtype, torch.float32)
-    bias = torch.randn(16, generator=rng).to(device, dtype) if epilogue.takes_bias else None
-    scalar = torch.tensor(2.5, dtype=wide, device=device)
-    operands = (scalar,) if epilogue.scalar and tensor_scalar else ()
-    scalars = (2.5,) if epilogue.scalar and not tensor_scalar else ()
-    call = ElementwiseCall(epilogue, x, bias, operands, scalars)
+    bias = torch.randn(16, generator=rng).to(device, dtype) if epilogue.bias_place else None
+    scalar = torch.tensor(2.5, dtype=wide, device=device) if tensor_scalar else 2.5
+    scalars = (scalar,) if epilogue.has_scalar else ()
+    call = ElementwiseCall(epilogue, x, (bias, *scalars) if epilogue.bias_place else scalars)
     found = entry.derivative(call, grad)
     assert found is not None
     torch.testing.assert_close(found, elementwise_kernels.derivative(call, grad), rtol=0, atol=0)
     for wrong in (grad.t(), grad.t().contiguous().t(), grad[:8], grad.to(torch.complex64)):
         assert entry.derivative(call, wrong) is None
-    assert entry.derivative(call._replace(scalars=(1.0, 2.0)), grad) is None
+    assert entry.derivative(call._replace(operands=(*call.operands, 2.0)), grad) is None
     if bias is not None:
         strided = torch.stack((bias, bias), 1)[:, 0]
-        assert entry.derivative(call._replace(bias=strided), grad) is None
+        assert entry.derivative(call._replace(operands=(strided, *scalars)), grad) is None
     assert entry.derivative(call._replace(x=x.detach().requires_grad_()), grad) is None
     assert entry.derivative(call._replace(x=x[:0]), grad[:0]) is not None
     if bias is None:

@@ -119,7 +119,7 @@ def test_autograd_alone_sees_recorded_calls(name: str, answered: list[Reason | s
     answered.clear()
     who = reason
     assert entry.linear(*linear_arguments(x, weight, strict=True)) is who
-    assert entry.elementwise(epigemm.epilogues.registry.BIAS_RELU, x, (bias,), None, None) is who
+    assert entry.elementwise(epigemm.epilogues.library.BIAS_RELU, x, (bias,), None, None) is who
     assert answered == [reason, reason]
     with torch.no_grad():
         assert entry.linear(*linear_arguments(x, weight)) is not entry.RECORDED

@@ -9,6 +9,7 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import linked_derivative
+from epigemm.epilogues.registry import typed
 
 
 @epigemm.epilogue
@@ -19,31 +20,26 @@ def gated(acc: Tensor, gate: epigemm.Matrix, scale: epigemm.PerColumn) -> Tensor
 def call_on(device: torch.device) -> tuple[ElementwiseCall, Tensor]:
     x, gate, grad = (torch.randn(40, 24, device=device) for _ in range(3))
     operands = [gate, torch.randn(24, device=device)]
-    return ElementwiseCall(gated.linked([False, False]), x, None, operands), grad
+    return ElementwiseCall(typed(gated.traced, [False, False]), x, operands), grad
 
 
 def test_on_a_cpu_there_is_no_kernel() -> None:
     call, grad = call_on(torch.device("cpu"))
-    assert linked_derivative.gradients(call.epilogue, call, grad, (True,) * 4) is None  # type: ignore[arg-type]
+    assert linked_derivative.gradients(call, grad, (True,) * 3) is None
 
 
 @pytest.mark.gpu
 def test_only_what_is_needed_is_computed() -> None:
     call, grad = call_on(torch.device("cuda"))
-    leaves = [each.detach().requires_grad_() for each in (call.x, *call.operands)]
+    leaves = [each.detach().requires_grad_() for each in call.inputs]
     expected = torch.autograd.grad(torch.tanh(leaves[0]) * leaves[1] * leaves[2], leaves, grad)
-    found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * 4)  # type: ignore[arg-type]
-    assert found is not None and found[1] is None
-    for mine, other in zip((found[0], *found[2:]), expected, strict=True):
+    found = linked_derivative.gradients(call, grad, (True,) * 3)
+    assert found is not None
+    for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-    (of_x, *others) = linked_derivative.gradients(  # type: ignore[misc]
-        call.epilogue,  # type: ignore[arg-type]
-        call,
-        grad,
-        (True, False, False, False),
-    )
-    torch.testing.assert_close(of_x, found[0], rtol=0, atol=0)
-    assert others == [None, None, None]
+    of_x_alone = linked_derivative.gradients(call, grad, (True, False, False))
+    assert of_x_alone is not None and of_x_alone[1:] == [None, None]
+    torch.testing.assert_close(of_x_alone[0], found[0], rtol=0, atol=0)
 
 
 @epigemm.epilogue
@@ -75,10 +71,10 @@ def test_rows_of_any_length(m: int, n: int, dtype: torch.dtype, begins: int, *, 
     torch.testing.assert_close(out.double(), expected.detach(), rtol=4 * step, atol=4 * step)
     grad = drawn(m, n)
     operands = [*given[1:3], *(row.unsqueeze(1) for row in given[3:])]
-    call = ElementwiseCall(function.linked([False] * len(operands)), given[0], None, operands)
-    found = linked_derivative.gradients(call.epilogue, call, grad, (True,) * (1 + len(given)))  # type: ignore[arg-type]
+    call = ElementwiseCall(typed(function.traced, [False] * len(operands)), given[0], operands)
+    found = linked_derivative.gradients(call, grad, (True,) * len(given))
     wanted = torch.autograd.grad(expected, leaves[:2], grad.double())
     assert found is not None
-    for mine, other in zip((found[0], found[2]), wanted, strict=True):
+    for mine, other in zip(found[:2], wanted, strict=True):
         assert mine is not None
         torch.testing.assert_close(mine.double(), other, rtol=8 * step, atol=8 * step)

@@ -16,26 +16,21 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("has_scale", [True, False])
 @pytest.mark.parametrize("precision", [None, "highest", "high"])
-def test_linear_folded(dtype: torch.dtype, has_scale: bool, precision: str | None) -> None:
+def test_linear(dtype: torch.dtype, precision: str | None) -> None:
     """Within a few roundings of the plain call's result, and the statistics are those of the result itself."""
     for m, n, k in ((1, 16, 32), (1000, 200, 64), (4096, 1024, 512), (1024, 2048, 2048), (130, 65, 33)):
-        x, weight, bias, scale = (
-            torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k), (n,), (n,))
-        )
-        vectors = bias, scale if has_scale else None
+        x, weight, bias = (torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k), (n,)))
         found = []
         for _ in range(2):
             poison_free_memory(DEVICE)
-            found.append(moments.linear_folded_with_moments(x, weight, vectors, precision, False, None))
+            found.append(moments.linear(x, weight, bias, precision, False, None))
         z, (mean, variance, *_) = found[0]
         assert_close(z, mean, variance)
         assert torch.equal(z, found[1][0])
         for first, second in zip(found[0][1][:2], found[1][1][:2], strict=True):
             assert torch.equal(first, second)
-        product = x.double() @ weight.double().t() + bias.double()
-        expected = product * scale.double() if has_scale else product
+        expected = x.double() @ weight.double().t() + bias.double()
         narrow = dtype is not torch.float64 and (dtype is not torch.float32 or precision == "high")
         rounding = (2**-7 if dtype is torch.bfloat16 else 2**-9) if narrow else 2**-18
         torch.testing.assert_close(z.double(), expected, rtol=4 * rounding, atol=4 * rounding * k**0.5)
@@ -44,7 +39,7 @@ def test_linear_folded(dtype: torch.dtype, has_scale: bool, precision: str | Non
 def test_under_autocast() -> None:
     x, weight, bias = (torch.randn(size, device=DEVICE).bfloat16() for size in ((500, 64), (40, 64), (40,)))
     with torch.autocast("cuda", torch.bfloat16):
-        found = moments.linear_folded_with_moments(x, weight, (bias, bias), None, False, None)
+        found = moments.linear(x, weight, bias, None, False, None)
     assert found[0].dtype is torch.bfloat16
     assert_close(found[0], *found[1][:2])
 
@@ -55,7 +50,7 @@ def test_strict_runs_fused() -> None:
     )
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
-    z, found = moments.linear_folded_with_moments(x, weight, (bias, bias), None, True, None)
+    z, found = moments.linear(x, weight, bias, None, True, None)
     assert_close(z, *found[:2])
 
 
@@ -65,10 +60,7 @@ def test_few_blocks_are_left(dtype: torch.dtype) -> None:
     for m, n, k in ((2, 16, 32), (1000, 200, 64), (1024, 4096, 512), (700, 65, 33)):
         x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k)))
         poison_free_memory(DEVICE)
-        vectors = None, None
-        z, found = moments.linear_folded_with_moments(
-            x, weight, vectors, None, False, None, leaves_blocks=True
-        )
+        z, found = moments.linear(x, weight, None, None, False, None, leaves_blocks=True)
         if found.blocks is None:
             assert dtype.itemsize == 2 and m >= 700
             assert_close(z, *found[:2])
@@ -81,8 +73,6 @@ def test_few_blocks_are_left(dtype: torch.dtype) -> None:
         variance = (squares + rows * (mean - of_columns).square()).sum(0) / m
         assert_close(z, of_columns.to(found.mean.dtype), variance.to(found.mean.dtype))
     x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((4096, 64), (128, 64)))
-    z, found = moments.linear_folded_with_moments(
-        x, weight, (None, None), None, False, None, leaves_blocks=True
-    )
+    z, found = moments.linear(x, weight, None, None, False, None, leaves_blocks=True)
     assert found.blocks is None
     assert_close(z, *found[:2])

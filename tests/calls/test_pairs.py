@@ -90,7 +90,7 @@ def test_a_profiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN), result)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert pairs.linear(*call()) is result
-    assert "epigemm::bias_gated_silu_bias2.000" in {event.key for event in profile.key_averages()}
+    assert "epigemm::gated_silu_bias2.000" in {event.key for event in profile.key_averages()}
 
 
 def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,17 +102,19 @@ def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("bias", "bias2", "name"),
     [
-        (True, True, "bias_gated_gelu_bias2"),
-        (True, False, "bias_gated_gelu"),
-        (False, True, "gated_gelu_bias2"),
-        (False, False, "gated_gelu"),
+        (True, True, "gated_gelu_bias2.000"),
+        (True, False, "gated_gelu.00"),
+        (False, True, "gated_gelu_bias2.000"),
+        (False, False, "gated_gelu.00"),
     ],
 )
 def test_the_epilogue_has_the_biases_that_there_are(bias: bool, bias2: bool, name: str) -> None:
     x = torch.empty(8, 16, dtype=torch.float16)
     vector = torch.empty(8, dtype=torch.float16)
     made = glu.pair_call("gated_gelu", x, x, vector if bias else None, vector if bias2 else None, None)
-    assert made.epilogue.name == f"{name}.{'0' * (bias + bias2 + 1)}" and len(made.operands) == bias + bias2
+    given = (vector if bias else None, *([vector] if bias2 else []), None)
+    assert made.epilogue.name == name and len(made.operands) == len(given)
+    assert all(each is other for each, other in zip(made.operands, given, strict=True))
 
 
 def test_on_a_cpu_there_are_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import routed
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 

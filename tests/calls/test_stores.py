@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +11,7 @@ import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import stores
+from epigemm.epilogues.registry import typed
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun
 from epigemm.planning.reasons import Reason
@@ -37,7 +36,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def call(
     m: int = M, n: int = N, k: int = K, dtype: torch.dtype = torch.bfloat16, precision: str | None = None
-) -> tuple[LinearCall, tuple[Any, ...]]:
+) -> LinearCall:
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), (n,)))
     pair = gelu_beside.pair(dtype)
     assert pair is not None
@@ -45,7 +44,7 @@ def call(
 
 
 def dry(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, plan: tuple[int, ...] = ()) -> DryRun:
-    return dry_runs.dry_run(call(m, n, k, dtype)[0], plan=plan)
+    return dry_runs.dry_run(call(m, n, k, dtype), plan=plan)
 
 
 # --- the planner -----------------------------------------------------------------------------------------------------
@@ -71,9 +70,9 @@ def test_a_long_second_value_has_a_kernel_of_its_own(dtype: torch.dtype) -> None
 
 def test_several_kernels_where_the_product_takes_the_time() -> None:
     """They are compared with the fastest kernel of the product, not with PyTorch's GEMM alone."""
-    made, _ = call(16384, 8192, 8192)
+    made = call(16384, 8192, 8192)
     (tried,) = dry_runs.dry_run(made, tried=True).tried
-    (one,) = dry_runs.dry_run(made._replace(epilogue=gelu_alone.linked((False,))), tried=True).tried
+    (one,) = dry_runs.dry_run(made._replace(epilogue=typed(gelu_alone.traced, (False,))), tried=True).tried
     assert tried.why_not.startswith("a product with one elementwise kernel is not expected to be slower")
     assert plans.fallback_us(tried.plan) < plans.fallback_us(one.plan)
 
@@ -85,8 +84,10 @@ def gelu_alone(acc: Tensor, bias: PerColumn) -> Tensor:
 
 @pytest.mark.parametrize("size", [(4096, 4096, 512), (16, 4096, 4096)])
 def test_a_second_matrix_takes_time(size: tuple[int, int, int]) -> None:
-    made, _ = call(*size)
-    both, one = (predicted(each) for each in (made, made._replace(epilogue=gelu_alone.linked((False,)))))
+    made = call(*size)
+    both, one = (
+        predicted(each) for each in (made, made._replace(epilogue=typed(gelu_alone.traced, (False,))))
+    )
     assert both.keys() & one.keys() and all(both[tile] > one[tile] for tile in both.keys() & one.keys())
 
 
@@ -123,17 +124,17 @@ def test_rows_that_tma_does_not_store_are_left_to_several_calls() -> None:
 def test_both_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
     answers = Answers(monkeypatch, "ask_with_store", result)
-    made, given = call()
-    found = stores.linear(made, given)
+    made = call()
+    found = stores.linear(made)
     assert found is not None and found.result is result
     (asked,) = answers.asked
-    assert asked[0] == made.epilogue.number and asked[3] is given and asked[-1] is found.stored
+    assert asked[0] == made.epilogue.number and asked[3] is made.operands and asked[-1] is found.stored
     assert found.stored.shape == (M, N) and found.stored.dtype is torch.bfloat16
 
 
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_store", int(Reason.NOT_LINKED), torch.empty(M, N))
-    assert stores.linear(*call()) is not None
+    assert stores.linear(call()) is not None
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
 
@@ -141,15 +142,15 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
 def test_several_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_store", int(reason))
-    assert stores.linear(*call()) is None and len(answers.asked) == 1 and not answers.linked
+    assert stores.linear(call()) is None and len(answers.asked) == 1 and not answers.linked
 
 
 def test_types_that_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask_with_store", *[torch.empty(M, N)] * 3)
-    assert stores.linear(*call(dtype=torch.float32, precision="high")) is None
-    assert stores.linear(*call(dtype=torch.float64)) is None
-    made, given = call()
-    assert stores.linear(made._replace(invariant=True), given) is None
+    assert stores.linear(call(dtype=torch.float32, precision="high")) is None
+    assert stores.linear(call(dtype=torch.float64)) is None
+    made = call()
+    assert stores.linear(made._replace(invariant=True)) is None
     assert not answers.asked
     for precision in ("tf32", "highest", None):
-        assert stores.linear(*call(dtype=torch.float32, precision=precision)) is not None
+        assert stores.linear(call(dtype=torch.float32, precision=precision)) is not None

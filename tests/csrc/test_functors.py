@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm.epilogues import formulas
-from epigemm.epilogues.declaring import OperandSpec, Traced, own, traced
+from epigemm.epilogues import formulas, library
+from epigemm.epilogues.declaring import OperandSpec, Traced, traced
 from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, slots_of
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.epilogues.tracing.source import prelude
@@ -64,16 +64,16 @@ def of_program(program: Traced) -> Functor:
 
 
 def of_library() -> dict[str, Functor]:
-    """The functors of csrc/epilogue, and the programs of the package."""
+    """The functors of csrc/epilogue, and the programs of the package, which has one for each of these, too."""
     built_in = {
         name: Functor(
             f"EPIGEMM_LINKED_FUNCTOR(epigemm::{each.functor}, float)",
-            tuple(operand.kind for operand in each.operands[1:]),
-            lambda acc, *given, each=each: each.evaluate(acc, given),
+            tuple(operand.kind for operand in each.operands),
+            lambda acc, *given, each=each: each.reference(acc, given),
         )
         for name, each in EPILOGUES.items()
     }
-    return built_in | {name: of_program(own(name)) for name in formulas.FORMULAS}
+    return built_in | {f"{name}_program": of_program(library.traced(name)) for name in formulas.FORMULAS}
 
 
 def random_function(seed: int) -> Functor:
@@ -137,7 +137,7 @@ def allowed(run: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
     return total + torch.finfo(dtype).tiny
 
 
-def check(name: str, functor: Functor, library: Library) -> None:
+def check(name: str, functor: Functor, compiled: Library) -> None:
     """Both values, and the slope by every input that PyTorch's function reads."""
     inputs = [
         each.requires_grad_() for each in points(1 + len(functor.kinds), torch.Generator().manual_seed(7))
@@ -145,7 +145,7 @@ def check(name: str, functor: Functor, library: Library) -> None:
     given = torch.zeros(POINTS, 1 + len(SLOTS), dtype=torch.float64)
     places = [0, *(1 + slot for slot in slots_of(functor.kinds))]
     given[:, places] = torch.stack([each.detach() for each in inputs], 1)
-    found = library(name, given)
+    found = compiled(name, given)
     want = functor.function(*inputs)
     for value, dtype in ((found[:, 0], torch.float32), (found[:, 1], torch.float64)):
         off = (value - want.detach()).abs() / allowed(lambda: functor.function(*inputs), dtype)
@@ -165,6 +165,6 @@ def test_values_and_slopes(part: int, tmp_path: Path) -> None:
     """First those of the package, then random ones."""
     seeds = range(part - 1, RANDOM, LIBRARIES)
     functors = of_library() if part == 0 else {f"random_{seed}": random_function(seed) for seed in seeds}
-    library = Library(functors, tmp_path)
+    compiled = Library(functors, tmp_path)
     for name, functor in functors.items():
-        check(name, functor, library)
+        check(name, functor, compiled)

@@ -17,7 +17,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.epilogues.tracing.cost import primitives
 from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 from epigemm.linking import cubins, libraries
@@ -78,9 +78,9 @@ SLOPE_TERMS_MORE: dict[str, Callable[..., Tensor]] = {
 
 
 @functools.cache
-def registered(function: str) -> LinkedEpilogue:
+def registered(function: str) -> Epilogue:
     traced = traced_of(function)
-    return LinkedEpilogue(traced, [False] * len(traced.operands))
+    return typed(traced, [False] * len(traced.operands))
 
 
 def job_of(function: str, dtype: torch.dtype, is_derivative: bool) -> cubins.Job:
@@ -139,10 +139,7 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
     assert (
-        elementwise_deeds.elementwise(
-            ElementwiseCall(registered(function), acc, None, columns or (), (), out)
-        )
-        is out
+        elementwise_deeds.elementwise(ElementwiseCall(registered(function), acc, columns or (), out)) is out
     )
     return out.cpu()[0]
 
@@ -154,7 +151,8 @@ def device_slopes(function: str, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     wide = torch.float64 if acc.dtype == torch.float64 else torch.float32
     slots = [-1, *registered(function).traced.slots]
     outs = [torch.full_like(acc, 7.0, dtype=acc.dtype if slot < 0 else wide) for slot in slots]
-    ops._linked_derivative_out(name, torch.ones_like(acc), acc, columns, None, slots, outs)
+    bias, others, _ = registered(function).apart(columns or ())
+    ops._linked_derivative_out(name, torch.ones_like(acc), acc, bias, others or None, None, slots, outs)
     return [out.cpu()[0] for out in outs]
 
 

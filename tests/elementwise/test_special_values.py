@@ -40,7 +40,9 @@ def eager(name: str, x: torch.Tensor, operands: Operands) -> torch.Tensor:
     """
     if name == "bias_gelu":
         return reference.evaluate(name, reference.wide(x), operands).to(x.dtype)
-    return registry.EPILOGUES[name].reference(x, operands.bias, operands.tensors, operands.scalars)
+    given = registry.EPILOGUES[name].in_order(operands.bias, operands.tensors, operands.scalars)
+    assert given is not None
+    return registry.EPILOGUES[name].reference(x, given)
 
 
 def assert_same_exceptions(actual: torch.Tensor, expected: torch.Tensor) -> None:

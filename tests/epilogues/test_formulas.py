@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import formula_functions
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, PRELINKED, digest, prelinked_name
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import EPILOGUES, typed
 from epigemm.epilogues.tracing.source import functor_text
 from tests.support.activations import ACT
 
@@ -22,21 +23,21 @@ EXPECTED: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def test_each_is_there_with_a_bias_and_without() -> None:
+def test_each_is_there() -> None:
     assert set(ACT) == set(ACTIVATIONS)
-    assert set(FORMULAS) == {f"{bias}{name}" for bias in ("", "bias_") for name in EXPECTED}
+    assert set(FORMULAS) == {*EXPECTED, *EPILOGUES} and set(FUNCTIONS) == set(EXPECTED)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_a_program_computes_its_formula(name: str) -> None:
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_program_computes_its_formula(name: str, has_bias: bool) -> None:
     acc = torch.randn(6, 9, dtype=torch.float64)
     shapes = {"per_column": (9,), "matrix": (6, 9)}
-    operands = [torch.randn(shapes[kind], dtype=torch.float64) for kind in FORMULAS[name].kinds]
-    plain, has_bias = name.removeprefix("bias_"), name.startswith("bias_")
-    assert (FORMULAS[name].operands[0] == ("per_column", "bias")) == has_bias
-    z, others = (acc + operands[0], operands[1:]) if has_bias else (acc, operands)
-    found = formula_functions.epilogue(name).traced.reference(acc, *operands)
-    torch.testing.assert_close(found, EXPECTED[plain](z, *others))
+    bias, *others = (torch.randn(shapes[kind], dtype=torch.float64) for kind in FORMULAS[name].kinds)
+    assert FORMULAS[name].operands[0] == ("per_column", "bias")
+    epilogue = typed(FUNCTIONS[name], [False] * (1 + len(others)))
+    found = epilogue.reference(acc, [bias if has_bias else None, *others])
+    torch.testing.assert_close(found, EXPECTED[name](acc + bias if has_bias else acc, *others))
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm.epilogues.declaring import TracedResults, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn
-from epigemm.epilogues.parts import Parts, Reduction, Wanted, take_apart
+from epigemm.epilogues.parts import Parts, Reduction, take_apart
 from epigemm.epilogues.tracing.results import AMAX, MEAN, SUM, VAR
 
 
@@ -77,69 +77,6 @@ def test_a_mean_is_that_of_var_mean_only_where_it_was_asked_for() -> None:
         Reduction(0, VAR, 0, 0.0),
     ]
     assert found.sources == [0, 0, 1, 2, 3] and about(found) == [("", (), False, 0)]
-
-
-def test_what_follows_from_moments() -> None:
-    """Of what is stored in x's dtype, returned or not, and of a correction below the count."""
-
-    def statistics(z: Tensor) -> Any:
-        y = F.gelu(z)
-        of_z = (
-            *torch.var_mean(z, 0),
-            z.var(0, correction=0),
-            z.sum(0),
-            z.mean(0),
-            z.var(1),
-            z.mean(1),
-            z.sum(1),
-        )
-        return y, *of_z, z.amax(0), y.var(0, correction=2.5), y.sum(1), (y * y).var(0)
-
-    found = parts(statistics, is_exact=False)
-    of_z = [Reduction(0, VAR, 0, 1.0), *(Reduction(0, kind, 0, 0.0) for kind in (VAR, SUM, MEAN))]
-    of_rows = [Reduction(0, VAR, 1, 1.0), Reduction(0, MEAN, 1, 0.0), Reduction(0, SUM, 1, 0.0)]
-    of_y = [Reduction(1, VAR, 0, 2.5), Reduction(1, SUM, 1, 0.0)]
-
-    def followed(rows: int, columns: int) -> list[Reduction]:
-        every = found.of_moments(rows, columns)
-        assert all(
-            every[place] == (each.matrix, each.axis)
-            for place, each in enumerate(found.reductions)
-            if place in every
-        )
-        return [found.reductions[place] for place in every]
-
-    assert followed(3, 2) == [*of_z, *of_rows, *of_y]
-    assert found.reductions[-1].kind == VAR and found.matrices[found.reductions[-1].matrix].is_wide
-    assert followed(2, 2) == [*of_z, *of_rows, of_y[1]]
-    assert followed(1, 1) == [*of_z[1:], *of_rows[1:], of_y[1]]
-    assert followed(0, 1) == [*of_rows[1:], of_y[1]] and followed(1, 0) == of_z[1:]
-    assert [each for each in followed(3, 3) if each.needs_moments] == [*of_z[:2], of_y[0]]
-    assert found.of_product(3, 3) == Wanted(columns=True, rows=True, needs_columns=True)
-    assert found.of_product(0, 1) == Wanted(columns=False, rows=True, needs_columns=False)
-    assert found.of_product(0, 0) is None
-
-
-def test_the_shared_matrix_in_fp32_has_its_moments() -> None:
-    found = parts(lambda acc: (acc, acc.float(), (acc * acc).sum(0), acc.var(0)), is_exact=False)
-    (place,) = found.of_moments(64, 8)
-    of_it = found.reductions[place]
-    assert found.of_moments(64, 8)[place] == (0, 0) and of_it.kind == VAR
-    assert found.matrices[of_it.matrix].is_wide and found.matrices[of_it.matrix].traced is None
-
-
-def test_a_sum_or_a_mean_alone_needs_none() -> None:
-    """PyTorch's kernel reads the matrix where the product's does not."""
-    found = parts(lambda acc: (acc, acc.sum(0), acc.mean(0)), is_exact=False)
-    assert list(found.of_moments(64, 8).values()) == [(0, 0)] * 2
-    assert found.of_product(64, 8) == Wanted(columns=True, rows=False, needs_columns=False)
-    found = parts(lambda acc: (acc, acc.amax(0)), is_exact=False)
-    assert found.of_product(64, 8) is None
-
-
-def test_a_negative_correction_of_no_rows() -> None:
-    found = parts(lambda acc: (acc, acc.var(0, correction=-1)), is_exact=False)
-    assert not found.of_moments(0, 8) and found.of_moments(1, 8)
 
 
 def test_constants_are_told_apart() -> None:

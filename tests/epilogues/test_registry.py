@@ -16,8 +16,8 @@ def test_both_halves_name_the_same_epilogues_and_operands() -> None:
         name: {
             "linear": epilogue.linear,
             "operands": [
-                (operand.kind, operand.name if operand.kind != "accumulator" else None)
-                for operand in epilogue.operands
+                ("accumulator", None),
+                *((operand.kind, operand.name) for operand in epilogue.operands),
             ],
         }
         for name, epilogue in registry.EPILOGUES.items()
@@ -61,7 +61,7 @@ def test_sample_inputs_fit_the_op(name: str, arithmetic: Arithmetic) -> None:
         ]
         outputs = [torch.ops.epigemm.elementwise(name, x, *inputs) for inputs in drawn]
         assert torch.equal(outputs[0], outputs[1])
-        if len(epilogue.operands) > 1:
+        if epilogue.operands:
             assert not torch.equal(outputs[0], outputs[2])
         for vector in [drawn[0].bias, *drawn[0].operands]:
             if vector is not None and vector.dim() == 1:
@@ -75,8 +75,10 @@ def test_reference_rounds_once(name: str) -> None:
     for dtype in (torch.float16, torch.bfloat16):
         inputs = sample_inputs(epilogue, 64, dtype, generator=torch.Generator().manual_seed(5))
         acc = torch.randn(50, 64).to(dtype)
-        bias = None if inputs.bias is None else inputs.bias.float()
-        once = epilogue.reference(acc.float(), bias, inputs.operands, inputs.scalars).to(dtype)
-        result = epilogue.reference(acc, inputs.bias, inputs.operands, inputs.scalars)
+        given = epilogue.in_order(*inputs)
+        assert given is not None
+        wide = [each.float() if isinstance(each, torch.Tensor) else each for each in given]
+        once = epilogue.reference(acc.float(), wide).to(dtype)
+        result = epilogue.reference(acc, given)
         assert result.dtype is dtype
         assert torch.equal(result, once)

@@ -72,7 +72,8 @@ ROUNDED = "the product again (in 16 bits with an fp32 result), as one saved in 1
 def test_what_it_says_of_the_derivative(
     epilogue: str, dtype: torch.dtype, of_operands: bool, strict: bool, expected: str
 ) -> None:
-    operands = [torch.ones(3, requires_grad=of_operands)] * 2
+    places = EPILOGUES[epilogue].operands
+    operands = [None if each.name == "bias" else torch.ones(3, requires_grad=of_operands) for each in places]
     x = torch.ones(2, 3, dtype=dtype)
     call = LinearCall(EPILOGUES[epilogue], x, x, operands=operands, strict=strict)
     text = derivatives.backward_linear(call)

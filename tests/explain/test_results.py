@@ -13,7 +13,6 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels, reductions
 from epigemm.explain import results
-from epigemm.explain.words import ROWS_WITHIN, WITHIN
 from epigemm.linking import loading
 from epigemm.planning import plans
 from tests.gemm.query import H200
@@ -123,96 +122,37 @@ def test_one_kernel_for_two_matrices() -> None:
     assert "one kernel computes two" not in several.reasons[-1]
 
 
-OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
-OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
-OF_ROWS = "epigemm CUDA kernel, mean and variance of the rows, from those of blocks of columns"
-
-
 @pytest.mark.usefixtures("on_h200")
-@pytest.mark.parametrize("strict", [False, True])
-def test_variances_of_the_products_kernel(strict: bool) -> None:
-    found = epigemm.explain(statistics, *sixteen_bits(), strict=strict)
-    product, columns, *others = found.kernels
-    assert (
-        found.path == "fused" and product.startswith("epigemm fused GEMM, tile ") and product.endswith(": r0")
-    )
-    assert columns == f"{OF_COLUMNS}: r1, r2, r4"
-    assert others == [
-        f"{OF_ROWS}, which others read",
-        "torch mul, for the correction of each row's variance: r3",
+def test_reductions_are_pytorchs() -> None:
+    """On every GPU, along either axis, recorded or not, behind one kernel for the product."""
+    kernels = [
+        *("torch cast to float32", "torch var_mean of each column: r1, r2"),
+        *("torch cast to float32", "torch var_mean of each row: r3", "torch sum of each column: r4"),
         *("torch amax", "torch cast to float32 of each row: r5"),
     ]
-    assert found.reasons[:2] == [f"column statistics: {WITHIN}", f"row statistics: {ROWS_WITHIN}"]
-    assert found.reasons[-1].endswith(results._BUT)
-    assert found.op.startswith(
-        "statistics: (r0, (r1, r2), [r3, r4, r5]), of statistics_shared: epigemm::linear"
-    )
+    x, weight, *vectors = sixteen_bits()
+    for requires_grad in (False, True):
+        found = epigemm.explain(statistics, x.requires_grad_(requires_grad), weight, *vectors)
+        assert found.path == "fused" and found.kernels[0].endswith(": r0") and found.kernels[1:] == kernels
+        assert found.reasons[-1] == results._SHARED
 
 
-@pytest.mark.usefixtures("on_h200")
-def test_variances_behind_other_kernels() -> None:
-    """Of a tile for few rows, of two matrices of one kernel, and without a product."""
-    found = epigemm.explain(statistics, *sixteen_bits(16, 4096, 8192))
-    assert found.path == "fused" and found.kernels[1:3] == [OF_BLOCKS, f"{OF_COLUMNS}: r1, r2, r4"]
-    assert results._APART in found.reasons
+def test_memory() -> None:
+    """Of matrices that are no results, until the call returns."""
 
     @epigemm.epilogue
-    def beside(z: Tensor) -> tuple[Tensor, ...]:
-        y = F.gelu(z)
-        return y, z.sum(0), z.var(0), y.var(0, correction=0)
+    def of_squares(acc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return acc, (acc * acc).sum(0), acc.var(1)
 
-    found = epigemm.explain(beside, *sixteen_bits()[:2])
-    assert "one kernel computes two" in found.reasons[-1] and found.kernels[0].endswith(": r0")
-    assert found.kernels[1:] == [
-        *(OF_BLOCKS, f"{OF_COLUMNS}: r1", OF_BLOCKS, f"{OF_COLUMNS}: r3"),
-        "torch mul, for the correction of each column's variance: r2",
-    ]
-    found = epigemm.explain(statistics.elementwise, sixteen_bits()[0], *sixteen_bits(n=1024)[2:])
-    assert found.kernels[1:3] == [OF_BLOCKS, f"{OF_COLUMNS}: r1, r2, r4"]
-
-
-@pytest.mark.usefixtures("on_h200")
-def test_sums_and_means() -> None:
-    """Of the product's kernel; behind others, which have none, PyTorch's."""
-
-    @epigemm.epilogue
-    def totals(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
-        z = acc + bias
-        return z, z.sum(0), z.mean(0), *torch.var_mean(z, 1, correction=0), z.mean(1)
-
-    found = epigemm.explain(totals, *sixteen_bits()[:3])
-    assert found.path == "fused" and found.kernels[1:] == [
-        f"{OF_COLUMNS}: r1, r2",
-        f"{OF_ROWS}: r3, r4, r5",
-        "torch copy: r5",
-    ]
-    found = epigemm.explain(totals, *sixteen_bits(16, 4096, 8192)[:3])
-    assert found.kernels[1:] == [
-        *("torch sum of each column: r1", "torch mean of each column: r2"),
-        *("torch cast to float32", "torch var_mean of each row: r3, r4", "torch mean of each row: r5"),
-    ]
-    assert not any("statistics" in each for each in found.reasons)
-
-
-@pytest.mark.usefixtures("on_h200")
-def test_variances_that_pytorch_computes() -> None:
-    """Where gradients are recorded, in fp64, and of one row."""
-    plain = ["torch cast to float32", "torch var_mean of each column: r1, r2"]
-    x, weight, bias, scale = sixteen_bits()
-    for function in (statistics, statistics.elementwise):
-        given = [x, weight] if function is statistics else [torch.empty(4096, 2048, dtype=torch.bfloat16)]
-        given[0] = given[0].detach().requires_grad_()
-        found = epigemm.explain(function, *given, bias, scale)
-        assert [each for each in found.kernels if "r1, r2" in each] == plain[1:]
-        assert not any("mean and variance" in each for each in found.kernels)
-
-    @epigemm.epilogue
-    def unbiased(acc: Tensor) -> tuple[Tensor, Tensor]:
-        return acc, acc.var(0)
-
-    assert not any("mean and variance" in each for each in epigemm.explain(unbiased, x[:1], weight).kernels)
-    wide = [each.double() for each in (x, weight, bias, scale)]
-    assert not any("mean and variance" in each for each in epigemm.explain(statistics, *wide).kernels)
+    for dtype, size in ((torch.float16, "2, 4.0 MiB"), (torch.float32, "1, 2.0 MiB")):
+        x, weight = torch.empty(1024, 8, dtype=dtype), torch.empty(512, 8, dtype=dtype)
+        for found in (
+            epigemm.explain(of_squares, x, weight),
+            epigemm.explain(of_squares.elementwise, x.new_empty(1024, 512)),
+        ):
+            (memory,) = [each for each in found.reasons if "MiB" in each]
+            assert memory == f"matrices that are no results, kept until the call returns: {size}"
+    assert "MiB" not in str(epigemm.explain(gelu_and_product, x, weight, x.new_empty(512)))
 
 
 def test_casts() -> None:

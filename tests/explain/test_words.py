@@ -27,5 +27,5 @@ def test_what_numbers_are_multiplied_in(dtype: torch.dtype, arithmetic: str, exp
 def test_whose_kernel_it_is(device: str) -> None:
     x, owner = torch.ones(2, 3, device=device), "PyTorch reference,"
     assert words.kernel_owner(x) == owner
-    call = ElementwiseCall(EPILOGUES["relu_div"], x, scalars=(2.0,))
+    call = ElementwiseCall(EPILOGUES["relu_div"], x, (None, 2.0))
     assert words.in_its_own_kernel(call) == f"{owner} relu_div"

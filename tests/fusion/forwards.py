@@ -73,6 +73,8 @@ class Program:
         is_strided: whether they lie in memory with gaps.
         changes: statements between the calls.
         is_coarse: whether it rounds to 16 bits on the way.
+        dtype: of the model and the inputs.
+        training: whether the model is in training mode.
     """
 
     seed: int
@@ -83,16 +85,19 @@ class Program:
     is_strided: bool
     changes: tuple[str, ...]
     is_coarse: bool
+    dtype: torch.dtype = torch.float32
+    training: bool = False
 
     def __str__(self) -> str:
         return (
             f"seed {self.seed}: rows {self.rows}{', three axes' * self.is_batch}{', strided' * self.is_strided}; "
+            f"{self.dtype}{', training' * self.training}; "
             f"gradients, of x, of y: {self.learns}; between the calls: {'; '.join(self.changes) or 'nothing'}\n"
             f"{self.source}"
         )
 
     def model(self) -> Any:
-        """A new one, always the same, in eval mode."""
+        """A new one, always the same."""
         scope: dict[str, Any] = {"torch": torch, "F": F, "__name__": __name__}
         file = f"<forward {self.seed}>"
         linecache.cache[file] = (len(self.source), None, self.source.splitlines(keepends=True), file)
@@ -101,7 +106,11 @@ class Program:
         made = type("Model", (Base,), {"forward": scope["forward"]})().eval()
         made.batch_norm.running_mean.normal_()
         made.batch_norm.running_var.uniform_(0.5, 2)
-        return made
+        return self._cast(made.train(self.training))
+
+    def _cast(self, model: Any) -> Any:
+        model.plain = model.plain.to(self.dtype)
+        return model.to(self.dtype)
 
     def inputs(self, call: int) -> list[Tensor]:
         """Two tensors."""
@@ -109,13 +118,15 @@ class Program:
         shape = [PLANES] * self.is_batch + [self.rows[call], WIDTH]
         made = [torch.randn(*shape, 2)[..., 0] if self.is_strided else torch.randn(shape) for _ in "xy"]
         grad, *each = self.learns
-        return [tensor.requires_grad_(grad and learns) for tensor, learns in zip(made, each, strict=True)]
+        cast = [tensor if tensor.dtype is self.dtype else tensor.to(self.dtype) for tensor in made]
+        return [tensor.requires_grad_(grad and learns) for tensor, learns in zip(cast, each, strict=True)]
 
     def change(self, model: Any, call: int) -> None:
         """What happens to the model before a call."""
         if call:
             torch.manual_seed(self.seed + 100)
             exec(self.changes[call - 1], {"torch": torch, "nn": nn, "model": model})
+            self._cast(model)
 
 
 def program(seed: int) -> Program:
@@ -164,6 +175,9 @@ UNARY = (
     "{0}.square().clamp(max=4)",
     "F.dropout({0}, 0.5, self.training)",
     "self.drop({0})",
+    "F.dropout({0}, 0.0)",
+    "F.prelu({0}, self.vector[:1])",
+    "{0}.masked_fill({0} <= 0, 0.0)",
     "{0}.double().mul(2).float()",
     "{0}.detach()",
     "torch.zeros_like({0}) + {0}",
@@ -209,6 +223,8 @@ OF_TWO_AXES = (
     "torch.mm({0}, self.square)",
     "self.batch_norm(self.fc0({0}))",
     "torch.addmm(self.fc1({0}), {0}, self.weight)",
+    "torch.addmm(self.column, {0}, self.square, beta=2, alpha=0.5)",
+    "F.prelu(self.fc1({0}), self.column)",
 )
 OTHERS = ("F.softmax({0}, -1)", "self.norm({0})", "{0}.flip(-1)", "{0}.cumsum(-1) * 0.3", "{0}.roll(1, -1)")
 IN_PLACE = (

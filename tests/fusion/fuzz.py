@@ -2,7 +2,9 @@
 
     python -m tests.fusion.fuzz --models 3000 --seed 1 --backend eager
 
-prints each forward that differs, and a summary. `--models 1 --seed N` runs one of them again.
+prints each forward that differs, and a summary. `--models 1 --seed N` runs one of them again. With `--backend inductor`
+they are compared with what torch.compile makes of the plain model alone, from the same seed: bit for bit where nothing
+is fused, and otherwise by their distances from float64. `--dtype bfloat16` and `--training` (with dropout) are for it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from epigemm.fusion import FusionReport
 from tests.fusion.forwards import Program, program
 
 SAME, OF_TORCH, DIFFERS = "same", "torch's own compiler differs as well", "differs"
-EAGER, BACKENDS = "eager", ("eager", "aot_eager", "inductor")
+EAGER, INDUCTOR = "eager", "inductor"
 _CLOSE, _COARSE = 2e-5, 3e-2
+_EPSILON = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
 _FORGET = 20  # models between two resets of Dynamo
 
 
@@ -52,12 +55,15 @@ class Verdict:
 
 
 def check(made: Program, backend: str) -> Verdict:
-    """Compare a program with its plain model."""
+    """Compare a program with its plain model, or through Inductor with that model compiled."""
     reports, report = list[FusionReport](), FusionReport()
     plain = outcome(made, lambda model: model)
     if backend != EAGER and ("backward", "error") in plain.facts:  # compilers raise it ahead of the call
         made = replace(made, learns=(False, False, False))
         plain = outcome(made, lambda model: model)
+    if backend == INDUCTOR:
+        # A compiler may leave out what would be an error.
+        return Verdict(SAME, "", report) if plain.facts[-1][0] == "error" else check_compiled(made)
     found = outcome(made, _fused(backend, reports))
     for each in reports:
         report.add(each)
@@ -70,6 +76,64 @@ def check(made: Program, backend: str) -> Verdict:
     torch._dynamo.reset()  # it would know already which sizes change, and compile less often
     alone = outcome(made, lambda model: torch.compile(model, backend=backend))
     return Verdict(DIFFERS if difference(found, alone, made, []) else OF_TORCH, text, report)
+
+
+def check_compiled(made: Program) -> Verdict:
+    """Compare a program through Inductor with what Inductor makes of the plain model."""
+    if made.dtype is torch.bfloat16 and ".amax(" in made.source:
+        # Inductor's derivative of amax compares rounded numbers with others, finds none, and divides by 0.
+        made = replace(made, learns=(False, False, False))
+    reports, report = list[FusionReport](), FusionReport()
+    found = outcome(made, _fused(INDUCTOR, reports))
+    for each in reports:
+        report.add(each)
+    alone = outcome(made, _compiled)
+    if not report.sites:
+        text = difference(found, alone, made, [], close=0.0)
+        return Verdict(DIFFERS if text else SAME, text, report)
+    text = difference(found, alone, made, [])
+    if text:
+        # Inductor itself can be wrong (2.13 drops alpha in torch.add(x @ w, column, alpha=2)), but has its own dropout.
+        exact = outcome(
+            replace(made, dtype=torch.float64), _compiled if made.training else lambda model: model
+        )
+        others = [outcome(made, _compiled, moves=moves) for moves in (1, 2, 3)]
+        text = further(found, alone, exact, made, others)
+    return Verdict(DIFFERS if text else SAME, text, report)
+
+
+def _compiled(model: Any) -> Any:
+    torch._dynamo.reset()  # it would know already which sizes change, and compile less often
+    return torch.compile(model)
+
+
+def further(found: Outcome, alone: Outcome, exact: Outcome, made: Program, others: list[Outcome]) -> str:
+    """Whether a value of `found` is further from the exact one than that of `alone`, and other roundings, are."""
+    if text := difference(found, alone, made, [], close=float("inf")):
+        return text
+    close = _EPSILON[made.dtype] if not made.is_coarse else _COARSE
+    for place, (mine, other) in enumerate(zip(found.values, alone.values, strict=True)):
+        right = exact.values[place] if place < len(exact.values) else None
+        if mine is None or other is None or right is None:
+            continue
+        moved = [each.values[place] for each in others if place < len(each.values)]
+        bound = 1.25 * _apart(other, right) + 2 * max(
+            _apart(each, other) for each in moved if each is not None
+        )
+        bound += close * max(1.0, _apart(right, torch.zeros(())))
+        if _apart(mine, right) > bound or not torch.equal(mine.isfinite(), other.isfinite()):
+            off = f"off float64 by {_apart(mine, right):.3g}, alone by {_apart(other, right):.3g}"
+            return f"value {place}: {off}, allowed {bound:.3g}"
+    return ""
+
+
+def _apart(value: Tensor, other: Tensor) -> float:
+    """The largest finite distance."""
+    return (
+        float((value.double() - other.double()).nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if value.numel()
+        else 0.0
+    )
 
 
 def _fused(backend: str, reports: list[FusionReport]) -> Callable[[Any], Any]:
@@ -105,7 +169,7 @@ def outcome(made: Program, prepared: Callable[[Any], Any], *, moves: int = 0) ->
 
 def _move(tensors: Sequence[Tensor]) -> None:
     for tensor in filter(torch.is_floating_point, tensors):
-        tensor.data.mul_(1 + 2e-7 * torch.randn(tensor.shape))
+        tensor.data.mul_(1 + 2 * torch.finfo(tensor.dtype).eps * torch.randn(tensor.shape))
 
 
 def _note(seen: Outcome, model: nn.Module, given: list[Tensor], results: tuple[Tensor, ...]) -> None:
@@ -136,8 +200,12 @@ def _learn(seen: Outcome, model: nn.Module, given: list[Tensor], results: tuple[
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def difference(found: Outcome, expected: Outcome, made: Program, others: list[Outcome]) -> str:
+def difference(
+    found: Outcome, expected: Outcome, made: Program, others: list[Outcome], *, close: float | None = None
+) -> str:
     """What differs; `others`: of the plain model, moved by roundings: how far these go counts for nothing."""
+    if close is None:
+        close = _COARSE if made.is_coarse or made.dtype is torch.bfloat16 else _CLOSE
     for (what, mine), (other_what, other) in zip(found.facts, expected.facts, strict=False):
         if (what, mine) != (other_what, other):
             # Where PyTorch has overwritten what it needs, a fused call may not have.
@@ -147,7 +215,7 @@ def difference(found: Outcome, expected: Outcome, made: Program, others: list[Ou
         return "" if last[0] == "backward" else f"it ends with {found.facts[-1]}, expected {last}"
     for place, (value, wanted) in enumerate(zip(found.values, expected.values, strict=True)):
         moved = [other.values[place] if place < len(other.values) else None for other in others]
-        if text := _distance(value, wanted, moved, _COARSE if made.is_coarse else _CLOSE):
+        if text := _distance(value, wanted, moved, close):
             return f"value {place}: {text}"
     return ""
 
@@ -168,15 +236,15 @@ def _distance(value: Tensor | None, wanted: Tensor | None, moved: list[Tensor | 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(seeds: Sequence[int], backend: str, say: Callable[[str], None]) -> Counter[str]:
-    """Check many; how many came to what, and how many have fused products and chains."""
+def run(seeds: Sequence[int], backend: str, say: Callable[[str], None], **settings: Any) -> Counter[str]:
+    """Check many; how many came to what, and how many have fused products and chains. `settings`: of `Program`."""
     seen: Counter[str] = Counter()
     for number, seed in enumerate(seeds):
         if number % _FORGET == 0:
             torch._dynamo.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            verdict = check(made := program(seed), backend)
+            verdict = check(made := replace(program(seed), **settings), backend)
         report = verdict.report
         seen[verdict.word] += 1
         seen["with a fused product"] += bool(report.sites)
@@ -192,11 +260,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow it")
-    parser.add_argument("--backend", choices=BACKENDS, default=EAGER)
+    parser.add_argument("--backend", choices=(EAGER, "aot_eager", INDUCTOR), default=EAGER)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--training", action="store_true")
     given = parser.parse_args()
     logging.disable(logging.ERROR)  # Dynamo's, of what it cannot compile: that is counted
     seeds = range(given.seed, given.seed + given.models)
-    seen = run(seeds, given.backend, lambda text: print(text, flush=True))
+    settings = {"dtype": getattr(torch, given.dtype), "training": given.training}
+    seen = run(seeds, given.backend, lambda text: print(text, flush=True), **settings)
     print(f"{given.models} models through {given.backend}: {dict(seen)}")
     return 1 if seen[DIFFERS] else 0
 

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 import epigemm
 from tests.fusion.eager import assert_all_fused, fuse_eagerly, report_of
-from tests.support.untyped import backward
 
 
 class Block(nn.Module):
@@ -70,68 +69,6 @@ def test_another_class_after_fusing(x: Tensor) -> None:
     fused.__class__ = plain.__class__ = Other
     same(fused, plain, x)
     same(fuse_eagerly(fused), plain, x, fused=True)
-
-
-class OwnDeepcopy(Block):
-    def __deepcopy__(self, memo: Any) -> Any:
-        return type(self)(self.width)
-
-
-class SelfDeepcopy(Block):
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-@pytest.mark.parametrize("kind", [OwnDeepcopy, SelfDeepcopy])
-def test_copies_that_are_none(x: Tensor, kind: Any) -> None:
-    """A class's own copy that does not share the parameters, or is the model itself, is not taken for one."""
-    model = kind()
-    fused = fuse_eagerly(model)
-    assert fused is model and type(model) is kind
-    assert "inplace=True" in str(report_of(fused))
-    plain = kind()
-    expected = plain(x)
-    fused = fuse_eagerly(plain, inplace=True)
-    torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
-    assert len(report_of(fused).sites) == 2
-    if kind is OwnDeepcopy:  # it draws new weights
-        again = copy.deepcopy(fused)
-        again.load_state_dict(fused.state_dict())
-        torch.testing.assert_close(again(x), expected, rtol=1e-5, atol=1e-5)
-
-
-class Inherits(Block):
-    factors = (1.0, 2.0)
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x) * self.factors[1]
-
-
-def test_super_in_a_forward(x: Tensor) -> None:
-    plain = Inherits()
-    fused = fuse_eagerly(plain)
-    same(fused, plain, x, fused=True)
-    assert len(report_of(fused).sites) == 2
-
-
-def test_modules_that_are_not_registered_are_shared(x: Tensor) -> None:
-    class Hidden(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden = [nn.Linear(24, 24)]
-
-        def forward(self, x: Tensor) -> Any:
-            net: Any = self.net
-            return net(self.hidden[0](x))
-
-    model: Any = Hidden()
-    model.net = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
-    fused = fuse_eagerly(model)
-    same(fused, model, x)
-    backward(model(x).sum())
-    with torch.no_grad():
-        model.hidden[0].weight.zero_()
-    same(fused, model, x)
 
 
 def test_the_report_is_in_nobodys_way(x: Tensor) -> None:

@@ -166,6 +166,16 @@ def test_calls_in_other_modes() -> None:
     torch.testing.assert_close(fast(x.double()), model(x.double()))
 
 
+def test_a_negative_base() -> None:
+    """The code of torch's own graphs would be `-2.0 ** z`."""
+    layer, x = nn.Linear(IN, OUT), torch.randn(5, IN)
+
+    def function(x: Tensor) -> Any:
+        return (-2.0) ** torch.relu(layer(x)).round()
+
+    torch.testing.assert_close(compiled(function, [], fullgraph=True)(x), function(x))
+
+
 def test_training() -> None:
     """Steps of an optimiser, and weights written behind torch's back between them."""
     model = Plain()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epigemm.fusion.model import copied
+from epigemm.fusion.model import copied, copied_apart
+from tests.fusion.eager import fuse_eagerly, report_of
 
 
 class Model(nn.Module):
@@ -49,6 +50,18 @@ def test_a_copy_has_attributes_of_its_own() -> None:
     assert model.training and model.norm.training and bool(model.table["scale"].all())
 
 
+TRAIN = object()
+
+
+def test_an_object_without_state_is_the_same_in_a_copy() -> None:
+    """A forward may ask whether an attribute is a certain object."""
+    model = Model()
+    model.modes = [TRAIN]  # type: ignore[assignment]
+    several: list[Any] = [copied(model), copied_apart(model)]
+    for made in several:
+        assert made.modes[0] is TRAIN and made.modes is not model.modes
+
+
 class Raises(Model):
     def __deepcopy__(self, memo: Any) -> Any:
         raise ValueError("never")
@@ -82,3 +95,6 @@ def test_why_there_is_none(kind: type[nn.Module], reason: str) -> None:
     found = copied(kind())
     assert isinstance(found, str)
     assert re.fullmatch(reason, found)
+    model = kind()
+    fused = fuse_eagerly(model)
+    assert fused is model and "inplace=True" in report_of(fused).notes[0]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import warnings
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch._inductor.compile_fx
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import LoweringException, TritonMissing
 
 import epigemm
 from epigemm.fusion import FusionReport, rewrite
@@ -150,28 +156,87 @@ def test_what_works_is_not_changed_by_strict() -> None:
     assert len(fused.fusion_report.sites) == 2 and not fused.fusion_report.skipped
 
 
-@pytest.mark.parametrize("by", ["fuse", "torch.compile"])
+class Counts(Layers):
+    """Writes a buffer, and needs gradients."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return super().forward(x) + self.calls
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return function
+
+
+def lowering(error: Exception) -> Any:
+    """`error` when Inductor has lowered a graph."""
+    return patch.object(torch._inductor.graph.GraphLowering, "compile_to_module", raises(error))
+
+
+INDUCTOR_FAILS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no compiler": (
+        lambda: torch._inductor.config.patch({"cpp.cxx": ("/nowhere/g++",)}),
+        "No working C.. compiler",
+    ),
+    "no Triton": (lambda: lowering(TritonMissing(None)), "Cannot find a working triton"),
+    "its own error": (
+        lambda: lowering(LoweringException(Planted("on purpose"), print, [], {})),
+        "Planted: on purpose",
+    ),
+    "a worker that dies": (
+        lambda: lowering(BrokenProcessPool("a worker died")),
+        "BrokenProcessPool: a worker died",
+    ),
+    "early": (
+        lambda: patch.object(torch._inductor.compile_fx, "compile_fx", raises(Planted("on purpose"))),
+        "Planted: on purpose",
+    ),
+}
+
+
 @pytest.mark.parametrize("strict", [False, True])
-def test_inductor_fails(by: str, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["fuse", "torch.compile"])
+@pytest.mark.parametrize("what", INDUCTOR_FAILS)
+def test_inductor_fails(what: str, by: str, strict: bool) -> None:
     """The graph runs operator by operator, one warning and the report say so, and `strict` raises it."""
-    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", fails)
-    plain, reports, x = Layers(), list[FusionReport](), torch.randn(3, 4)
+    failing, says = INDUCTOR_FAILS[what]
+    plain, reports = Counts(), list[FusionReport]()
     options: dict[str, Any] = {"report": reports.append, "strict": strict}
+    model = copy.deepcopy(plain)
     made: Any = (
-        epigemm.fuse(plain, options=options)
+        epigemm.fuse(model, inplace=True, options=options)
         if by == "fuse"
-        else torch.compile(plain, backend="epigemm", options=options)
+        else torch.compile(model, backend="epigemm", options=options)
     )
-    if strict:
-        with pytest.raises(BackendCompilerFailed, match="on purpose"):
-            made(x)
-        return
-    with pytest.warns(UserWarning, match="Inductor failed on it.*Planted: on purpose") as seen:
-        result = made(x)
-    assert len(seen) == 1
-    torch.testing.assert_close(result, plain(x), rtol=1e-5, atol=1e-5)
-    (report,) = reports
-    assert len(report.sites) == 2 and "Planted: on purpose" in report.skipped[0].reason
+    with (
+        torch._inductor.config.patch({"force_disable_caches": True}),
+        failing(),
+        warnings.catch_warnings(record=True) as seen,
+    ):
+        warnings.simplefilter("always")
+        if strict:
+            with pytest.raises(Exception, match=says):
+                made(torch.randn(3, 4))
+            assert not model.calls and not reports
+            return
+        for rows in (3, 5, 7):
+            x = torch.randn(rows, 4, requires_grad=True)
+            results = made(x), plain(x)
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x) for each in results))
+    (said,) = [str(each.message) for each in seen if "Inductor" in str(each.message)]
+    assert re.search(f"Inductor failed on it, and it runs operator by operator: .*{says}", said)
+    assert len(reports) == 2 and all(len(report.sites) == 2 and not report.skipped for report in reports)
+    assert all(re.search(says, str(report)) for report in reports)
 
 
 def test_a_flag() -> None:

@@ -20,7 +20,6 @@ from epigemm.fusion.formula import (
     name_of,
     out_of_place,
     text_of,
-    without_bias,
 )
 from epigemm.user_epilogue import UserEpilogue
 
@@ -50,34 +49,6 @@ def test_an_epilogue_computes_the_same() -> None:
     assert isinstance(epilogue, UserEpilogue) and epilogue.traced.name == "add_silu_mul"
     torch.testing.assert_close(epilogue.traced.reference(acc, vector, matrix), GATE(acc, vector, matrix))
     assert text_of(epilogue) == "((acc + c1) * sigmoid(acc + c1)) * m1"
-
-
-BIASED = made(
-    ChainStep(torch.add, (ACC, Slot(-1))),
-    ChainStep(torch.tanh, (RESULT,)),
-    ChainStep("mul", (Slot(2), Slot(-2))),
-    ChainStep(torch.add, (Slot(1), Slot(3)), (("alpha", 2.0),)),
-)
-
-
-def test_what_follows_a_bias() -> None:
-    rest = without_bias(BIASED)
-    assert rest is not None and rest.kinds == (MATRIX,)
-    torch.testing.assert_close(rest(acc + vector, matrix), BIASED(acc, vector, matrix))
-
-
-@pytest.mark.parametrize(
-    "formula",
-    [
-        made(*BIASED.steps[:1], kinds=(PER_COLUMN,)),  # nothing follows
-        made(*BIASED.steps, ChainStep("mul", (Slot(4), Slot(-1)))),  # the bias is read twice
-        made(*BIASED.steps, ChainStep("mul", (Slot(4), ACC))),  # and so is the product without it
-        made(*BIASED.steps, kinds=(MATRIX, MATRIX)),
-        made(ChainStep(torch.mul, (ACC, Slot(-1))), *BIASED.steps[1:]),
-    ],
-)
-def test_where_a_bias_is_not_the_products(formula: ChainFormula) -> None:
-    assert without_bias(formula) is None
 
 
 def test_equal_formulas_have_one_epilogue() -> None:

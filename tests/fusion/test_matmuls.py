@@ -36,6 +36,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], bool, bool]] = {  # whether there 
     "matmul": (lambda x, w, b: torch.matmul(x, w.t()), False, False),
     "mm": (lambda x, w, b: x.mm(w.t()), False, False),
     "addmm": (lambda x, w, b: torch.addmm(b, x, w.t()), True, False),
+    "addmm with factors": (lambda x, w, b: torch.addmm(b, x, w.t(), beta=2, alpha=0.5), True, False),
     "addmm by names": (lambda x, w, b: torch.addmm(input=b, mat1=x, mat2=w.t()), True, False),
 }
 
@@ -61,8 +62,10 @@ def test_a_batch_of_one_weight() -> None:
     assert isinstance(product, Product) and product.is_batch and product.is_kn
 
 
+NO_FACTOR = "its alpha or beta is 0, or no number"
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "scaled": (lambda x, w, b: torch.addmm(b, x, w.t(), beta=2.0), "it is scaled by alpha or beta"),
+    "beta 0": (lambda x, w, b: torch.addmm(b, x, w.t(), beta=0), NO_FACTOR),
+    "alpha 0": (lambda x, w, b: torch.addmm(b, x, w.t(), alpha=0.0), NO_FACTOR),
     "fp64": (lambda x, w, b: x.double() @ w.double().t(), "it is in float64"),
     "integers": (lambda x, w, b: x.long() @ w.long().t(), "it is in int64"),
     "out=": (lambda x, w, b: torch.mm(x, w.t(), out=torch.empty(6, 4)), "it is written to out="),

@@ -367,6 +367,17 @@ def test_wrapped_in_data_parallel(model: Block, x: Tensor) -> None:
     assert_same(nn.DataParallel(fuse_eagerly(model)), model, x)
 
 
+def test_replicas_of_data_parallel_are_as_torchs() -> None:
+    """A replica of a module that was compiled in place calls the module itself, with its parameters."""
+    compiled = nn.Sequential(nn.Linear(24, 8), nn.ReLU())
+    fused, x = fuse_eagerly(compiled), torch.randn(4, 24)
+    compiled.compile(backend="eager")
+    for module in (compiled, fused):
+        replica: Any = module._replicate_for_data_parallel()
+        replica._modules = {"0": nn.Linear(24, 8), "1": nn.ReLU()}
+        assert torch.equal(replica(x), module(x))
+
+
 class Fake(nn.Module):
     """Stands for the wrappers that shard parameters, which need a process group."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, fx
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, EPILOGUES, SCALE_BATCH_NORM
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged, Way
@@ -61,7 +62,7 @@ def test_the_call_that_is_asked_about() -> None:
     call = profit.call_of(chain_of(normed, x, weight, vector))
     assert call.epilogue is SCALE_BATCH_NORM and len(call.operands) == 2
     call = profit.call_of(chain_of(gated, x, weight, matrix))
-    assert isinstance(call.epilogue, LinkedEpilogue) and call.kinds == ("matrix",)
+    assert not call.epilogue.is_compiled and [each.kind for each in call.epilogue.operands] == ["matrix"]
     assert (call.x.shape, call.weight.shape, call.weight.is_meta) == ((6, 8), (4, 8), True)
 
 
@@ -87,7 +88,7 @@ def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    return LinearCall(BIAS, empty(m, k), empty(n, k), empty(n))
+    return LinearCall(BIAS, empty(m, k), empty(n, k), (empty(n),))
 
 
 def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +119,10 @@ def test_cublas_with_a_relu_is_a_fused_call(hopper: Tensor, monkeypatch: pytest.
     asked = call(M, torch.bfloat16)._replace(epilogue=BIAS_RELU)
     assert profit.judged_there(asked, hopper).why_not == ""
     assert profit.judged_there(asked, hopper, is_recorded=True).why_not == profit.RECORDED
+    asked = call(M, torch.float32, 256, 256)._replace(epilogue=BIAS_RELU)
+    assert profit.judged_there(asked, hopper) == Judged("", Way.FALLBACK, ANY, ANY)
+    recorded = profit.judged_there(asked, hopper, is_recorded=True)
+    assert recorded.why_not == profit.SLOWER, "a layer of PyTorch's own has a cheaper derivative"
 
 
 def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:

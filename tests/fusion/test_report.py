@@ -64,7 +64,7 @@ def wider(self: Sites, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("forward", "formula", "text"),
     [
-        (second_user, "acc + c1", "sum_1 gives a result of another shape or order"),
+        (second_user, "acc + c1", "sum_1 makes one number of several, as norms do, which is not pointwise"),
         (reduced, "acc + c1", "softmax is a reduction"),
         (masked, "acc + c1", "bool [9, 8], is no operand"),
         (five_vectors, "(((acc + c1) * c2) * c3) * c4", "an epilogue has at most 4"),

@@ -17,7 +17,8 @@ import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry
-from epigemm.epilogues.registry import BIAS_RELU
+from epigemm.epilogues.library import BIAS_RELU
+from epigemm.epilogues.registry import typed
 from epigemm.planning import dry_runs
 from epigemm.planning import plans as planning
 from tests.support import plans
@@ -158,9 +159,9 @@ def test_an_epilogue_with_matrices(dtype: torch.dtype, plan: str, k: int, is_kn:
         bias, row = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((n,), (m, 1)))
         other, more = torch.randn(m, n, device=DEVICE, dtype=dtype), torch.randn(m, n, device=DEVICE)
         operands = [bias, row, other, more]
-        spec = with_matrices.linked([each.dtype != dtype for each in operands])
+        spec = typed(with_matrices.traced, [each.dtype != dtype for each in operands])
         out = poisoned((m, n), dtype, DEVICE)
-        call = LinearCall(spec, x, weight, None, operands, (), out=out)
+        call = LinearCall(spec, x, weight, operands, out=out)
         planning.has_gpu_kernels(out)
         deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         sums = x.double() @ weight.double().t() + bias.double()
@@ -182,9 +183,9 @@ def test_where_matrices_lie(dtype: torch.dtype, plan: str, layout: str) -> None:
         bias, row = (torch.randn(size, device=DEVICE, dtype=dtype) for size in ((n,), (m, 1)))
         other = LAYOUTS[layout](torch.randn(m, n, device=DEVICE, dtype=dtype))
         more = LAYOUTS[layout](torch.randn(m, n, device=DEVICE))
-        spec = with_matrices.linked([False, False, False, True])
+        spec = typed(with_matrices.traced, [False, False, False, True])
         out = LAYOUTS[layout](poisoned((m, n), dtype, DEVICE))
-        call = LinearCall(spec, x, weight, None, [bias, row, other, more], (), out=out)
+        call = LinearCall(spec, x, weight, [bias, row, other, more], out=out)
         planning.has_gpu_kernels(out)
         deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         sums = x.double() @ weight.double().t() + bias.double()
@@ -207,7 +208,7 @@ def test_what_is_not_finite_stays_in_its_rows(arithmetic: Arithmetic, plan: str,
         bias = torch.randn(n, device=DEVICE, dtype=arithmetic.dtype)
         out = poisoned((m, n), arithmetic.dtype, DEVICE)
         planning.has_gpu_kernels(out)
-        call = LinearCall(BIAS_RELU, x, weight, bias, out=out)
+        call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
         deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         expected = torch.relu(x.double() @ weight.double().t() + bias.double())
         torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
@@ -269,7 +270,8 @@ def test_more_than_2_to_the_31_elements() -> None:
     out = poisoned((m, n), torch.bfloat16, DEVICE)
     planning.has_gpu_kernels(out)
     deeds.linear(
-        LinearCall(BIAS_RELU, x, weight, bias, out=out), (dry_runs.ARITHMETICS.index("ieee"), *PLANS["large"])
+        LinearCall(BIAS_RELU, x, weight, (bias,), out=out),
+        (dry_runs.ARITHMETICS.index("ieee"), *PLANS["large"]),
     )
     for rows in (slice(0, 64), slice(m // 2, m // 2 + 64), slice(m - 64, m)):
         expected = torch.relu(x[rows].double() @ weight.double().t() + bias.double())

@@ -12,6 +12,7 @@ import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
+from epigemm.epilogues.registry import typed
 from epigemm.planning import dry_runs
 from tests.support import plans
 
@@ -85,8 +86,8 @@ def run(
     epilogue: epigemm.UserEpilogue, x: Tensor, weight: Tensor, operands: list[Tensor], kernel: Kernel
 ) -> Tensor:
     out = x.new_full((x.shape[0], weight.shape[0]), float("nan"))
-    spec = epilogue.linked([each.dtype != x.dtype for each in operands])
-    call = LinearCall(spec, x, weight, None, operands, (), out=out)
+    spec = typed(epilogue.traced, [each.dtype != x.dtype for each in operands])
+    call = LinearCall(spec, x, weight, operands, out=out)
     plan = (dry_runs.ARITHMETICS.index(kernel.arithmetic), *plans.numbers(kernel.family, kernel.tile))
     return deeds.linear(call, plan)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.invariant import consider_copies
-from epigemm.epilogues.registry import BIAS_RELU
+from epigemm.epilogues.library import BIAS_RELU
 from tests.support.cases import fused_unavailable, poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
 from tests.support.layouts import LAYOUTS

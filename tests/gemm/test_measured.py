@@ -306,16 +306,17 @@ def test_rows_are_checked_for_no_device_too() -> None:
 @pytest.mark.parametrize("device", [-2, 64, 2**40])
 def test_there_are_so_many_devices(device: int) -> None:
     with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
-        ops._load_measured(device, BASE.row(0))
+        ops._load_measured(device, BASE.epilogue, BASE.row)
 
 
 @given(rows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 9), max_size=40))
 def test_no_numbers_crash_it(rows: list[int]) -> None:
+    names = [BASE.epilogue] * (len(rows) // len(BASE.row))
     try:
-        ops._load_measured(DEVICE, rows)
+        ops._load_measured(DEVICE, ",".join(names), rows)
     except RuntimeError:
         return
-    assert len(rows) % len(BASE.row(0)) == 0
+    assert len(rows) == len(names) * len(BASE.row)
 
 
 def test_the_fingerprint_is_one_of_the_tiles() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.registry import typed
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, TF32, Arithmetic
 from tests.support.cases import LINEAR, mma_unavailable
@@ -136,7 +137,7 @@ def test_operands_of_every_kind(arithmetic: Arithmetic, tile: int, is_wide: bool
         drawn(m, n + 1, of=dtype)[:, 1:],
     ]
     out = torch.full((m, n), math.nan, device=DEVICE, dtype=arithmetic.dtype)
-    epilogue = every_kind.linked([is_wide] * 4 + [True])
+    epilogue = typed(every_kind.traced, [is_wide] * 4 + [True])
     forced_into(
         out,
         epilogue.name,

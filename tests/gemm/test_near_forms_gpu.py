@@ -16,6 +16,7 @@ from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds, elementwise_kernels
+from epigemm.epilogues.registry import typed
 from epigemm.linking import loading
 from epigemm.planning import plans as planned
 from tests.support import plans
@@ -126,11 +127,11 @@ def angles(x: Tensor) -> Tensor:
 
 
 def run_elementwise(function: epigemm.UserEpilogue, x: Tensor) -> Tensor:
-    spec = function.linked([True])
+    spec = typed(function.traced, [True])
     assert planned.has_gpu_kernels(x)
     assert loading.link(spec, elementwise_kernels.missing(spec, x), x.device) == ""
     out = torch.full_like(x, 7.0)
-    call = ElementwiseCall(spec, x, None, (), (BY,), out)
+    call = ElementwiseCall(spec, x, (BY,), out)
     assert elementwise_deeds.elementwise(call) is out
     return out
 
@@ -140,7 +141,7 @@ def run_fused(
 ) -> Tensor:
     out = torch.full_like(x, 7.0)
     weight = torch.eye(x.shape[1], device=DEVICE, dtype=x.dtype)
-    spec = function.linked([False] * len(operands) + [True])
+    spec = typed(function.traced, [False] * len(operands) + [True])
     plan = plans.numbers(family, tile)
     forced_into(out, spec.name, x, weight, "ieee", operands=operands, scalars=[BY], plan=plan)
     return out
@@ -225,7 +226,7 @@ def test_pairs_of_products(tile: int, dtype: torch.dtype) -> None:
     weight = torch.eye(n, device=DEVICE, dtype=dtype)
     flipped = weight.flip(0).contiguous()
     out = torch.full_like(x, 7.0)
-    name = pair_of_waves.linked([False, True]).name
+    name = typed(pair_of_waves.traced, [False, True]).name
     plan = plans.numbers(plans.TMA, tile)
     forced_into(out, name, x, weight, "ieee", scalars=[BY], plan=plan, weight2=flipped)
     angle = angles(x)

@@ -9,6 +9,8 @@ from torch import Tensor
 import epigemm
 from benchmarks.gradings import products
 from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.registry import typed
 from tests.support import plans
 from tests.support.cases import poisoned
 
@@ -89,7 +91,7 @@ class Pair:
     def check_biased(self, plan: list[int]) -> Tensor:
         """Under `biased_pair`."""
         bias, bias2 = self.random(self.shape[1]), self.random(self.shape[1])
-        name = biased_pair.linked((False,) * 3).name
+        name = typed(biased_pair.traced, (False,) * 3).name
         found = self.run(name, [bias, bias2], plan)
         z, gate = self.products[0] + bias.double(), self.products[1] + bias2.double()
         silu = z * torch.sigmoid(z)
@@ -124,7 +126,7 @@ def test_a_matrix_beside_the_second_product(tile: int, dtype: torch.dtype, gap: 
     pair = Pair((m, n, k), dtype)
     a, b, r = pair.random(n), pair.random(n), pair.random(m, 1)
     residual = pair.random(m, n + gap)[:, :n]
-    name = full_pair.linked((False,) * 5 + (True,)).name
+    name = typed(full_pair.traced, (False,) * 5 + (True,)).name
     found = pair.run(name, [a, b, r, residual], plans.numbers(plans.TMA, tile), (0.75,))
     first, second = pair.products
     relu, gate = torch.relu(first + a.double()), second * r.double() + b.double()
@@ -138,7 +140,7 @@ def test_a_matrix_beside_the_second_product(tile: int, dtype: torch.dtype, gap: 
 def test_the_same_as_two_kernels(tile: int) -> None:
     """The second product rounded to a matrix, and a fused kernel that reads it: as far apart as that rounding."""
     pair = Pair((700, 520, 512), torch.bfloat16)
-    name = epigemm.formula_functions.epilogue("gated_relu").linked((False,)).name
+    name = typed(FUNCTIONS["gated_relu"], (False, False)).name
     found = pair.run(name, [], plans.numbers(plans.TMA, tile))
     gate = torch.mm(pair.x, pair.weights[1].t())
     two = poisoned(pair.shape, torch.bfloat16, DEVICE)
@@ -154,7 +156,7 @@ def test_again_and_again(tile: int) -> None:
     """The same bits at each of many launches in a row, whatever other kernels left behind."""
     pair = Pair((2049, 1544, 1000), torch.bfloat16)
     plan = plans.numbers(plans.TMA, tile)
-    name = epigemm.formula_functions.epilogue("gated_silu").linked((False,)).name
+    name = typed(FUNCTIONS["gated_silu"], (False, False)).name
     first = pair.run(name, [], plan)
     for _ in range(50):
         assert torch.equal(pair.run(name, [], plan), first)

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import formula_functions
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.registry import BIAS, Epilogue
+from epigemm.epilogues.library import BIAS, FUNCTIONS
+from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200, tile_size
 from tests.support.plans import FAMILIES, SWAP_AB, TMA, numbers
 
-GATED = formula_functions.epilogue("bias_gated_silu").linked((False, False))
+GATED = typed(FUNCTIONS["gated_silu"], (False, False))
 TILES = range(FAMILIES[TMA]["pairs"])
 FASTEST = (0,)
 
@@ -75,7 +75,7 @@ def test_two_calls_are_made_elsewhere(changed: dict[str, Any], words: str) -> No
 
 def test_a_pair_is_no_product_to_the_cache_of_plans() -> None:
     """The same call with a matrix in place of the second weight has its own plan."""
-    epilogue = formula_functions.epilogue("gated_relu").linked((False,))
+    epilogue = typed(FUNCTIONS["gated_relu"], (False, False))
     x = torch.empty(8192, 4096, dtype=torch.bfloat16)
     weight, gate = x[:4096], torch.empty(8192, 4096, dtype=torch.bfloat16)
     tail = (None, 0, 0, 0, False, False, (0, *H200), None, False)  # plans are kept for devices with a number
@@ -133,7 +133,7 @@ def test_what_is_no_pair() -> None:
     sizes = (512, 512, 512)
     both = ask(sizes, operands=(bias, gate), plan=forced())
     assert both.answer == Reason.DOES_NOT_FIT, "the first matrix is the second product"
-    bare = ask(sizes, epilogue=BIAS, operands=(), bias=bias, plan=forced())
+    bare = ask(sizes, epilogue=BIAS, operands=(bias,), plan=forced())
     assert bare.answer == Reason.DOES_NOT_FIT, "nothing reads the second product"
     for other in (small, gate.float()):
         assert ask(sizes, weights=(gate, other), plan=forced()).answer == Reason.DOES_NOT_FIT

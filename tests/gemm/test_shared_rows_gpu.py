@@ -12,6 +12,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn
+from epigemm.arguments import forms
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import deeds, linked_derivative
 from epigemm.planning import dry_runs
@@ -75,8 +76,8 @@ def run(
     function: Any, x: Tensor, weight: Tensor, operands: list[Tensor], kernel: Kernel, splits: int
 ) -> Tensor:
     out = x.new_full((*x.shape[:-1], weight.shape[0]), math.nan)
-    spec = function.of_types(x, operands)
-    call = LinearCall(spec, x, weight, None, operands, (), out=out)
+    spec = forms.of_types(function.traced, x, operands)
+    call = LinearCall(spec, x, weight, operands, out=out)
     numbers = plans.numbers(kernel.family, kernel.tile, splits=splits)
     return deeds.linear(call, (dry_runs.ARITHMETICS.index(kernel.arithmetic), *numbers))
 
@@ -149,12 +150,12 @@ def test_the_elementwise_kernels(lead: tuple[int, ...], n: int, dtype: torch.dty
         found = sine.elementwise(*given, out=placed(*lead, n).fill_(math.nan))
         torch.testing.assert_close(found.double(), expected.detach(), rtol=4 * step, atol=8 * step)
         grad = placed(*lead, n)
-        call = ElementwiseCall(sine.of_types(given[0], given[1:]), given[0], None, given[1:])
-        mine = linked_derivative.gradients(call.epilogue, call, grad, (True, False, True, True))  # type: ignore[arg-type]
+        call = ElementwiseCall(forms.of_types(sine.traced, given[0], given[1:]), given[0], given[1:])
+        mine = linked_derivative.gradients(call, grad, (True, True, True))
         assert mine is not None
         wanted = torch.autograd.grad(expected, leaves, grad.double())
         rows = math.prod(lead[kept:])
-        for one, other in zip((mine[0], *mine[2:]), wanted, strict=True):
+        for one, other in zip(mine, wanted, strict=True):
             assert one is not None and one.shape == other.shape and one.dtype == dtype
             torch.testing.assert_close(one.double(), other, rtol=8 * step, atol=16 * step * rows**0.5)
 

@@ -14,6 +14,7 @@ import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, UserEpilogue
 from epigemm.epilogues.kinds import KINDS
+from epigemm.epilogues.registry import typed
 from tests.support import plans
 from tests.support.cases import poisoned
 
@@ -139,7 +140,7 @@ def both(function: ResultsEpilogue, given: Given, gap: int = 0) -> tuple[Tensor,
     """The results in the function's order."""
     pair = function.pair(given.x.dtype)
     assert pair is not None
-    epilogue = pair.epilogue.linked([False] * len(pair.matrices.places))
+    epilogue = typed(pair.epilogue.traced, [False] * len(pair.matrices.places))
     shape = (given.x.shape[0], given.weight.shape[0] + gap)
     out = poisoned(shape, given.x.dtype, DEVICE)[:, : given.weight.shape[0]]
     stored = poisoned(out.shape, given.x.dtype, DEVICE)
@@ -161,7 +162,7 @@ def both(function: ResultsEpilogue, given: Given, gap: int = 0) -> tuple[Tensor,
 
 def alone(function: UserEpilogue, given: Given) -> Tensor:
     out = poisoned((given.x.shape[0], given.weight.shape[0]), given.x.dtype, DEVICE)
-    epilogue = function.linked([False] * len(given.operands))
+    epilogue = typed(function.traced, [False] * len(given.operands))
     return forced_into(
         out,
         epilogue.name,

@@ -20,7 +20,8 @@ from epigemm import Matrix, PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
 from epigemm.calls.considered import consider
-from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.tuning import candidates
@@ -55,7 +56,7 @@ def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, T
 
 def what_is_said(x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, Any]:
     """Dispatch's answer about a call in 16 bits."""
-    (found,) = consider(LinearCall(BIAS_RELU, x, weight, bias)).found.tried
+    (found,) = consider(LinearCall(BIAS_RELU, x, weight, (bias,))).found.tried
     return found.plan
 
 
@@ -96,7 +97,7 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
     torch.backends.cuda.matmul.fp32_precision = setting
     x, weight, bias = draw(m, arithmetic.dtype)
     for pack_use in (weight_packs.KEEP, weight_packs.NONE):
-        call = candidates.on_random_x(LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), precision, pack_use))
+        call = candidates.on_random_x(LinearCall(RELU_DIV, x, weight, (bias, 2.0), precision, pack_use))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
         (family,) = (each for each in candidates.families(call) if each.arithmetic == name)
         operands = Operands(bias=bias, scalars=[2.0])
@@ -109,7 +110,7 @@ def test_every_candidate_is_right(m: int, arithmetic: Arithmetic, precision: str
 def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = ()) -> Tensor | None:
     """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
     out = x.new_full((x.shape[0], N), float("nan"))
-    call = LinearCall(BIAS_RELU, x, weight, bias, out=out)
+    call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
     if plan:
         return deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *plan))
     return deeds.linear(call) if dry_runs.dry_run(call).fused else None
@@ -201,7 +202,7 @@ def draw_gated(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Ten
 
 def made_call(m: int, dtype: torch.dtype, precision: str, pack_use: str) -> LinearCall:
     x, weight, *operands = draw_gated(m, dtype)
-    return LinearCall(gated.linked([False, False]), x, weight, None, operands, (), precision, pack_use)
+    return LinearCall(typed(gated.traced, [False, False]), x, weight, operands, precision, pack_use)
 
 
 @pytest.mark.parametrize("m", [1, 100, 2000])
@@ -211,7 +212,7 @@ def test_a_made_epilogue_is_measured(m: int) -> None:
     found = epigemm.tune(gated, x, weight, bias, other)
     assert len({each.plan for each in found.candidates}) > 4 and not found.left_out
     (entry,) = found.entries
-    assert entry.epilogue == gated.linked([False, False]).name
+    assert entry.epilogue == typed(gated.traced, [False, False]).name
     assert sum(each.chosen for each in found.candidates) == 1
     explanation = epigemm.explain(gated, x, weight, bias, other)
     assert any("measured on this GPU (cache)" in reason for reason in explanation.reasons)
@@ -238,7 +239,7 @@ def test_every_candidate_of_a_made_epilogue_is_right(
     torch.backends.cuda.matmul.fp32_precision = setting
     for pack_use in (weight_packs.KEEP, weight_packs.NONE):
         call = candidates.on_random_x(made_call(m, dtype, precision, pack_use))
-        bias, other = (each.double() for each in call.operands)
+        bias, other = (each.double() for each in call.inputs[2:])
         exact = torch.sigmoid(call.x.double() @ call.weight.double().t() + bias) * other
         # A sigmoid's slope is at most 1/4, and a sum of K products of these sizes is about 1.
         bound = relative * (exact.abs() + 2 * other.abs() + 1e-3)
@@ -265,7 +266,7 @@ def test_the_choice_is_there_when_the_epilogue_is_made_later() -> None:
         def gated(acc, bias: PerColumn, other: Matrix):
             return torch.sigmoid(acc + bias) * other
 
-        print(gated.linked([False, False]).name)
+        print(typed(gated.traced, [False, False]).name)
         print(" ".join(epigemm.explain(gated, x, weight, bias, draw(32, 512)).reasons))
     """)
     folder = (

@@ -10,6 +10,7 @@ import pytest
 
 from epigemm.linking import cubins, libraries, store
 from epigemm.linking.store import Once
+from epigemm.planning import measured
 from tests.linking.fakes import FakeNvJitLink, FakeNvrtc, fakes
 
 
@@ -17,7 +18,7 @@ from tests.linking.fakes import FakeNvJitLink, FakeNvrtc, fakes
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of linked kernels, not made yet; nothing in memory, nothing found yet."""
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "_warned", set())
+    monkeypatch.setattr(measured, "_warned", set())
     monkeypatch.setattr(libraries, "_found", None)
     monkeypatch.setattr(store, "made", Once())
     monkeypatch.setattr(cubins, "_functors", Once())

@@ -18,7 +18,7 @@ def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store.write("a" * 64, b"\x7fELF kernel")
     store.write("b" * 64, b"\x7fELF another kernel")
     measured.merge("NVIDIA H200", [])
-    (folder.parent / f"{measured.NAME}_x1y2z3.tmp").write_text("half")
+    (folder.parent / f"{measured.NAME}.tmp").write_text("half")
     (folder / f"{'0' * 16}.tmp").write_text("half a kernel")
     for name in OTHERS:
         file = folder.parent / name

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from epigemm import progress
 from epigemm._native import ops
-from epigemm.epilogues.registry import BIAS_RELU, BIAS_TANH
+from epigemm.epilogues.library import BIAS_RELU, BIAS_TANH
 from epigemm.linking import cubins, libraries, loading, prelinked
 from epigemm.linking.libraries import LinkError
 

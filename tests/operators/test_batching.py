@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.operators.batching import linear_batched, vmap_rule
 from tests.support.every_function import CASES, draw
 from tests.support.untyped import torch as untyped
@@ -133,8 +133,8 @@ def test_a_batch_of_vectors_that_are_folded() -> None:
 @pytest.mark.parametrize("epilogue", [BIAS_RELU, RELU_DIV], ids=lambda each: each.name)
 def test_older_batches(epilogue: Any) -> None:
     """`is_grads_batched` knows the rules of torch's own operators alone."""
-    scalars = [2.0] if epilogue.scalar is not None else []
-    call = LinearCall(epilogue, x, weight[0], bias[0], (), scalars)
+    scalars = [2.0] if epilogue.has_scalar else []
+    call = LinearCall(epilogue, x, weight[0], (bias[0], *scalars))
     expected = torch.relu(torch.nn.functional.linear(x, weight[0], bias[0])) / (scalars or [1.0])[0]
     torch.testing.assert_close(linear_batched(call), expected, rtol=1e-5, atol=1e-5)
     batched = untyped._vmap_internals._vmap(lambda rows: linear_batched(call._replace(x=rows)))(x)

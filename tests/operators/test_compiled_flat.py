@@ -14,7 +14,8 @@ import epigemm
 from epigemm._native import ops
 from epigemm.arguments.calls import KEEP, LinearCall
 from epigemm.calls import deeds
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, Epilogue
+from epigemm.epilogues.library import BIAS, BIAS_RELU
+from epigemm.epilogues.registry import Epilogue
 from epigemm.operators import compiled
 from epigemm.packs import weight_packs
 
@@ -96,7 +97,7 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(M, K), torch.randn(N, K)
     given = operands("mixed")
     linked = named("mixed", given)
-    call = LinearCall(linked, x, weight, None, given)
+    call = LinearCall(linked, x, weight, given)
     assert compiled.flat(call) is None
     with compiled.for_inductor():
         assert compiled.flat(call) is None, "on a CPU the function runs in Python"
@@ -110,7 +111,7 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
             call._replace(invariant=True),
             call._replace(out=torch.empty(M, N)),
             call._replace(weight=torch.ones(2, N, K)),
-            call._replace(operands=given[:-1], scalars=(2.0,)),
+            call._replace(operands=[*given[:-1], 2.0]),
             call._replace(weight=weight.clone().requires_grad_()),
         ):
             assert compiled.flat(other) is None

@@ -330,11 +330,17 @@ def test_double_backward(op: Op, rng: torch.Generator) -> None:
 
 @rows("batched upstream", lambda op: op.is_vmappable and len(op.results) == 1)
 def test_batches_of_upstream_gradients(op: Op, rng: torch.Generator) -> None:
-    """`is_grads_batched`, and `vmap` over what is passed upstream."""
-    given = with_leaves(op, op.draw(rng, dtype=torch.float64, tensor_numbers=True))
-    result = op.call(**given)
-    result = result if isinstance(result, Tensor) else result[0]
-    leaves = [given[name] for name in op.leaves(given)]
+    """`is_grads_batched`, and `vmap` over what is passed upstream; of all leaves and of one."""
+    arguments = op.draw(rng, dtype=torch.float64, tensor_numbers=True)
+    for names in (op.leaves(arguments), op.leaves(arguments)[:1]):
+        given = with_leaves(op, arguments, names)
+        result = op.call(**given)
+        result = result if isinstance(result, Tensor) else result[0]
+        assert_batches(result, [given[name] for name in names])
+
+
+def assert_batches(result: Tensor, leaves: list[Tensor]) -> None:
+    """Batches of gradients give what one by one gives."""
     upstream = torch.randn(3, *result.shape, dtype=torch.float64)
     one_by_one = [torch.autograd.grad(result, leaves, row, retain_graph=True) for row in upstream]
     expected = [torch.stack(column) for column in zip(*one_by_one, strict=True)]

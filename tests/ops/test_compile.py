@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import epigemm
+from epigemm import PerColumn
 from tests.ops.bounds import assert_right
 from tests.ops.op import COUNT, NUMBER, Op, results_of
 from tests.ops.table import few, rows, some
@@ -60,13 +62,13 @@ def test_compiled_into_out(op: Op, device: torch.device, rng: torch.Generator) -
 
 
 @rows("dynamic", lambda op: op.function is not None and few(op))
-def test_dynamic_rows_compile_at_most_twice(op: Op, rng: torch.Generator) -> None:
-    counter: Any = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(op.call, dynamic=True, fullgraph=True, backend=counter)
-    for m in (3, 5, 64):
-        arguments = op.draw(rng, (m,))
-        assert_right(op, compiled(**arguments), arguments, torch.float32)
-    assert counter.frame_count <= 2
+def test_dynamic_rows_compile_once(op: Op, rng: torch.Generator) -> None:
+    """A backend may be called twice: torch starts a trace again if a float of it, as BatchNorm's eps, is a constant."""
+    compiled = torch.compile(op.call, dynamic=True, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for m in (3, 5, 64):
+            arguments = op.draw(rng, (m,))
+            assert_right(op, compiled(**arguments), arguments, torch.float32)
 
 
 @rows("compiled numbers", lambda op: bool(op.of_kind(NUMBER)) and few(op))
@@ -138,3 +140,22 @@ def test_programs_of_users_functions_are_refused(op: Op, rng: torch.Generator) -
         torch.export.export(module, tuple(inputs), strict=False)
     with pytest.raises(NotImplementedError, match=r"got a call under torch\.jit\.trace"):
         torch.jit.trace(lambda x: op.call(**{**arguments, op.input: x}), (arguments[op.input],))  # type: ignore[no-untyped-call]
+
+
+def without_derivative(acc: Tensor, divisor: PerColumn) -> Tensor:
+    return torch.floor_divide(acc, divisor) + (acc // 0.75) * 0.5 + torch.heaviside(acc, divisor)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", "epigemm"])
+def test_steps_without_a_derivative(backend: str, rng: torch.Generator) -> None:
+    """PyTorch's numbers in a graph, and PyTorch's error where a gradient is wanted."""
+    made: Any = epigemm.epilogue(without_derivative)
+    x, weight, divisor = (torch.randn(*shape, generator=rng) for shape in ((9, 24), (16, 24), (16,)))
+    z = x @ weight.t()
+    want = without_derivative(z, divisor)
+    for call, given in ((made, (x, weight)), (made.elementwise, (z,))):
+        compiled: Any = torch.compile(call, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(*given, divisor), want)
+    recorded: Any = torch.compile(made, backend=backend)
+    with pytest.raises(Exception, match=r"derivative for aten::(floor_divide|heaviside) is not impl"):
+        backward(recorded(x.requires_grad_(), weight, divisor).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.func import functional_call
 
 from tests.ops.op import COUNT, Op, results_of, tensors_of
 from tests.ops.table import rows
+from tests.support.thorough import is_thorough
 from tests.support.untyped import torch as untyped
 
 forward_ad: Any = torch.autograd.forward_ad
@@ -48,20 +50,35 @@ def test_vmap_over_each_operand(op: Op, rng: torch.Generator) -> None:
 
 @rows("gradients of vmap", lambda op: op.is_vmappable)
 def test_results_of_vmap_require_what_pytorchs_do(op: Op, rng: torch.Generator) -> None:
-    """A batched tensor does not tell of its own gradient; what `detach` ends has none."""
-    arguments = op.draw(rng, (3,), 4, 5, dtype=torch.float64)
-    op.call(**arguments)
-    for leaf in op.leaves(arguments):
+    """A batched tensor does not tell of its own gradient; what `detach` ends has none.
+
+    Any tensors are batched, as in ensembles, and any have a gradient, in a batch or beside it.
+    """
+    for number in range(32 if is_thorough() else 8):
+        arguments = op.draw(rng, (3,), 4, 5, dtype=torch.float64)
+        op.call(**arguments)
+        batched, learned = (
+            {name for name in names if torch.rand((), generator=rng) < 0.5} or {op.input}
+            for names in (tensors_of(arguments), op.leaves(arguments))
+        )
+        given = {
+            name: (torch.stack([value] * 2) if name in batched else value).requires_grad_(name in learned)
+            for name, value in tensors_of(arguments).items()
+        }
         flags = []
         for of in (op.call, op.reference):
-            stacked = torch.stack([arguments[leaf]] * 2).requires_grad_()
-            x = torch.stack([arguments[op.input]] * 2)
 
-            def call(x: Tensor, value: Tensor, of: Any = of, leaf: str = leaf) -> Any:
-                return of(**{**arguments, op.input: x, leaf: value})
+            def call(values: dict[str, Tensor], of: Any = of, arguments: Any = arguments) -> Any:
+                return of(**{**arguments, **values})
 
-            flags.append([each.requires_grad for each in results_of(torch.vmap(call)(x, stacked))])
-        assert flags[0] == flags[1], leaf
+            dims = {name: 0 if name in batched else None for name in given}
+            is_off = (
+                number % 4 == 0
+            )  # a program that returns its argument may return one with a gradient there
+            with torch.no_grad() if is_off else nullcontext():
+                results = results_of(torch.vmap(call, (dims,))(given))
+            flags.append([each.requires_grad and not (is_off and of is op.reference) for each in results])
+        assert flags[0] == flags[1], (batched, learned)
 
 
 @rows("empty vmap", lambda op: op.is_vmappable)

@@ -12,7 +12,19 @@ from torch.utils._pytree import tree_structure
 
 from epigemm import pack
 from tests.ops.bounds import assert_right
-from tests.ops.op import COUNT, NUMBER, TWO_WEIGHTS, WEIGHT, Op, map_tensors, results_of, tensors_of, wide
+from tests.ops.op import (
+    COLUMN,
+    COUNT,
+    NUMBER,
+    TWO_WEIGHTS,
+    VARIANCE,
+    WEIGHT,
+    Op,
+    map_tensors,
+    results_of,
+    tensors_of,
+    wide,
+)
 from tests.ops.table import rows
 from tests.support.thorough import is_thorough
 from tests.support.untyped import backends
@@ -144,6 +156,27 @@ def test_numbers_beyond_fp32_and_zero(
             for other in (want.to(dtype), op.call(**{**arguments, name: of_arithmetic})):
                 assert torch.equal(got.isnan(), other.isnan()), value
                 assert torch.equal(got[got.isinf()], other[got.isinf()]), value
+
+
+@rows("special vectors", lambda op: bool(op.of_kind(COLUMN)) and len(op.results) == 1)
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+def test_infinite_and_nan_vectors(op: Op, recorded: bool, rng: torch.Generator) -> None:
+    """NaN and infinities are where PyTorch's operators have them, beside a bias and without."""
+    values = (0.0, -0.0, 1.0, float("inf"), -float("inf"), float("nan"))
+    for _ in range(40 if is_thorough() else 8):
+        without = [name for name in op.optional if torch.rand((), generator=rng) < 0.4]
+        arguments = op.draw(rng, without=without)
+        for name in op.of_kind(COLUMN, VARIANCE):
+            if (vector := arguments[name]) is not None and torch.rand((), generator=rng) < 0.6:
+                for place in torch.randint(len(vector), (4,), generator=rng):
+                    value = values[int(torch.randint(len(values), (), generator=rng))]
+                    vector[place] = abs(value) if op.operands[name] == VARIANCE else value
+        want = op.reference(**arguments)
+        if recorded:
+            arguments[op.input].requires_grad_()
+        found = op.call(**arguments).detach()
+        for test in (torch.isnan, torch.isposinf, torch.isneginf):
+            assert torch.equal(test(found), test(want)), (without, test)
 
 
 @rows("positions", lambda op: op.layer is None)

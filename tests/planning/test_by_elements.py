@@ -28,7 +28,7 @@ DEVICE = 41  # of which no test machine has so many
 def call_of(m: int, n: int, k: int, x: str = "contiguous", dtype: torch.dtype = torch.bfloat16) -> LinearCall:
     """Bias and GELU; x lies as `tests.support.layouts` says."""
     of_x, weight = torch.zeros(m, k, dtype=dtype), torch.zeros(n, k, dtype=dtype)
-    return LinearCall(GELU, LAYOUTS[x](of_x), weight, torch.zeros(n, dtype=dtype))
+    return LinearCall(GELU, LAYOUTS[x](of_x), weight, (torch.zeros(n, dtype=dtype),))
 
 
 def run(call: LinearCall, gpu: str = "H200", **options: object) -> DryRun:

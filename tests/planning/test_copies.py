@@ -9,7 +9,8 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
 from epigemm.calls.deeds import _Linear
-from epigemm.epilogues.registry import BIAS_RELU, EPILOGUES
+from epigemm.epilogues.library import BIAS_RELU
+from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import profit
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
@@ -41,7 +42,7 @@ def call_of(
 ) -> LinearCall:
     """Bias and GELU, of tensors that lie as `tests.support.layouts` says."""
     of_x, of_weight = torch.zeros(m, k, dtype=dtype), torch.zeros(n, k, dtype=dtype)
-    return LinearCall(GELU, LAYOUTS[x](of_x), LAYOUTS[weight](of_weight), torch.zeros(n, dtype=dtype))
+    return LinearCall(GELU, LAYOUTS[x](of_x), LAYOUTS[weight](of_weight), (torch.zeros(n, dtype=dtype),))
 
 
 def run(call: LinearCall, **options: object) -> DryRun:
@@ -213,7 +214,7 @@ def test_chains_count_the_copies(
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     weight = empty(k, 3072).t() if is_kn else empty(3072, k)
-    call = LinearCall(GELU, empty(m, k), weight, empty(3072))
+    call = LinearCall(GELU, empty(m, k), weight, (empty(3072),))
     judged = profit.judged_there(call, torch.empty(0))
     assert (judged.why_not == "") == fuses
     plan = run(call, place=torch.empty(0)).tried[0].plan

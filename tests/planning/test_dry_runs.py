@@ -13,7 +13,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import NO_COST, PER_CALL, SHIFTS, SHORT, STALE, DryRun
 from epigemm.planning.reasons import Reason
@@ -59,7 +59,9 @@ def test_numbers_and_words_agree(
     m: int, n: int, k: int, order: Any, split: int, scaled: int, epilogue: Any, dtype: torch.dtype
 ) -> None:
     costs = {"split": split & 4 | min(split & 3, 2), "scaled": scaled & 4 | min(scaled & 3, 2)}
-    call = call_of(m, n, k, dtype)._replace(epilogue=epilogue, scalars=(2.0,) if epilogue.scalar else ())
+    call = call_of(m, n, k, dtype)._replace(
+        epilogue=epilogue, operands=(None, 2.0) if epilogue.has_scalar else (None,)
+    )
     found = run(call, order, True, **costs)
     assert found._replace(tried=[]) == run(call, order, False, **costs)
     first = next((each for each in found.tried if not each.why_not), None)

@@ -29,9 +29,7 @@ def check(z: Tensor) -> None:
     found = []
     for _ in range(2):
         poison_free_memory(DEVICE)
-        mean, variance, *_, total = column_moments(z)
-        assert total is not None
-        found.append((mean, variance, total))
+        found.append(column_moments(z)[:2])
     assert_close(z, *found[0])
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second) and first.is_contiguous()
@@ -120,7 +118,7 @@ def test_no_rows_as_torch() -> None:
 
 def test_what_the_operator_refuses() -> None:
     run = operator("_column_moments_out")
-    z, blocks, out = (torch.empty(size, device=DEVICE) for size in ((65, 8), (2, 8, 2), (3, 8)))
+    z, blocks, out = (torch.empty(size, device=DEVICE) for size in ((65, 8), (2, 8, 2), (2, 8)))
     run(z, blocks, out)
     for wrong, words in (
         ((z.t(), blocks, out), "matrix has shape"),

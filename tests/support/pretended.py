@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from epigemm._native import ops
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import LinearCall, tensors_of
 from epigemm.arguments.precision import ORDERS
 from epigemm.calls import entry
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, fold_batch_norm_reference
@@ -66,7 +66,6 @@ class Pretended:
     Attributes:
         launches: every call on fp16 slices since the last `take`.
         ran: what every fused call has run.
-        is_within: whether products' kernels reduce what they store.
         allocate: makes workspaces.
     """
 
@@ -74,7 +73,6 @@ class Pretended:
         self.native = native  # the module itself; None: the kernels are written in PyTorch
         self.launches: list[Launch] = []
         self.ran: list[tuple[str, tuple[int, ...]]] = []
-        self.is_within = False  # whether products' kernels reduce what they store
         self.allocate: Callable[[int], Tensor] = allocate
         self.is_linked: Callable[[list[str]], bool] = lambda names: True  # whether these kernels are there
 
@@ -87,20 +85,7 @@ class Pretended:
         """PyTorch's operators compute it."""
         return int(Reason.NOT_PLAIN)
 
-    derivative = products = linear_with_store = elementwise
-
-    def linear_with_moments(self, *arguments: Any) -> tuple[Tensor, bool, int] | int:
-        """As the module's; PyTorch's operators compute the moments, as if the product's kernel did if `is_within`."""
-        *given, columns, needs_columns, _, rows = arguments
-        found = self.linear(*given)
-        if isinstance(found, int):
-            return found
-        matrix = found.flatten(0, -2).double()
-        for axis, moments, is_needed in ((0, columns, needs_columns), (1, rows, False)):
-            if moments is not None and (is_needed or self.is_within):
-                variance, mean = torch.var_mean(matrix, axis, correction=0)
-                moments.copy_(torch.stack((mean, variance, matrix.sum(axis))))
-        return found, self.is_within, 0
+    derivative = products = linear_with_store = linear_with_moments = elementwise
 
     def linear(
         self,
@@ -126,12 +111,8 @@ class Pretended:
         if fold is not None:
             folded = fold_batch_norm_reference(x, fold[:-1], fold[-1])
             given = tuple(folded.unbind(0))
-        bias = given[0] if epilogue.takes_bias else None
-        rest = given[1:] if epilogue.takes_bias else given
-        operands = [each for each in rest if isinstance(each, Tensor)]
-        scalars = [each for each in rest if not isinstance(each, Tensor)]
         options = ("default", "find", strict, invariant)
-        call = LinearCall(epilogue, x, weight, bias, operands, scalars, *options, out)
+        call = LinearCall(epilogue, x, weight, given, *options, out)
         there = sum(
             dry_runs.THERE << shift
             for pack, shift in zip(packs or (None, None), dry_runs.SHIFTS.values(), strict=True)
@@ -199,10 +180,10 @@ class Pretended:
             product = exact.float().view(*call.x.shape[:-1], exact.shape[1])
         elif not found.fused and found.gemm != dry_runs.PRODUCT:
             product = torch.nn.functional.linear(call.x, call.weight, call.bias)
-            call = call._replace(bias=None)
+            call = call._replace(operands=call.epilogue.without_bias(call.operands))
         else:
             product = torch.nn.functional.linear(call.x, call.weight)
-        return out.copy_(call.epilogue.reference(product, call.bias, call.operands, call.scalars))
+        return out.copy_(call.epilogue.reference(product, call.operands))
 
     def _on_slices(
         self, call: LinearCall, found: DryRun, pack: Tensor | None, circumstances: int
@@ -216,8 +197,7 @@ class Pretended:
                 raise
             return None
         assert call.out is None or n % 4 == 0 or circumstances & dry_runs.OUT_PADDED
-        given = [call.bias, *call.operands]
-        assert all(each.is_contiguous() for each in given if each is not None)
+        assert all(each.is_contiguous() for each in tensors_of(call.operands))
         split = torch.ops.epigemm._split_rows_out
         split(call.x.reshape(m, k), pieces, workspace[:x_bytes])
         if pack is None:

@@ -8,7 +8,7 @@ import torch
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds
-from epigemm.epilogues.registry import named
+from epigemm.epilogues.library import named
 from epigemm.planning import dry_runs, plans
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
@@ -65,8 +65,9 @@ class Problem:
         """The call, as the operators take it."""
         epilogue = named(self.name)
         assert epilogue is not None
-        given = (self.operands.bias, self.operands.tensors, self.operands.scalars)
-        return LinearCall(epilogue, self.x, self.weight, *given, self.arithmetic.op_precision, out=out)
+        given = epilogue.in_order(self.operands.bias, self.operands.tensors, self.operands.scalars)
+        assert given is not None
+        return LinearCall(epilogue, self.x, self.weight, given, self.arithmetic.op_precision, out=out)
 
     def run_fused(self, plan: list[int] | None = None) -> torch.Tensor | None:
         """The fused kernel alone, the planner's or another; None where the planner has none."""

@@ -70,7 +70,10 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 def evaluate(name: str, acc: torch.Tensor, operands: Operands) -> torch.Tensor:
     """The registry's reference in float64."""
     exact = operands.map(wide)
-    result = registry.EPILOGUES[name].reference(acc, exact.bias, exact.tensors, exact.scalars)
+    epilogue = registry.EPILOGUES[name]
+    given = epilogue.in_order(exact.bias, exact.tensors, exact.scalars)
+    assert given is not None
+    result = epilogue.reference(acc, given)
     assert result.dtype is torch.float64
     return result
 

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
-from epigemm.calls import reductions
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
 
@@ -192,16 +190,3 @@ def assert_results(
         off = (one.double() - other).abs() > bound(result, other, dtype, shape)
         assert not bool(off.any()), f"{about}: {int(off.sum())} of {off.numel()} are off"
         assert torch.equal(one.isnan(), other.isnan()), about
-
-
-def left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The kinds and the axes of the reductions that calls leave to PyTorch from now on."""
-    found: list[tuple[str, int]] = []
-    reduce = reductions.reduce
-
-    def noting(matrix: Tensor, kind: str, axis: int, **options: Any) -> Any:
-        found.append((kind, axis))
-        return reduce(matrix, kind, axis, **options)
-
-    monkeypatch.setattr(reductions, "reduce", noting)
-    return found

@@ -83,7 +83,7 @@ def poisoned_memory() -> Iterator[None]:
 
 def linear_arguments(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
     """`entry.linear`'s arguments for a bare product."""
-    given: dict[str, Any] = {"epilogue": epigemm.epilogues.registry.BIAS, "x": x, "weight": weight}
+    given: dict[str, Any] = {"epilogue": epigemm.epilogues.library.BIAS, "x": x, "weight": weight}
     scalars = (changed.pop("scalar"),) if "scalar" in changed else ()
     given |= {"operands": (changed.pop("bias", None), *scalars)} | dict.fromkeys(("fold", "precision", "out"))
     given |= {"pack_use": FIND, "strict": False}

@@ -16,7 +16,8 @@ from torch import Tensor
 from benchmarks.cases import Data, Problem, Shape, make_data
 from benchmarks.gradings.products import SCALED, SPLIT
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.registry import EPILOGUES, named
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import EPILOGUES
 from epigemm.planning import dry_runs
 from epigemm.planning.gpus import KNOWN
 from epigemm.tuning.candidates import SWAP_AB
@@ -125,10 +126,10 @@ def test_what_the_native_module_is_given(name: str) -> None:
     epilogue, bias, operands, scalars = given
     found = named(epilogue)
     assert found is not None and (epilogue in EPILOGUES) == name.startswith("linear/")
-    assert found.in_order(bias, operands, scalars) is not None
-    assert data.weight is not None
+    in_order = found.in_order(bias, operands, scalars)
+    assert in_order is not None and data.weight is not None
     torch.testing.assert_close(
-        found.reference(data.x @ data.weight.t(), bias, operands, scalars),
+        found.reference(data.x @ data.weight.t(), in_order),
         problem.eager(data.x, data.weight, data.parameters),
     )
 
@@ -140,7 +141,9 @@ def test_what_is_forced_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     def dry(out: Tensor, name: str, x: Tensor, weight: Tensor, arithmetic: str, **more: Any) -> None:
         epilogue = named(name)
         assert epilogue is not None
-        call = LinearCall(epilogue, x, weight, more["bias"], more["operands"], more["scalars"], out=out)
+        given = epilogue.in_order(more["bias"], more["operands"], more["scalars"])
+        assert given is not None
+        call = LinearCall(epilogue, x, weight, given, out=out)
         found = dry_runs.dry_run(
             call,
             dry_runs.ALL_KEPT,

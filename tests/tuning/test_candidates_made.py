@@ -15,9 +15,9 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm._native import ops
+from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues import traced
-from epigemm.epilogues.registry import LINKED
+from epigemm.epilogues.registry import LINKED, typed
 from epigemm.linking import cubins, libraries, store
 from epigemm.linking import loading as linker_module
 from epigemm.linking.store import Once
@@ -39,7 +39,7 @@ def residual(acc: Tensor, bias: PerColumn, other: Matrix) -> Tensor:
     return acc + bias + other
 
 
-NAME = doubled_relu.linked([False]).name
+NAME = typed(doubled_relu.traced, [False]).name
 
 
 @dataclass
@@ -92,7 +92,7 @@ def source(name: str = NAME) -> str:
 def test_it_is_measured_once_all_kernels_are_linked(stage: Stage, links: Linking) -> None:
     found = epigemm.tune(doubled_relu, *draw())
     (entry,) = found.entries
-    assert entry.epilogue == NAME and not entry.bias and not found.left_out
+    assert entry.epilogue == NAME and entry.bias and not found.left_out
     tiles = {(plan[0], plan[1]) for _, plan in stage.ran}
     kernels = {name for name in links.loaded if "elementwise" not in name}
     assert len(kernels) == len(tiles) > 2
@@ -148,9 +148,9 @@ def test_fp32_is_measured_on_slices(stage: Stage, links: Linking) -> None:
 def test_matrices_stay_as_they_lie() -> None:
     x, weight, bias = draw()
     other = torch.randn(40, 512).to(x.dtype)[:, :256]
-    call = LinearCall(residual.linked([False, False]), x, weight, None, [bias, other])
+    call = LinearCall(typed(residual.traced, [False, False]), x, weight, [bias, other])
     of_random_x = candidates.on_random_x(call)
-    assert of_random_x.operands[1] is other and bool((of_random_x.operands[0] == 1).all())
+    assert of_random_x.operands[1] is other and of_random_x.operands[0] is bias
 
 
 def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
@@ -160,12 +160,12 @@ def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
     try:
         forget(DEVICE)
         measured.load(DEVICE)
-        assert source() == "model"
         epigemm.tune("linear_relu", *draw())
         assert measured.in_table(measured.read(), "NVIDIA H200")[entry.key] == entry, (
             "kept, though nobody knows the name"
         )
-        again = traced.LinkedEpilogue(doubled_relu.traced, [False])
+        doubled_relu.traced.forms.clear()
+        again = typed(doubled_relu.traced, [False])
         assert (again.name, again.number) == (NAME, made.number)
         assert source() == "cache"
     finally:
@@ -186,7 +186,7 @@ def test_x_keeps_its_leading_axes_beside_a_matrix_with_a_row_for_each_batch() ->
     x, weight, bias = torch.zeros(3, 4, 8), torch.randn(16, 8), torch.randn(16)
     for other, lead in ((torch.randn(3, 1, 16), (3, 4)), (torch.randn(12, 16), (12,))):
         given = x if other.dim() == 3 else x.flatten(0, 1)
-        epilogue = residual.of_types(given, [bias, other])
-        made = candidates.on_random_x(LinearCall(epilogue, given, weight, None, [bias, other]))
+        epilogue = forms.of_types(residual.traced, given, [bias, other])
+        made = candidates.on_random_x(LinearCall(epilogue, given, weight, [bias, other]))
         assert made.x.shape == (*lead, 8) and made.operands[1] is other
-        assert torch.equal(made.operands[0], torch.ones(16)) and not torch.equal(made.x, given)
+        assert made.operands[0] is bias and not torch.equal(made.x, given)

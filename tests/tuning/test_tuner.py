@@ -13,11 +13,13 @@ import torch
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
-from epigemm.epilogues.registry import BIAS_RELU, RELU_DIV
+from epigemm.epilogues.library import FUNCTIONS, RELU_DIV
+from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
 from epigemm.tuning import candidates, tuner
+from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends
@@ -51,7 +53,7 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
     assert (entry.epilogue, entry.dtype, entry.m, entry.n, entry.k) == ("relu_div", "bfloat16", 40, 256, 128)
     (chosen,) = [each for each in found.candidates if each.chosen]
     assert chosen.plan == entry.plan
-    (considered,) = consider(LinearCall(RELU_DIV, x, weight, bias, [], [2.0])).found.tried
+    (considered,) = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0))).found.tried
     plan = considered.plan
     assert plan["fused"] and plan["source"] == "cache" and plan["plan"] == list(entry.plan)
     explanation = epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
@@ -67,15 +69,6 @@ def test_the_fastest_is_chosen_remembered_and_used(stage: Stage, tmp_path: Path)
 
 MEASURED = "measured on this GPU (cache)"
 RIVAL = "the fallback"
-
-
-@pytest.mark.parametrize("m", [39, 41, 64, 1])
-def test_a_choice_is_one_for_its_very_m(m: int, stage: Stage) -> None:
-    before = asked(m=m)
-    epigemm.tune("linear_relu_div", *draw(), 2.0)
-    assert asked()["source"] == "cache" and asked(m=m) == before and before["source"] == "model"
-    explanation = epigemm.explain("linear_relu_div", *draw(m=m), 2.0)
-    assert MEASURED not in str(explanation) and "us measured" not in str(explanation)
 
 
 def test_every_candidate_is_measured_and_shown(stage: Stage) -> None:
@@ -113,7 +106,15 @@ def test_what_runs_now_is_replaced_by_what_is_faster_beyond_noise(
 @pytest.mark.parametrize("fused_runs", [True, False])
 @pytest.mark.parametrize(
     ("fused_us", "torch_us"),
-    [(99.2, 100.0), (100.8, 100.0), (99.01, 100.0), (100.99, 100.0), (98.8, 100.0), (101.2, 100.0)],
+    [
+        (100.0, 100.0),
+        (99.2, 100.0),
+        (100.8, 100.0),
+        (99.01, 100.0),
+        (100.99, 100.0),
+        (98.8, 100.0),
+        (101.2, 100.0),
+    ],
 )
 def test_between_fused_and_torch_noise_decides_nothing(
     stage: Stage, fused_us: float, torch_us: float, fused_runs: bool
@@ -129,24 +130,16 @@ def test_between_fused_and_torch_noise_decides_nothing(
     assert asked()["fused"] == expected and asked()["source"] == "cache"
     (entry,) = found.entries
     assert entry.plan == plan and (entry.fused_us <= entry.torch_us) == expected
-    assert sorted((entry.fused_us, entry.torch_us)) == pytest.approx(sorted((fused_us, torch_us)))
+    # What is remembered is never less than what was measured.
+    most = max(fused_us, torch_us) + 2e-3 if is_noise else 0.0
+    assert entry.fused_us == pytest.approx(fused_us, abs=max(most - fused_us, 2e-3))
+    assert entry.torch_us == pytest.approx(torch_us, abs=max(most - torch_us, 2e-3))
     assert [each.plan for each in found.candidates if each.chosen] == [plan if expected else candidates.TORCH]
     shown = {each.plan: each.measured_us for each in found.candidates}
     assert shown[plan] == pytest.approx(fused_us) and shown[candidates.TORCH] == pytest.approx(torch_us)
-
-
-@pytest.mark.parametrize("fused_runs", [True, False])
-def test_of_equal_times_what_runs_now_goes_on(stage: Stage, fused_runs: bool) -> None:
-    plan = worth_measuring()[-1]
-    measured.install(DEVICE, [replace(at_present("relu_div", plan), torch_us=99.0 if fused_runs else 0.5)])
-    stage.us = lambda tried: stage.torch_us if tried == plan else 190.0
-    (entry,) = epigemm.tune("linear_relu_div", *draw(), 2.0).entries
-    assert asked()["fused"] == fused_runs and entry.plan == plan
-    assert entry.torch_us == stage.torch_us and entry.fused_us == pytest.approx(stage.torch_us, abs=2e-3)
-    known = measured.in_table(measured.read(), "NVIDIA H200")
-    assert known == {entry.key: entry}
-    measured.install(DEVICE, known.values())
-    assert asked()["fused"] == fused_runs, "as the next process reads it"
+    forget(DEVICE)
+    measured.load(DEVICE)
+    assert asked()["fused"] == expected, "as the next process reads it"
 
 
 def at_present(epilogue: str, plan: tuple[int, ...]) -> Entry:
@@ -174,7 +167,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
     ]
     now = hopeless[-1]
     x, weight, bias = draw(m, n, k)
-    call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), pack_use=weight_packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=weight_packs.NONE)
     (family,) = candidates.families(call)
     assert family.candidates and not {each.plan for each in family.candidates} & set(hopeless)
     measured.install(DEVICE, [replace(at_present("relu_div", now), k=k)])
@@ -188,7 +181,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
 
 def test_families_say_what_runs_now(stage: Stage) -> None:
     x, weight, bias = draw()
-    call = LinearCall(RELU_DIV, x, weight, bias, (), (2.0,), pack_use=weight_packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=weight_packs.NONE)
     (family,) = candidates.families(call)
     assert family.now == (tuple(asked()["plan"]) if asked()["fused"] else candidates.TORCH)
     now = worth_measuring()[-1]
@@ -202,12 +195,15 @@ def test_families_say_what_runs_now(stage: Stage) -> None:
 
 def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     x, weight, bias = torch.full((3, 5, 128), math.nan), torch.randn(256, 128), torch.randn(256)
-    call = LinearCall(BIAS_RELU, x, weight, bias, (torch.full((256,), math.nan),), pack_use=weight_packs.NONE)
+    nan = torch.full((256,), math.nan)
+    epilogue = typed(FUNCTIONS["gated_relu_bias2"], [False] * 3)
+    call = LinearCall(epilogue, x, weight, (bias, nan, torch.ones(3, 5, 256)), pack_use=weight_packs.NONE)
     first, second = candidates.on_random_x(call), candidates.on_random_x(call)
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
     assert first.weight is weight and first.bias is bias
-    assert all(torch.equal(each, torch.ones(256)) for each in first.operands)
+    *_, vector, matrix = first.inputs
+    assert torch.equal(vector, torch.ones(256)) and matrix.shape == (15, 256)
 
 
 def test_the_fallback_may_win(stage: Stage) -> None:
@@ -243,7 +239,7 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     first = "scaled" if setting == "tf32" else "split"
     assert [each.arithmetic for each in found.candidates if each.chosen] == [first]
     use = "keep" if packed else "find"
-    taken = consider(LinearCall(RELU_DIV, x, weight, bias, [], [2.0], pack_use=use)).found.tried[0]
+    taken = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=use)).found.tried[0]
     assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 
@@ -271,9 +267,6 @@ def test_what_cannot_be_tuned(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
         epigemm.tune("no_such", x)
     with pytest.raises(RuntimeError, match="weight"):
         epigemm.tune("linear_relu", x, weight[:, 1:], bias)
-    stage.capturing = True
-    with pytest.raises(RuntimeError, match="graph capture"):
-        epigemm.tune("linear_relu", x, weight, bias)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: False)
     with pytest.raises(RuntimeError, match="x: got device cpu; accepted is a CUDA device"):
         epigemm.tune("linear_relu", x, weight, bias)
@@ -296,7 +289,8 @@ def test_never_in_a_capture_or_under_tracing(stage: Stage, monkeypatch: pytest.M
     stage.capturing = False
     with monkeypatch.context() as patch:
         patch.setattr(tuner, "is_traced", lambda: True)
-        assert not tuner._may_measure(x)
+        with pytest.raises(RuntimeError, match="or under tracing"):
+            tuner._check(LinearCall(RELU_DIV, x, weight, (bias, 2.0)))
     assert not stage.ran
     assert epigemm.tune("linear_relu", x, weight, bias).entries
 
@@ -314,7 +308,7 @@ def test_no_memory_to_measure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(tuner, "measure", fail)
+    monkeypatch.setattr(tuner, "_times", fail)
     x, weight, bias = draw()
     with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
         epigemm.tune("linear_relu", x, weight, bias)

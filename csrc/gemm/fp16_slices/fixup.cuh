@@ -60,7 +60,7 @@ __device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, 
 
 // A set of this thread's results of a tile: bit kAcross * i + j.
 using ResultSet = uint32_t;
-constexpr ResultSet kAllResults = ~ResultSet{0}, kAllOfRow = (1u << fp32_tile::kAcross) - 1;
+constexpr ResultSet kAllResults = ~ResultSet{0};
 static_assert(fp32_tile::kDown * fp32_tile::kAcross == 32);
 
 __device__ __forceinline__ constexpr ResultSet one_result(int i, int j) {
@@ -152,17 +152,6 @@ __device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0
   }
 }
 
-// The statistics of a tile, of which some results have been computed again.
-__device__ inline void reduce_again(const FixupArguments& p, int64_t m0, int64_t n0, ResultSet computed) {
-  __shared__ ChangedParts changed;
-#pragma unroll
-  for (int i = 0; i < fp32_tile::kDown; ++i) changed.set(i, computed >> (fp32_tile::kAcross * i) & kAllOfRow);
-  __syncthreads();  // the results and the set are written
-  const TilePlace tile{p.out, p.out_row_stride, m0, n0, p.x.rows, p.weight.rows};
-  if (p.moments.of_columns) reduce_columns(p.moments, tile);
-  if (p.moments.of_rows) reduce_rows(p.moments, tile, changed);
-}
-
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
 template <class Epilogue>
@@ -175,7 +164,9 @@ __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n
   const ResultSet rejected = rejected_results(p, m0, n0, shared);
   if (!__syncthreads_or(rejected)) return;
   recompute<Epilogue>(p, m0, n0, rejected, shared);
-  if (p.moments.of_columns || p.moments.of_rows) reduce_again(p, m0, n0, rejected);
+  if (!p.moments.of_columns) return;
+  __syncthreads();  // the results are written
+  reduce_columns(p.moments, {p.out, p.out_row_stride, m0, n0, p.x.rows, p.weight.rows});
 }
 
 // Calls f(m0, n0) for the tiles of this CTA. Tiles are numbered along rows of tiles first, so the tiles of one failing

@@ -6,16 +6,11 @@
 
 namespace epigemm::fp16_slices {
 
-// The blocks of D whose statistics the GEMM has written (Family::moment_rows, moment_columns).
-struct MomentBlock {
-  int rows = 0, columns = 0;
-};
-
 // A GEMM on slices, with the fp32 operands from which the slices were made.
 struct FixupProblem {
   SplitProblem split;
   StridedMatrix x, weight;
-  MomentBlock block;
+  int block_rows = 0;  // of the blocks of D whose statistics the GEMM has written (Family::moment_rows)
 };
 
 // When the fixup starts.

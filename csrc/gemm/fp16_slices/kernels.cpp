@@ -5,7 +5,7 @@
 namespace epigemm::fp16_slices {
 
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels, LaunchGemm launch_gemm,
-                   FixupStart fixup_start, MomentBlock block) {
+                   FixupStart fixup_start, int block_rows) {
   if (!problem.workspace) return "fp16 slices need a workspace";
   const StridedMatrix x = strided(problem.x, problem.m, problem.k);
   const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
@@ -24,7 +24,7 @@ const char* launch(Problem const& problem, Plan const& plan, open::Kernels const
   const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices),
                                    split_view(weight_buffer, problem.n, problem.k, slices)};
   const char* const refused = launch_gemm(split_problem, plan, kernels.handles[0]);
-  return refused ? refused : launch_fixup({split_problem, x, weight, block}, kernels.handles[1], fixup_start);
+  return refused ? refused : launch_fixup({split_problem, x, weight, block_rows}, kernels.handles[1], fixup_start);
 }
 
 }  // namespace epigemm::fp16_slices

@@ -11,8 +11,8 @@ namespace epigemm::fp16_slices {
 using LaunchGemm = const char* (*)(SplitProblem const& problem, Plan const& plan, const void* kernel);
 
 // Enqueues the splits of x and of a weight without a pack, the GEMM and the fixup. `kernels`: the GEMM's and the
-// fixup's. `problem.workspace` has workspace_bytes(problem) bytes. `block`: if the GEMM writes statistics.
+// fixup's. `problem.workspace` has workspace_bytes(problem) bytes. `block_rows`: as of FixupProblem.
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels, LaunchGemm launch_gemm,
-                   FixupStart fixup_start, MomentBlock block = {});
+                   FixupStart fixup_start, int block_rows = 0);
 
 }  // namespace epigemm::fp16_slices

@@ -18,8 +18,7 @@ FixupArguments fixup_arguments(FixupProblem const& fixup) {
           static_cast<float*>(problem.stored.data),
           problem.out.row_stride,
           problem.stored.row_stride,
-          {static_cast<BlockMoments<float>*>(problem.column_blocks),
-           static_cast<BlockMoments<float>*>(problem.row_blocks), fixup.block},
+          {static_cast<BlockMoments<float>*>(problem.column_blocks), fixup.block_rows},
           operands_of(problem)};
 }
 

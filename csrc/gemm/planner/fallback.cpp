@@ -28,8 +28,7 @@ double elementwise_microseconds(const Problem& p) {
 
 // In 16 bits the bias is added before the product is rounded (csrc/call/decide.cpp).
 bool is_bias_in_product(const Problem& p) {
-  const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
-  return element_bytes(p.x.element) == 2 && (epilogue.takes_bias ? p.has_bias : epilogue.bias > 0);
+  return element_bytes(p.x.element) == 2 && epilogue_info(p.epilogue).bias > 0 && p.has_bias;
 }
 
 double two_kernels_microseconds(const Problem& p) {

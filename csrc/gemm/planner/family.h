@@ -58,11 +58,8 @@ class Family {
   virtual int64_t workspace_bytes(const Problem&, const Plan&) const { return 0; }
 
   // The rows of D in each block whose column statistics the plan's kernel writes to problem.column_blocks, as
-  // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes no moments, and does not read the pointers.
+  // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes no moments, and does not read the pointer.
   virtual int moment_rows(const Problem&, const Plan&) const { return 0; }
-
-  // The same of its columns: row statistics, to problem.row_blocks as [blocks][M].
-  virtual int moment_columns(const Problem&, const Plan&) const { return 0; }
 
   // Whether the kernels store the second values of an epilogue that has them (csrc/open/contract.h), to problem.stored.
   virtual bool stores() const { return false; }

@@ -15,7 +15,7 @@ namespace {
 
 struct KeyHash {
   std::size_t operator()(const Key& key) const {
-    return hash_of({static_cast<int64_t>(key.epilogue), static_cast<int64_t>(key.element),
+    return hash_of({static_cast<int64_t>(std::hash<std::string>()(key.epilogue)), static_cast<int64_t>(key.element),
                     static_cast<int64_t>(key.arithmetic), key.is_packed, key.has_one_kernel_fallback,
                     key.is_tf32_allowed, key.sizes.m, key.sizes.n, key.sizes.k, key.sizes.batch});
   }
@@ -42,7 +42,7 @@ bool Key::operator==(const Key& other) const {
 Key key_of(const Problem& problem) {
   const bool on_slices = problem.arithmetic == Arithmetic::Split || problem.arithmetic == Arithmetic::Scaled;
   Key key;
-  key.epilogue = problem.epilogue;
+  key.epilogue = epilogue_info(problem.epilogue).name;
   key.element = problem.x.element;
   key.arithmetic = problem.arithmetic;
   key.is_packed = on_slices && problem.is_packed;
@@ -58,7 +58,7 @@ void load(int device, const std::vector<Row>& rows) {
   {
     const std::unique_lock<std::shared_mutex> lock(tables().mutex);
     auto& table = tables().of_device[device];
-    table.clear();
+    if (rows.empty()) table.clear();
     for (const Row& row : rows) table[row.first] = row.second;
   }
   plan_cache::clear();

@@ -13,7 +13,7 @@ namespace epigemm::measured {
 
 // The calls for which a choice was measured.
 struct Key {
-  EpilogueId epilogue{};
+  std::string epilogue;                        // its name, because it may be made after its choices are loaded
   ElementType element = ElementType::Float16;  // of x, weight and out
   Arithmetic arithmetic = Arithmetic::IEEE;
   bool is_packed = false;
@@ -39,8 +39,8 @@ using Row = std::pair<Key, Choice>;
 
 constexpr int kMostDevices = 64;
 
-// Replaces the table of a device, by its index below kMostDevices. Of several rows with one key the last counts. Cached
-// plans are dropped. Other threads may look up at the same time.
+// Adds to the table of a device, by its index below kMostDevices; without rows, empties it. Of several rows with one
+// key the last counts. Cached plans are dropped. Other threads may look up at the same time.
 void load(int device, const std::vector<Row>& rows);
 
 std::optional<Choice> find(int device, const Key& key);

@@ -90,7 +90,7 @@ double moments_microseconds(const Problem& p) {
 }
 
 double moments_microseconds(const Problem& problem, const Plan& plan) {
-  if (!problem.has_moments() || problem.is_empty()) return 0;
+  if (!problem.has_column_moments || problem.is_empty()) return 0;
   if (plan.is_fused() && family_of(plan.family).moment_rows(problem, plan) > 0) return 0;
   return moments_microseconds(problem);
 }
@@ -312,7 +312,7 @@ namespace {
 double several_kernels_microseconds(const Problem& problem) {
   Problem product = problem;
   product.epilogue = EpilogueId::bias;
-  product.has_bias = epilogue_info(problem.epilogue).bias > 0;
+  product.has_bias = problem.has_bias && epilogue_info(problem.epilogue).bias > 0;
   const double fused_us = best_candidate(product).microseconds;
   // PyTorch's GEMM adds a bias ahead of an elementwise kernel in 16 bits alone (fallback.cpp).
   product.has_bias = product.has_bias && element_bytes(product.x.element) == 2;

@@ -55,7 +55,7 @@ struct EpilogueConsumer {
       run_pass<open::Result>(ring, sums, m, n, place);
       if (C::has_store()) run_pass<open::Stored>(ring, sums, m, n, place);
       if constexpr (C::kReduces) {
-        if (params.has_moments() && reduces_pairs()) reduce_pair(pass, previous, filled);
+        if (params.column_moments && reduces_pairs()) reduce_pair(pass, previous, filled);
       }
       previous = filled;
     }
@@ -88,7 +88,7 @@ struct EpilogueConsumer {
     char* const slot = layout.slot(shared, group, ring.slot);
     finish_pass<Value>(sums, m, n, place, slot);
     if constexpr (C::kReduces && std::is_same_v<Value, open::Result>) {
-      if (params.has_moments() && !reduces_pairs()) {
+      if (params.column_moments && !reduces_pairs()) {
         const Filled filled{cute::cast_smem_ptr_to_uint(slot), place};
         EpilogueMoments<C>::reduce(params, group, filled, layout.slots);
       }

@@ -18,13 +18,9 @@ struct EpilogueParams {
   CUtensorMap out, matrix;  // of D in memory
   open::Operands<float> operands;
   const float *row_roots, *column_roots;  // read if the sums have roots
-  // Of D, null where they are not wanted: of its columns, a block for each pass's rows, and of its rows, a block for
-  // each slab's columns.
-  BlockMoments<float>*column_moments, *row_moments;
+  BlockMoments<float>* column_moments;    // of D, a block for each pass's rows; null: not wanted
   int rows, columns;
   bool is_matrix_by_tma;
-
-  CUTLASS_DEVICE bool has_moments() const { return column_moments || row_moments; }
 };
 
 // The numbers in a word of 4 bytes of D.

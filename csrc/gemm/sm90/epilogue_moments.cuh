@@ -14,12 +14,6 @@ struct SharedLoad {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
     return word;
   }
-
-  CUTLASS_DEVICE static void chunk(uint32_t address, uint32_t (&words)[4]) {
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address));
-  }
 };
 
 // 1 / count, computed where it stands: neither a division nor a number that is kept through a loop. The sums leave few
@@ -80,18 +74,13 @@ struct EpilogueMoments {
   CUTLASS_DEVICE static void reduce_slabs(EpilogueParams const& params, Slab one, Slab two) {
     const int rows = C::kTransposed ? params.columns : params.rows;
     const int columns = C::kTransposed ? params.rows : params.columns;
-    if (params.column_moments) {
-      reduce_columns(params.column_moments, rows, columns, one.address, one.x, one.y, two.address, two.x, two.y);
-    }
-    if (params.row_moments) {
-      reduce_rows(params.row_moments, rows, columns, one.address, one.x, one.y, two.address, two.x, two.y);
-    }
+    reduce_columns(params.column_moments, rows, columns, one.address, one.x, one.y, two.address, two.x, two.y);
   }
 
   CUTLASS_DEVICE static uint32_t own_warp() { return threadIdx.x / 32 % 4; }
   CUTLASS_DEVICE static uint32_t own_lane() { return threadIdx.x % 32; }
 
-  // The passes of a tile are unrolled, but they share the two functions that follow: a copy for each of them would
+  // The passes of a tile are unrolled, but they share the function that follows: a copy for each of them would
   // exceed the instruction cache. All arguments are numbers, which are passed in registers.
 
   // The moments of each column of two slabs at (x, y) in D, which has `rows` x `columns`.
@@ -127,42 +116,6 @@ struct EpilogueMoments {
       if (own <= 0) continue;
       OfLane of_lane(slab, warp, lane, own);
       put(of_lane, x, y, inverse_of(own));
-    }
-  }
-
-  // Those of each of the rows of two slabs, by two lanes.
-  __device__ __noinline__ static void reduce_rows(BlockMoments<float>* moments, int rows, int columns, uint32_t slab,
-                                                  int x, int y, uint32_t slab2, int x2, int y2) {
-    using OfHalf = SlabRowMoments<Numbers, C::kRowBytes, SharedLoad>;
-    const uint32_t warp = own_warp(), lane = own_lane();
-    static_assert(2 * OfHalf::kNumbers == C::kSlabColumns && C::kDRows % kReducingWarps == 0);
-    constexpr uint32_t kRows = C::kDRows / kReducingWarps;  // of a warp
-    const bool are_whole = max(x, x2) + C::kSlabColumns <= columns;
-    constexpr float kInverse = 1.0f / C::kSlabColumns;
-    // 32 bits count the blocks of any matrix that a GPU holds.
-    const auto put = [&](PivotSums<float> sums, int x, int y, uint32_t row, float inverse) {
-      gather<1>(sums, 2);
-      if (lane % 2 == 0 && row < (warp + 1) * kRows && static_cast<int>(y + row) < rows) {
-        moments[static_cast<uint32_t>(x / C::kSlabColumns) * rows + y + row] = sums.moments_by(inverse);
-      }
-    };
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (uint32_t first = 0; first < kRows; first += 16) {
-      // Rows beyond those of the warp are read, but they are another one's.
-      const uint32_t row = warp * kRows + first + lane / 2, read = min(row, C::kDRows - 1u), half = lane % 2;
-      if (are_whole && slab2) {
-        OfHalf one(slab, read, half), two(slab2, read, half);
-        put(one.sums(), x, y, row, kInverse);
-        put(two.sums(), x2, y2, row, kInverse);
-        continue;
-      }
-      if (are_whole) {
-        put(OfHalf(slab, read, half).sums(), x, y, row, kInverse);
-        continue;
-      }
-      const int own = min(C::kSlabColumns, columns - x), own2 = slab2 ? min(C::kSlabColumns, columns - x2) : 0;
-      if (own > 0) put(OfHalf(slab, read, half, own).sums(), x, y, row, inverse_of(own));
-      if (own2 > 0) put(OfHalf(slab2, read, half, own2).sums(), x2, y2, row, inverse_of(own2));
     }
   }
 

@@ -73,8 +73,7 @@ struct Kernel {
                      tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
                      tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1>;
 
-  static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)) &&
-                Epilogue::kSlabColumns == tile.moment_columns(sizeof(typename Types::Output)));
+  static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
 
   struct Params {
     typename Mainloop::Params mainloop;

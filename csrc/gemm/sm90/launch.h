@@ -74,7 +74,6 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   }
   epilogue.operands = operands_of(problem);
   epilogue.column_moments = static_cast<BlockMoments<float>*>(problem.column_blocks);
-  epilogue.row_moments = static_cast<BlockMoments<float>*>(problem.row_blocks);
   epilogue.row_roots = a.roots, epilogue.column_roots = b.roots;
   epilogue.rows = rows, epilogue.columns = columns, epilogue.is_matrix_by_tma = matrix.data != nullptr;
   params.k = static_cast<int>(k);

@@ -38,13 +38,6 @@ struct Tile {
   constexpr int moment_rows(int result_bytes) const {
     return transposed ? slot_bytes / kPassRows / result_bytes : kPassRows;
   }
-
-  // The columns of D in a slab of a pass (slab.h). Row statistics have blocks of as many columns.
-  constexpr int moment_columns(int result_bytes) const {
-    constexpr int kMostBytes = 128;  // of a slab's row
-    const int columns = transposed ? kPassRows : slot_bytes / kPassRows / result_bytes;
-    return columns * result_bytes < kMostBytes ? columns : kMostBytes / result_bytes;
-  }
 };
 
 }  // namespace epigemm::sm90

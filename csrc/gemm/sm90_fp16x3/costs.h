@@ -22,22 +22,22 @@ struct TileCost {
   double epilogue_us;  // of one tile
   double fixed_us;     // until the first stage is loaded, and after the last one
   double wide_us;      // additional time if many rows are split, because the GEMM then starts later
-  // What the epilogue of one tile takes longer for statistics of D's columns, of its rows, and for second values:
-  // fitted to times of every tile on an H100 at up to seven shapes (K from 1024 to 4096), over those without.
-  double column_moments_us, row_moments_us, store_us;
+  // What the epilogue of one tile takes longer for statistics of D's columns, and for second values: fitted to times of
+  // every tile on an H100 at up to seven shapes (K from 1024 to 4096), over those without.
+  double column_moments_us, store_us;
 };
 
 constexpr TileCost kSplitTileCosts[] = {
-    {1.05, 3.09, 3.80, 3.93, 1.4, 1.4, 1.45},    // 128x128 2x1
-    {0.582, 1.89, 3.31, 2.74, 0.6, 0.65, 0.8},   // 128x64 1x2
-    {0.576, 0.925, 3.50, 0.00, 1.0, 0.35, 0.5},  // 64x128 transposed
-    {0.365, 3.84, 0.158, 0.00, 0.2, 0.2, 0.05},  // 16x128 transposed
+    {1.05, 3.09, 3.80, 3.93, 1.4, 1.45},    // 128x128 2x1
+    {0.582, 1.89, 3.31, 2.74, 0.6, 0.8},    // 128x64 1x2
+    {0.576, 0.925, 3.50, 0.00, 1.0, 0.5},   // 64x128 transposed
+    {0.365, 3.84, 0.158, 0.00, 0.2, 0.05},  // 16x128 transposed
 };
 
 constexpr TileCost kScaledTileCosts[] = {
-    {0.746, 4.10, 5.36, 4.46, 3.05, 2.95, 2.2},   // 128x256 2x1 cooperative
-    {0.441, 6.58, 1.52, 3.97, 4.35, 4.75, 2.55},  // 128x128 2x1 pingpong
-    {0.296, 4.52, 1.90, 3.54, 0.5, 0.95, 0.05},   // 64x128 1x2 pingpong
+    {0.746, 4.10, 5.36, 4.46, 3.05, 2.2},   // 128x256 2x1 cooperative
+    {0.441, 6.58, 1.52, 3.97, 4.35, 2.55},  // 128x128 2x1 pingpong
+    {0.296, 4.52, 1.90, 3.54, 0.5, 0.05},   // 64x128 1x2 pingpong
 };
 
 static_assert(sizeof(kSplitTileCosts) / sizeof(TileCost) == kSplitTileCount, "every tile needs its measured cost");
@@ -77,7 +77,7 @@ inline double reread_mb(const Grid& grid, const Plan& plan, double places, doubl
 
 // What results beside the result add to the epilogue of one tile.
 inline double beside_us(const Problem& p, const TileCost& of_tile) {
-  return (p.has_column_moments ? of_tile.column_moments_us : 0) + (p.has_row_moments ? of_tile.row_moments_us : 0) +
+  return (p.has_column_moments ? of_tile.column_moments_us : 0) +
          (epilogue_info(p.epilogue).has_store ? of_tile.store_us : 0);
 }
 

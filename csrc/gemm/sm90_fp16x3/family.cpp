@@ -19,10 +19,7 @@ constexpr int kMultiplyAddTileM = 128, kMultiplyAddTileN = 64;
 constexpr int kResultBytes = 4;
 
 // The fixup reduces a tile's blocks again (fixup_moments.cuh).
-constexpr bool divides_fixup_tile(Tile const& tile) {
-  return kMultiplyAddTileM % tile.moment_rows(kResultBytes) == 0 &&
-         kMultiplyAddTileN % tile.moment_columns(kResultBytes) == 0;
-}
+constexpr bool divides_fixup_tile(Tile const& tile) { return kMultiplyAddTileM % tile.moment_rows(kResultBytes) == 0; }
 
 constexpr bool all_divide_fixup_tile() {
   for (const Tile& tile : kSplitTiles) {
@@ -117,11 +114,6 @@ class FP16x3 final : public Family {
   int moment_rows(const Problem& problem, const Plan& plan) const override {
     return problem.arithmetic == Arithmetic::IEEE ? 0
                                                   : tile_of(problem.arithmetic, plan.tile).moment_rows(kResultBytes);
-  }
-
-  int moment_columns(const Problem& problem, const Plan& plan) const override {
-    return problem.arithmetic == Arithmetic::IEEE ? 0
-                                                  : tile_of(problem.arithmetic, plan.tile).moment_columns(kResultBytes);
   }
 
   bool stores() const override { return true; }

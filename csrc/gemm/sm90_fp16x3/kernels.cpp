@@ -9,11 +9,11 @@ const char* launch(Problem const& problem, Plan const& plan, open::Kernels const
   using fp16_slices::strided;
   if (problem.arithmetic != Arithmetic::IEEE) {
     return fp16_slices::launch(problem, plan, kernels, &launch_gemm, fp16_slices::FixupStart::BesideGemm,
-                               {family().moment_rows(problem, plan), family().moment_columns(problem, plan)});
+                               family().moment_rows(problem, plan));
   }
   const fp16_slices::StridedMatrix x = strided(problem.x, problem.m, problem.k);
   const fp16_slices::StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
-  return fp16_slices::launch_fp32({{problem, {}, {}}, x, weight, /*block=*/{}}, kernels.handles[0]);
+  return fp16_slices::launch_fp32({{problem, {}, {}}, x, weight}, kernels.handles[0]);
 }
 
 }  // namespace epigemm::sm90_fp16x3

@@ -147,19 +147,15 @@ inline double store_cycles(const Problem& p, int tile) {
   return (element_bytes(p.x.element) == 2 ? kCheapIn16Bits : kCheapInTF32).epilogue_cycles[tile];
 }
 
-// What statistics of D's columns, or of its rows, add to the epilogue of a tile: the warpgroups read the results once
-// more. Fitted to times of every tile on an H100 at seven shapes in bf16 (K from 1024 to 8192), over those without
-// statistics and without the kernel that merges. They are small where an epilogue waits for its slots in any case.
+// What statistics of D's columns add to the epilogue of a tile: the warpgroups read the results once more. Fitted to
+// times of every tile on an H100 at seven shapes in bf16 (K from 1024 to 8192), over those without statistics and
+// without the kernel that merges. They are small where an epilogue waits for its slots in any case.
 constexpr double kColumnMomentCycles[] = {4075, 4050, 7025, 7150, 625,  1575, 1625, 1850, 1775,
                                           225,  400,  3425, 875,  3150, 200,  700,  2175, 3775};
-constexpr double kRowMomentCycles[] = {4350, 4425, 7525, 7725, 550,  1575, 1725, 2025, 2475,
-                                       125,  250,  3900, 1350, 3750, 325,  625,  5475, 3950};
 static_assert(sizeof(kColumnMomentCycles) / sizeof(double) == kTileCount, "every tile needs its measured cost");
-static_assert(sizeof(kRowMomentCycles) / sizeof(double) == kTileCount, "every tile needs its measured cost");
 
 inline double moment_cycles(const Problem& p, int tile) {
-  if (p.is_pair) return 0;
-  return (p.has_column_moments ? kColumnMomentCycles[tile] : 0) + (p.has_row_moments ? kRowMomentCycles[tile] : 0);
+  return p.has_column_moments && !p.is_pair ? kColumnMomentCycles[tile] : 0;
 }
 
 inline const Tile& tile_of(const Problem& p, int index) { return p.is_pair ? kPairTiles[index] : kTiles[index]; }

@@ -58,10 +58,6 @@ class Tma final : public Family {
     return problem.is_pair ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
   }
 
-  int moment_columns(const Problem& problem, const Plan& plan) const override {
-    return problem.is_pair ? 0 : tile_of(problem, plan.tile).moment_columns(element_bytes(problem.out.element));
-  }
-
   bool stores() const override { return true; }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {

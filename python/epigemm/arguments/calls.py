@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments.precision import DEFAULT, ORDERS, Order, order
-from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.registry import BIAS, FOLDED, Epilogue
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operands
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
 KEEP = "keep"  # use the pack, and make it if there is none: for callers that keep packs
@@ -19,15 +19,18 @@ FIND = "find"  # use a kept pack if it is current, but make none
 NONE = "none"  # neither use nor make one: a gradient of the weight is needed
 
 
+def tensors_of(operands: Operands) -> list[Tensor]:
+    """The tensors among a call's operands."""
+    return [each for each in operands if isinstance(each, Tensor)]
+
+
 class LinearCall(NamedTuple):
-    """D = epilogue(x @ weight.T): the arguments of the operator `epigemm::linear`, in its order, and `out`."""
+    """D = epilogue(x @ weight.T)."""
 
     epilogue: Epilogue  # what follows the product
     x: Tensor  # `[..., K]`
     weight: Tensor  # `[N, K]`
-    bias: Tensor | None = None  # `[N]` or None
-    operands: Sequence[Tensor] = ()  # the epilogue's vectors, then its scalar if that is a tensor
-    scalars: Sequence[float] = ()  # its scalar if that is a number
+    operands: Operands = (None,)  # one for each of the epilogue's, in its order: as a rule a bias, or None
     precision: str = DEFAULT  # what an fp32 product gets, `DEFAULT` for torch's setting
     pack_use: str = FIND  # what the call may do with the weight's pack: `KEEP`, `FIND` or `NONE`
     strict: bool = False  # raise instead of running torch's GEMM
@@ -51,26 +54,20 @@ class LinearCall(NamedTuple):
         return order(self.precision, x.device.type) if x.dtype is torch.float32 else ORDERS[0]
 
     @property
-    def inputs(self) -> tuple[Tensor | None, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """Every tensor that is read."""
-        return (self.x, self.weight, self.bias, *self.operands)
+        return (self.x, self.weight, *tensors_of(self.operands))
 
     @property
     def others(self) -> list[tuple[str, Tensor]]:
         """Every tensor that is read, but x, and its name."""
-        return [("weight", self.weight), *_named_operands(self)]
+        return [("weight", self.weight), *self.epilogue.named(self.operands)]
 
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments of the operator `epigemm::linear`."""
-        return (self.epilogue.name, *self[1:10])
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What each of `operands` is broadcast along: its kind in the epilogue."""
-        given = self.epilogue.in_order(None, self.operands, self.scalars) or ()
-        every = zip(self.epilogue.operands[1:], given, strict=True)
-        return tuple(operand.kind for operand, value in every if isinstance(value, Tensor))
+    def bias(self) -> Tensor | None:
+        """The operand that is added to the product before all else."""
+        place = self.epilogue.bias_place
+        return self.operands[place - 1] if place else None  # type: ignore[return-value]
 
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
@@ -80,59 +77,47 @@ class LinearCall(NamedTuple):
             return torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
         return x.new_empty((*x.shape[:-1], columns))
 
-    def with_bias_in_product(self) -> LinearCall:
-        """The same call with a linked epilogue's bias as the bias of the product, for callers that round the product.
-
-        The epilogue's operand is removed, or becomes -0, which changes no sum. If the product has a bias already,
-        nothing changes.
-        """
-        place = self.epilogue.bias_place
-        if place is None or self.bias is not None:
-            return self
-        before = self.epilogue.operands[1:place]
-        index = sum(operand.kind != SCALAR or not self.scalars for operand in before)
-        bias, operands = self.operands[index], list(self.operands)
-        if (after := self.epilogue.after_bias) is not None:
-            del operands[index]
-            return self._replace(epilogue=after, bias=bias, operands=operands)
-        operands[index] = torch.full_like(bias, -0.0, requires_grad=False)
-        return self._replace(bias=bias, operands=operands)
-
     def product(self) -> LinearCall:
-        """The same call without the epilogue, except for a bias that the product has."""
-        _, x, weight, bias, _, _, precision, pack_use, _, invariant, _ = self
-        return LinearCall(BIAS, x, weight, bias, (), (), precision, pack_use, False, invariant)
+        """The same call of the product with its bias alone."""
+        return self._replace(epilogue=BIAS, operands=(self.bias,), strict=False, out=None)
+
+    def behind(self, product: Tensor) -> ElementwiseCall:
+        """What follows the product, with whose bias it was added."""
+        return ElementwiseCall(self.epilogue, product, self.epilogue.without_bias(self.operands))
 
 
 class ElementwiseCall(NamedTuple):
-    """D = epilogue(x): the arguments of the operator `epigemm::elementwise`, in its order, and `out`.
-
-    Attributes as of `LinearCall`; x may have any shape, and `out` may be x itself.
-    """
+    """D = epilogue(x). Attributes as of `LinearCall`; x may have any shape, and `out` may be x itself."""
 
     epilogue: Epilogue
     x: Tensor
-    bias: Tensor | None = None
-    operands: Sequence[Tensor] = ()
-    scalars: Sequence[float] = ()
+    operands: Operands = (None,)
     out: Tensor | None = None
 
     @property
-    def inputs(self) -> tuple[Tensor | None, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """Every tensor that is read."""
-        return (self.x, self.bias, *self.operands)
+        return (self.x, *tensors_of(self.operands))
 
     @property
     def others(self) -> list[tuple[str, Tensor]]:
         """Every tensor that is read, but x, and its name."""
-        return _named_operands(self)
+        return self.epilogue.named(self.operands)
 
 
-def _named_operands(call: LinearCall | ElementwiseCall) -> list[tuple[str, Tensor]]:
-    given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
-    assert given is not None  # the call was checked
-    every = zip(call.epilogue.operands[1:], given, strict=True)
-    return [(operand.name, value) for operand, value in every if isinstance(value, Tensor)]
+# Functions, because Dynamo of torch 2.10 traces no property of a NamedTuple.
+
+
+def linear_arguments(call: LinearCall) -> tuple[Any, ...]:
+    """The arguments of the operator `epigemm::linear`."""
+    epilogue, x, weight, operands, *options, _ = call
+    return (epilogue.name, x, weight, *epilogue.apart(operands), *options)
+
+
+def elementwise_arguments(call: ElementwiseCall) -> tuple[Any, ...]:
+    """The arguments of the operator `epigemm::elementwise`."""
+    epilogue, x, operands, _ = call
+    return (epilogue.name, x, *epilogue.apart(operands))
 
 
 Vectors = Sequence[Tensor | None]

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import overlap
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors, tensors_of
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
-from epigemm.arguments.traced import is_traced
+from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype, named
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _STRIDED = torch.strided
@@ -100,7 +101,7 @@ def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
     x, name = call.x, call.epilogue.first
     _require_matrix_like(name, x)
-    if call.bias is not None or call.epilogue.vectors or not call.epilogue.takes_0d:
+    if not call.epilogue.is_compiled or any(each.dim() for each in tensors_of(call.operands)):
         rows_of_vectors(x, name)
     _require_operands(call, x.shape[-1] if x.dim() else 1, name)
     if call.out is not None:
@@ -338,26 +339,43 @@ def output_overlap(
     return any(overlap.may_share(out, other) for _, other in inputs)
 
 
+def own_memory(
+    out: object, x: object, others: Iterable[tuple[str, object]], *, in_place: bool = False, first: str = "x"
+) -> None:
+    """`output_overlap` of a call whose last step writes `out`, and no longer sees the caller's arguments."""
+    if out is None or is_traced():
+        return
+    seen = [(name, each) for name, each in others if _has_memory(each)]
+    if _has_memory(out) and _has_memory(x):
+        output_overlap(out, x, seen, in_place=in_place, first=first)  # type: ignore[arg-type]
+
+
+def _has_memory(tensor: object) -> bool:
+    """Whether a tensor of its own, none that stands for others or is made of some."""
+    return (
+        isinstance(tensor, Tensor)
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
-    epilogue, x, bias, operands, scalars = call.epilogue, call.x, call.bias, call.operands, call.scalars
-    if bias is not None:
-        if not epilogue.takes_bias:
-            raise RuntimeError(f"bias: got a tensor; the epilogue {epilogue.name!r} accepts None")
-        tensors(bias=bias)
-        _require_like("bias", bias, x.dtype, x, first)
-        _require_length("bias", bias, columns)
-    given = epilogue.in_order(bias, operands, scalars)
-    if given is None or len(operands) < len(epilogue.vectors):
-        expected = [operand.name for operand in epilogue.operands[1 + epilogue.takes_bias :]]
-        raise RuntimeError(
-            f"operands, scalars: got {len(operands)} tensors and {len(scalars)} numbers; the epilogue "
-            f"{epilogue.name!r} accepts {expected}{epilogue.order_of_operands}"
-        )
-    for operand, value in zip(epilogue.operands[1:], given, strict=True):
-        if not isinstance(value, Tensor) or value is bias:
+    epilogue, x, operands = call.epilogue, call.x, call.operands
+    if len(operands) != len(epilogue.operands):
+        raise operands_that_do_not_fit(epilogue, operands)
+    for place, (operand, value) in enumerate(zip(epilogue.operands, operands, strict=True), 1):
+        if not isinstance(value, Tensor):
+            if place == epilogue.bias_place:
+                optional_tensors(**{operand.name: value})
+                continue
+            if value is None or operand.kind != SCALAR:
+                raise operands_that_do_not_fit(epilogue, operands)
             continue
-        is_choice = epilogue.chooses_dtypes
-        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=is_choice)
+        _require_like(
+            operand.name, value, operand.dtype(x.dtype), x, first, is_choice=not epilogue.is_compiled
+        )
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)
@@ -367,6 +385,16 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if operand.kind == SCALAR:
                 accepted = "a 0-dimensional tensor"
             raise RuntimeError(f"{operand.name}: got shape {got}; accepted is {accepted}")
+
+
+def operands_that_do_not_fit(epilogue: Epilogue, operands: Sequence[Tensor | float | None]) -> RuntimeError:
+    """The error of a call with other operands than its epilogue has."""
+    tensors = len(tensors_of(operands))
+    numbers = sum(each is not None for each in operands) - tensors
+    return RuntimeError(
+        f"operands, scalars: got {tensors} tensors and {numbers} numbers; the epilogue {epilogue.name!r} accepts "
+        f"{[operand.name for operand in epilogue.operands]} (a scalar as a 0-d tensor or as a number)"
+    )
 
 
 def _accepted(kind: str, lead: Sequence[int], columns: int) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from epigemm.arguments import checks
 from epigemm.arguments.modes import Block, Mode, Shared
-from epigemm.arguments.traced import is_traced, outside_of_graphs
+from epigemm.compilers import is_traced, outside_of_graphs
 
 active = False
 """Whether the mode is on in some thread. If not, a call reads nothing else. Compiled code is guarded by it."""

@@ -21,7 +21,7 @@ from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import batch_norm, moments
 from epigemm.calls.batch_norm import Norm, Running
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.packs import weight_packs
 
 _grad_enabled = torch.is_grad_enabled
@@ -54,9 +54,7 @@ def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(weight)
     precision = None if call.precision == DEFAULT else call.precision
-    u, of_u = moments.linear_folded_with_moments(
-        x, weight, (bias, None), precision, call.strict, call.pack_use, leaves_blocks=True
-    )
+    u, of_u = moments.linear(x, weight, bias, precision, call.strict, call.pack_use, leaves_blocks=True)
     y = batch_norm.normalise(u, of_u, Norm.of(vectors, call.eps, call.relu), call.running)
     return y, u, of_u.mean, of_u.var
 

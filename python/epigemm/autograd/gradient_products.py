@@ -17,7 +17,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry
 from epigemm.calls.layouts import unflattened
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.packs import weight_packs
 from epigemm.planning import plans
 

@@ -5,8 +5,8 @@ if x does, so that either may be overwritten otherwise. Of a relu the result is 
 For other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first
 derivatives need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's
 derivative, made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. On a GPU
-that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved,
-also the bias: writing one in place before the backward pass is an error, as for all tensors that torch has saved.
+that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved
+if one has a gradient: writing one in place before the backward pass is then an error, as for all that torch has saved.
 
 A strict call stays one kernel, and so does a call in 16 bits whose bias is folded into its epilogue. Their derivatives
 compute the product again, with a copy of the bias. Second derivatives run the registry's differentiable reference under
@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
 from epigemm.calls import elementwise_kernels, entry, linked_derivative
-from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, SCALE_BATCH_NORM, Epilogue, fold_batch_norm_reference
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import Epilogue, Operands, fold_batch_norm_reference
 
 _grad_enabled = torch.is_grad_enabled
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
@@ -36,11 +35,11 @@ _threshold_backward: Any = torch.ops.aten.threshold_backward.default
 Gradients = tuple[Tensor | None, ...]
 
 
-def without_product(epilogue: Epilogue, operands: Sequence[Tensor]) -> bool:
+def without_product(epilogue: Epilogue, operands: Operands) -> bool:
     """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
     if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
-        return not any(operand.requires_grad for operand in operands)
-    return epilogue is BIAS or epilogue is BIAS_RELU or 0 in epilogue.unread
+        return not any(operand.requires_grad for operand in tensors_of(operands))
+    return epilogue is BIAS_RELU or 0 in epilogue.unread
 
 
 def keeps_product(call: LinearCall) -> bool:
@@ -58,43 +57,59 @@ def keeps_product(call: LinearCall) -> bool:
     )
 
 
-def read_operands(call: LinearCall | ElementwiseCall, result: Tensor) -> Sequence[Tensor | None]:
-    """What to save of a call's operands.
+def save_operands(ctx: Any, call: LinearCall | ElementwiseCall, result: Tensor) -> list[Tensor | None]:
+    """The tensors to save of a call's operands; what is no tensor is kept beside them.
 
     Of those that no derivative depends on, only the size: None for that of the result, in place of which the gradient
     may stand.
     """
-    epilogue, operands = call.epilogue, call.operands
-    if not epilogue.unread:
-        return operands
-    places, numbers = list(range(1, len(epilogue.operands))), len(call.scalars)
-    for place in places[:]:
-        if numbers and epilogue.operands[place].kind == SCALAR:  # numbers are for the first scalars
-            places.remove(place)
-            numbers -= 1
+    ctx.kept = [_SAVED if isinstance(each, Tensor) else each for each in call.operands]
+    unread = call.epilogue.unread
     return [
         operand
-        if place not in epilogue.unread
+        if place not in unread
         else None
         if operand.shape == result.shape and operand.dtype == result.dtype
         else operand.new_empty(()).expand(operand.shape)
-        for place, operand in zip(places, operands, strict=True)
+        for place, operand in enumerate(call.operands, 1)
+        if isinstance(operand, Tensor)
     ]
 
 
-def given_again(operands: Sequence[Tensor | None], grad: Tensor) -> list[Tensor]:
-    """A call's operands from what `read_operands` saved."""
-    return [grad if operand is None else operand for operand in operands]
+def saved_operands(ctx: Any, saved: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | float | None]:
+    """A call's operands from what `save_operands` kept and `saved`."""
+    tensors = iter(saved)
+    given = [next(tensors) if each is _SAVED else each for each in ctx.kept]
+    return [
+        _unread(grad) if value is None and each is _SAVED else value
+        for value, each in zip(given, ctx.kept, strict=True)
+    ]
+
+
+_SAVED = object()
+
+
+def _unread(grad: Tensor) -> Tensor:
+    """Of the gradient's shape and type, in place of what no derivative reads: the gradient, where kernels take it.
+
+    Any numbers do. A batch of gradients, which `is_grads_batched` passes, could not be made to require a gradient.
+    """
+    if not _grad_enabled() and runs_directly(grad):
+        return grad
+    return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
 
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
-    epilogue, x, weight, bias, operands, scalars, precision, pack_use, _, _, _ = call
+    epilogue, x, weight, operands, precision, pack_use, *_ = call
     again = not without_product(epilogue, operands)
-    saved = read_operands(call, output)
-    ctx.call = (epilogue, scalars, precision, pack_use, again)  # no tensor here: autograd would not see it
+    # The bias's gradient is that of the product, summed.
+    saved = save_operands(
+        ctx, call if again else call._replace(operands=epilogue.without_bias(operands)), output
+    )
+    ctx.call = (epilogue, precision, pack_use, again)  # no tensor here: autograd would not see it
     if again:
-        ctx.save_for_backward(x, weight, bias, _snapshot(bias), *saved)
+        ctx.save_for_backward(x, weight, _snapshot(call.bias), *saved)
         return
     needs = ctx.needs_input_grad
     ctx.save_for_backward(
@@ -106,31 +121,32 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
 
 
 def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients with respect to (x, weight, bias, *operands), where `needs` asks for them."""
-    epilogue, scalars, precision, _, again = ctx.call
+    """Gradients with respect to (x, weight, *operands), where `needs` asks for them."""
+    epilogue, precision, _, again = ctx.call
     if again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *saved = ctx.saved_tensors
-    operands = given_again(saved, grad)
-    of_bias = None
-    of_operands: list[Tensor | None] = [None] * len(operands)
+    needs_x, needs_weight, *needs_operands = needs
+    place = epilogue.bias_place - 1
+    of_operands: list[Tensor | None] = [None] * len(needs_operands)
     if epilogue is BIAS_RELU:
-        grad, of_bias = _gradients_of_relu(grad, output, needs[2])
+        grad, of_operands[0] = _gradients_of_relu(grad, output, needs_operands[0])
     elif epilogue is SCALE_BATCH_NORM:
-        grad = _derivative_of_scale(grad, operands)
+        grad = _derivative_of_scale(grad, saved_operands(ctx, saved, grad))
     elif epilogue is not BIAS:
-        applied = ElementwiseCall(epilogue, grad, None, operands, scalars)
-        of_product, _, *of_operands = _epilogue_gradients(
-            applied, grad, (needs[0] or needs[1], False, *needs[3:])
-        )
+        given = epilogue.without_bias(saved_operands(ctx, saved, grad))
+        applied = ElementwiseCall(epilogue, _unread(grad), given)
+        others = [need and number != place for number, need in enumerate(needs_operands)]
+        needs_product = needs_x or needs_weight or others != [*needs_operands]
+        of_product, *of_operands = _epilogue_gradients(applied, grad, (needs_product, *others))
         if of_product is None:
-            return [None, None, None, *of_operands]
+            return [None, None, *of_operands]
         grad = of_product
-    needs_bias = needs[2] and of_bias is None
-    found = product_gradients(grad, x, weight, needs[0], needs[1], needs_bias, precision)
-    if of_bias is not None:
-        found[2] = of_bias
-    return found + of_operands if operands else found
+    needs_bias = place >= 0 and needs_operands[place] and of_operands[place] is None
+    found = product_gradients(grad, x, weight, needs_x, needs_weight, needs_bias, precision)
+    if needs_bias:
+        of_operands[place] = found[2]
+    return [*found[:2], *of_operands]
 
 
 def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -147,16 +163,17 @@ def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[
 
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, if the product has to be computed again."""
-    x, weight, bias, snapshot, *saved = ctx.saved_tensors
-    operands = given_again(saved, grad)
-    epilogue, scalars, precision, pack_use, _ = ctx.call
-    needs_x, needs_weight, needs_bias, *needs_operands = needs
+    x, weight, snapshot, *saved = ctx.saved_tensors
+    epilogue, precision, pack_use, _ = ctx.call
+    operands = saved_operands(ctx, saved, grad)
+    if epilogue.bias_place and not _grad_enabled():
+        operands[epilogue.bias_place - 1] = snapshot
+    needs_x, needs_weight, *needs_operands = needs
     acc = accumulator(x, weight, precision, pack_use)
-    bias = bias if _grad_enabled() else snapshot
-    found, grad_bias, *grad_operands = _epilogue_gradients(
-        ElementwiseCall(epilogue, acc, bias, operands, scalars),
+    found, *of_operands = _epilogue_gradients(
+        ElementwiseCall(epilogue, acc, operands),
         grad.to(acc.dtype),
-        (needs_x or needs_weight, needs_bias, *needs_operands),
+        (needs_x or needs_weight, *needs_operands),
     )
     grad_x = grad_weight = None
     if found is not None:
@@ -164,58 +181,86 @@ def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list
         grad_x, grad_weight, _ = product_gradients(
             grad_acc, x, weight, needs_x, needs_weight, False, precision
         )
-    return [grad_x, grad_weight, grad_bias, *grad_operands]
+    return [grad_x, grad_weight, *of_operands]
 
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::linear`, in the order of its arguments."""
-    _, needs_x, needs_weight, needs_bias, needs_operands, *others = ctx.needs_input_grad
-    needs = (needs_x, needs_weight, needs_bias, *needs_operands)
-    grad_x, grad_weight, grad_bias, *grad_operands = linear_gradients(ctx, grad, needs)
-    nothing = (None for _ in others[1:])  # for each argument after the scalars
-    # The gradient of a float[] argument: autograd takes an empty list for a list of tensors.
-    return None, grad_x, grad_weight, grad_bias, grad_operands, None if ctx.call[1] else [], *nothing
+    _, needs_x, needs_weight, *needs = ctx.needs_input_grad[:5]
+    epilogue = ctx.call[0]
+    wanted = (needs_x, needs_weight, *_in_order(ctx, epilogue, *needs))
+    grad_x, grad_weight, *found = linear_gradients(ctx, grad, wanted)
+    nothing = (None for _ in ctx.needs_input_grad[6:])  # for each argument after the scalars
+    return None, grad_x, grad_weight, *_apart(ctx, epilogue, found), *nothing
 
 
-def _derivative_of_scale(grad: Tensor, operands: Sequence[Tensor]) -> Tensor:
+def _in_order(ctx: Any, epilogue: Epilogue, needs_bias: bool, needs_tensors: Sequence[bool]) -> list[bool]:
+    """Which operands need a gradient, from the operator's arguments."""
+    tensors = iter(needs_tensors)
+    places = enumerate(ctx.kept, 1)
+    return [
+        needs_bias if place == epilogue.bias_place else each is _SAVED and next(tensors)
+        for place, each in places
+    ]
+
+
+def _apart(ctx: Any, epilogue: Epilogue, found: Sequence[Tensor | None]) -> tuple[Any, Any, Any]:
+    """The gradients of the operator's bias, tensors and numbers.
+
+    Of a float[] argument: autograd takes an empty list for a list of tensors.
+    """
+    places = [*enumerate(ctx.kept, 1)]
+    has_numbers = any(isinstance(each, (int, float)) for each in ctx.kept)
+    tensors = [found[at - 1] for at, each in places if each is _SAVED and at != epilogue.bias_place]
+    bias = found[epilogue.bias_place - 1] if epilogue.bias_place else None
+    return bias, tensors, None if has_numbers else []
+
+
+def _derivative_of_scale(grad: Tensor, operands: Operands) -> Tensor:
     """grad times scale_batch_norm's derivative, which does not depend on the product."""
-    if _grad_enabled() or not runs_directly(grad, *operands):
-        return (grad.to(operands[0].dtype) * operands[0]).to(grad.dtype)
-    return _derivative(ElementwiseCall(SCALE_BATCH_NORM, grad, None, operands), grad)
+    multiplier, *_ = tensors_of(operands)
+    if _grad_enabled() or not runs_directly(grad, *tensors_of(operands)):
+        return (grad.to(multiplier.dtype) * multiplier).to(grad.dtype)
+    return _derivative(ElementwiseCall(SCALE_BATCH_NORM, grad, operands), grad)
 
 
 def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients with respect to (x, bias, *operands), where `needs` is true; that of x may be computed without."""
-    if _grad_enabled() or True in needs[2:]:
+    """Gradients with respect to (x, *operands), where `needs` is true; that of x may be computed without."""
+    place = call.epilogue.bias_place
+    if _grad_enabled() or any(need and number != place for number, need in enumerate(needs) if number):
         return _epilogue_gradients(call, grad, needs)
-    nothing = [None for _ in call.operands]
-    if needs[1] and (summed := _derivative_and_sum(call, grad)) is not None:
-        return [*summed, *nothing]
-    found = _derivative(call, grad)
-    return [found, rows_of(found).sum(0) if needs[1] else None, *nothing]
+    found: list[Tensor | None] = [None] * len(needs)
+    needs_bias = place > 0 and needs[place]
+    if needs_bias and (summed := _derivative_and_sum(call, grad)) is not None:
+        found[0], found[place] = summed
+        return found
+    of_x = found[0] = _derivative(call, grad)
+    if needs_bias:
+        found[place] = rows_of(of_x).sum(0)
+    return found
 
 
 def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
     """Save what `saved_elementwise_gradients` needs."""
-    ctx.epilogue, ctx.scalars = call.epilogue, call.scalars
+    ctx.epilogue = call.epilogue
     x = None if 0 in call.epilogue.unread else call.x
-    ctx.save_for_backward(x, call.bias, *read_operands(call, output))
+    ctx.save_for_backward(x, *save_operands(ctx, call, output))
 
 
 def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """`elementwise_gradients` of the call that was saved."""
-    x, bias, *saved = ctx.saved_tensors
-    operands = given_again(saved, grad)
-    call = ElementwiseCall(ctx.epilogue, grad if x is None else x, bias, operands, ctx.scalars)
+    x, *saved = ctx.saved_tensors
+    operands = saved_operands(ctx, saved, grad)
+    call = ElementwiseCall(ctx.epilogue, _unread(grad) if x is None else x, operands)
     return elementwise_gradients(call, grad, needs)
 
 
 def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::elementwise`, in the order of its arguments."""
-    _, needs_x, needs_bias, needs_operands, _ = ctx.needs_input_grad
-    needs = (needs_x, needs_bias, *needs_operands)
-    grad_x, grad_bias, *grad_operands = saved_elementwise_gradients(ctx, grad, needs)
-    return None, grad_x, grad_bias, grad_operands, None if ctx.scalars else []  # as `linear_backward`
+    _, needs_x, *needs, _ = ctx.needs_input_grad
+    needs_operands = _in_order(ctx, ctx.epilogue, *needs)
+    grad_x, *found = saved_elementwise_gradients(ctx, grad, (needs_x, *needs_operands))
+    return None, grad_x, *_apart(ctx, ctx.epilogue, found)
 
 
 def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Tensor) -> None:
@@ -304,7 +349,7 @@ def gradients_of_product(
         summed = _derivative_and_sum(call, grad)
         if summed is not None:
             return *summed, [None] * len(call.operands)
-    found, _, *of_operands = elementwise_gradients(call, grad, (needs_x, False, *needs_operands))
+    found, *of_operands = elementwise_gradients(call, grad, (needs_x, *needs_operands))
     return found, None, of_operands
 
 
@@ -312,7 +357,7 @@ def _derivative_and_sum(call: ElementwiseCall, grad: Tensor) -> tuple[Tensor, Te
     """grad times the epilogue's derivative at x, and its sum over the rows, by one kernel; None if none does both."""
     x = call.x
     columns = x.shape[-1] if x.dim() else 0
-    if call.epilogue.derives_operands or not elementwise_kernels.sums_columns(x, columns):
+    if not call.epilogue.is_compiled or not elementwise_kernels.sums_columns(x, columns):
         return None
     if not grad.is_contiguous():
         return None  # a copy would take longer than the sum apart: of an expanded gradient PyTorch reads one number
@@ -323,7 +368,7 @@ def _derivative_and_sum(call: ElementwiseCall, grad: Tensor) -> tuple[Tensor, Te
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if call.epilogue.derives_operands:
+    if not call.epilogue.is_compiled:
         return _gradient_of_x(call, grad)
     result = entry.derivative(call, grad)
     if result is not None:
@@ -334,37 +379,45 @@ def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
 
 
 def _gradient_of_x(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    found = _epilogue_gradients(call, grad, (True, *[False] * (1 + len(call.operands))))
+    found = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
     assert found[0] is not None
     return found[0]
 
 
 def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients of the epilogue alone with respect to (x, bias, *operands)."""
-    epilogue, x, _, operands, scalars, _ = call
-    if epilogue is SCALE_BATCH_NORM and not _grad_enabled() and runs_directly(grad, x, *operands):
-        return _gradients_of_scale(x, operands[0], grad, needs)
+    """Gradients of the epilogue alone with respect to (x, *operands)."""
+    epilogue, x, operands, _ = call
+    if not _grad_enabled() and runs_directly(grad, *call.inputs):
+        if epilogue is SCALE_BATCH_NORM:
+            return _gradients_of_scale(x, tensors_of(operands)[0], grad, needs)
+        if not epilogue.is_compiled:
+            found = linked_derivative.gradients(call, grad, needs)
+            if found is not None:
+                return found
+    places = [place for place, each in enumerate(operands) if isinstance(each, Tensor)]
 
-    if isinstance(epilogue, LinkedEpilogue) and not _grad_enabled() and runs_directly(grad, *call.inputs):
-        found = linked_derivative.gradients(epilogue, call, grad, needs)
-        if found is not None:
-            return found
+    def apply(acc: Any, *tensors: Any) -> Tensor:
+        given = [*operands]
+        for place, tensor in zip(places, tensors, strict=True):
+            given[place] = tensor
+        return epilogue.reference(acc, given)
 
-    def apply(acc: Any, bias: Tensor | None, *operands: Any) -> Tensor:
-        return epilogue.reference(acc, bias, operands, scalars)
-
-    return gradients_of(apply, call.inputs, grad, needs)
+    needs_of_tensors = (needs[0], *(needs[1 + place] for place in places))
+    of_x, *of_tensors = gradients_of(apply, call.inputs, grad, needs_of_tensors)
+    every: list[Tensor | None] = [None] * len(operands)
+    for place, gradient in zip(places, of_tensors, strict=True):
+        every[place] = gradient
+    return [of_x, *every]
 
 
 def _gradients_of_scale(
     acc: Tensor, multiplier: Tensor, grad: Tensor, needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The derivative of scale_batch_norm's reference, written out, with respect to (acc, bias, multiplier, offset)."""
-    needs_acc, _, needs_multiplier, needs_offset = needs
+    """The derivative of scale_batch_norm's reference, written out, with respect to (acc, multiplier, offset)."""
+    needs_acc, needs_multiplier, needs_offset = needs
     wide = grad.to(multiplier.dtype)
     return [
         (wide * multiplier).to(acc.dtype) if needs_acc else None,
-        None,
         rows_of(wide * acc.to(wide.dtype)).sum(0) if needs_multiplier else None,
         rows_of(wide).sum(0) if needs_offset else None,
     ]
@@ -390,7 +443,7 @@ def gradients_of(
             found = pullback(grad)
     else:
         with torch.enable_grad():
-            aliases = {index: _tracked(inputs[index], grad) for index in wanted}
+            aliases = {index: _tracked(inputs[index]) for index in wanted}
             found = torch.autograd.grad(
                 function(*(aliases.get(index, tensor) for index, tensor in enumerate(inputs))),
                 list(aliases.values()),
@@ -403,15 +456,9 @@ def gradients_of(
     return gradients
 
 
-def _tracked(tensor: Tensor | None, grad: Tensor) -> Tensor:
-    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph.
-
-    Where the gradient stands for a product that no derivative reads, any numbers do. A batch of gradients, which
-    `is_grads_batched` passes, could not be made to require a gradient.
-    """
+def _tracked(tensor: Tensor | None) -> Tensor:
+    """An alias for autograd: the tensor itself may be two arguments at once, and may have a graph."""
     assert tensor is not None
-    if tensor is grad and not tensor.requires_grad:
-        tensor = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 

@@ -23,7 +23,8 @@ from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, stores
-from epigemm.epilogues.registry import BIAS, Epilogue
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
 
 
@@ -36,24 +37,23 @@ def linear_forward(call: LinearCall) -> Tensor:
 
 def elementwise_forward(call: ElementwiseCall) -> Tensor:
     """The operator `epigemm::elementwise` below autograd."""
-    found = entry.elementwise_operator(call)
+    found = entry.call_elementwise(call)
     return found if isinstance(found, Tensor) else elementwise_deeds.elementwise(call)
 
 
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
     if not gradients.keeps_product(call):
-        result: Tensor = _linear(call, *call.inputs)
+        result: Tensor = _linear(call, call.x, call.weight, *call.operands)
         return result
     if not checked:
         # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
         checks.linear(call)
-    apart = call.with_bias_in_product()
-    result, _ = _linear_keeping_product((apart, call), *apart.inputs)
+    result, _ = _linear_keeping_product(call, call.x, call.weight, *call.operands)
     return result
 
 
-def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators (csrc/call/recorded.h says when)."""
     if weight.requires_grad:
         weight_packs.expire(weight)
@@ -63,7 +63,7 @@ def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor 
 
 def elementwise(call: ElementwiseCall) -> Tensor:
     """D = epilogue(x), recorded."""
-    result: Tensor = _elementwise(call, *call.inputs)
+    result: Tensor = _elementwise(call, call.x, *call.operands)
     return result
 
 
@@ -81,51 +81,53 @@ class _LinearKeepingProduct(Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, calls: tuple[LinearCall, LinearCall], *inputs: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        call, whole = calls  # with a linked epilogue's bias in the product, and as it was given
-        epilogue, x, weight, _, operands, scalars, *_ = call
-        found = _both(whole)
+    def forward(ctx: Any, call: LinearCall, *inputs: Tensor | float | None) -> tuple[Tensor, Tensor]:
+        found = _both(call)
         if found is not None:
             result, product = found
         else:
             product = linear_forward(call.product())
-            result = elementwise_forward(ElementwiseCall(epilogue, product, None, operands, scalars))
-        needs, read = ctx.needs_input_grad, gradients.read_operands(call, result)
-        ctx.epilogue, ctx.scalars, ctx.precision = epilogue, scalars, call.precision
-        ctx.save_for_backward(x if needs[2] else None, weight if needs[1] else None, product, *read)
+            result = elementwise_forward(call.behind(product))
+        ctx.epilogue, ctx.precision = call.epilogue, call.precision
+        _, needs_x, needs_weight, *_ = ctx.needs_input_grad
+        read = gradients.save_operands(ctx, call.behind(product), result)
+        weight = call.weight if needs_x else None
+        ctx.save_for_backward(call.x if needs_weight else None, weight, product, *read)
         ctx.set_materialize_grads(False)
         return result, product
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None) -> Gradients:
         x, weight, product, *saved = ctx.saved_tensors
-        _, needs_x, needs_weight, needs_bias, *needs_operands = ctx.needs_input_grad
+        epilogue = ctx.epilogue
+        _, needs_x, needs_weight, *needs = ctx.needs_input_grad
+        place = epilogue.bias_place - 1  # among the operands
+        needs_bias = place >= 0 and needs[place]
         needs_product = needs_x or needs_weight or needs_bias
-        grad_operands: list[Tensor | None] = [None] * len(saved)
+        found: list[Tensor | None] = [None] * len(needs)
         grad_bias = None
         if grad is not None:
-            operands = gradients.given_again(saved, grad)
-            applied = ElementwiseCall(ctx.epilogue, product, None, operands, ctx.scalars)
+            applied = ElementwiseCall(epilogue, product, gradients.saved_operands(ctx, saved, grad))
+            others = [need and number != place for number, need in enumerate(needs)]
             sums_at_once = needs_bias and grad_product is None
-            found, grad_bias, grad_operands = gradients.gradients_of_product(
-                applied, grad, needs_product, sums_at_once, needs_operands
+            of_product, grad_bias, found = gradients.gradients_of_product(
+                applied, grad, needs_product, sums_at_once, others
             )
-            grad_product = _sum(found, grad_product)
+            grad_product = _sum(of_product, grad_product)
         if grad_product is None or not needs_product:
-            return None, None, None, None, *grad_operands
+            return None, None, None, *found
         wanted = (needs_x, needs_weight, needs_bias and grad_bias is None)
         grad_x, grad_weight, summed = gradient_products.product_gradients(
             grad_product, x, weight, *wanted, ctx.precision
         )
-        return None, grad_x, grad_weight, summed if grad_bias is None else grad_bias, *grad_operands
+        if needs_bias:
+            found[place] = summed if grad_bias is None else grad_bias
+        return None, grad_x, grad_weight, *found
 
 
 def _both(call: LinearCall) -> stores.Both | None:
     """The result and the product by one kernel; None where they are two."""
-    made = stores.keeping(call)
-    found = None if made is None else stores.linear(*made, is_recorded=True)
+    found = stores.linear(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
     if found is not None and call.pack_use == weight_packs.NONE:
         weight_packs.expire(call.weight)
     return found
@@ -165,7 +167,7 @@ def _node(name: str, forward: Callable[[Any], Tensor], save: Any, derivatives: A
     The tensors of a call are separate arguments, because autograd must track them. The call object must not be saved.
     """
 
-    def run(ctx: Any, call: Any, *inputs: Tensor | None) -> Tensor:
+    def run(ctx: Any, call: Any, *inputs: Tensor | float | None) -> Tensor:
         result = forward(call)
         save(ctx, call, result)
         return result

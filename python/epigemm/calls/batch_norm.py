@@ -68,7 +68,7 @@ def normalise(u: Tensor, moments: Moments, norm: Norm, running: Running) -> Tens
         tracked, counted = None, tracked
     elif tracked is not None:
         tracked.add_(1)
-    mean, var, blocks, block_rows, _ = moments
+    mean, var, blocks, block_rows = moments
     if not has_kernels:
         return _normalise_by_torch(u, mean, var, norm, running)
     u = u.contiguous()

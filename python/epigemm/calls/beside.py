@@ -27,10 +27,10 @@ class Asking:
     Args:
         call: the call; its operands are used to link the kernel.
         order: the arithmetics to try.
-        moments: the statistics that it gives, as of `dry_runs.dry_run`.
+        moments: whether it also gives statistics of its result.
     """
 
-    def __init__(self, call: LinearCall, order: Order, moments: int = 0) -> None:
+    def __init__(self, call: LinearCall, order: Order, *, moments: bool = False) -> None:
         self._call, self._order, self._moments = call, order, moments
         # A call whose weight needs a gradient uses no pack.
         needs_gradient = torch.is_grad_enabled() and call.weight.requires_grad
@@ -92,7 +92,7 @@ class Asking:
         call = self._call
         if reason == Reason.LACKS_PACK:
             self._packs = self._packs or deeds.Packs(call)
-            self._packs.make(self._order, self._moments)
+            self._packs.make(self._order, moments=self._moments)
             return True
         if reason != Reason.NOT_LINKED:
             return False

@@ -32,7 +32,7 @@ class Considered(NamedTuple):
 
 
 def consider(
-    call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None, moments: int = 0
+    call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None, moments: bool = False
 ) -> Considered:
     """A dry run of what `deeds.linear` would try, in the same order. It launches nothing.
 

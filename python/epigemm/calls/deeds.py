@@ -87,8 +87,7 @@ class _Linear:
     def read(self, inputs: LinearCall) -> None:
         """Set the inputs that kernels will read: the call's own, or copies of them."""
         self.inputs, self.x = inputs, inputs.x
-        given = () if self.fold else inputs.epilogue.in_order(inputs.bias, *inputs[4:6])
-        self.given: tuple[Any, ...] = given or ()
+        self.given: tuple[Any, ...] = () if self.fold else tuple(inputs.operands)
 
     @property
     def described(self) -> LinearCall:
@@ -260,8 +259,7 @@ def _copy_inputs(attempt: _Linear) -> None:
     attempt.read(
         call._replace(
             x=call.x if flattens(call.x) else call.x.contiguous(),
-            bias=None if call.bias is None else readable(call.bias),
-            operands=tuple(readable(each) for each in call.operands),
+            operands=tuple(readable(each) if isinstance(each, Tensor) else each for each in call.operands),
         )
     )
 
@@ -353,7 +351,7 @@ class Packs:
         """The packs as the entry takes them, and what the weight's slices cost. Stale packs are made again."""
         return self._attempt.find_packs()
 
-    def make(self, order: _precision.Order, moments: int) -> None:
+    def make(self, order: _precision.Order, *, moments: bool) -> None:
         """Make the pack that the call reads, if it may make one. `moments`: as of `dry_runs.dry_run`."""
         attempt = self._attempt
         attempt.find_packs()
@@ -365,7 +363,7 @@ class Packs:
 
 def run_linear(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear`, if nothing traces or differentiates it."""
-    found = entry.linear_operator(call)
+    found = entry.call_linear(call)
     return found if isinstance(found, Tensor) else linear(call)
 
 

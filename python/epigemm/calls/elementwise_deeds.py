@@ -37,16 +37,14 @@ def _elementwise(call: ElementwiseCall) -> Tensor:
     plans.has_gpu_kernels(call.x)  # this makes the device known to C++
     result: Tensor | None = None
     while asked is not None and result is None:
-        found = entry.elementwise_operator(asked, circumstances)
+        found = entry.call_elementwise(asked, circumstances)
         if isinstance(found, Tensor):
             result = found
         else:
             mend = _DEEDS.get(found)
             asked = None if mend is None else mend(asked)
     if result is None:  # no kernel computes it
-        given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
-        assert given is not None  # the call was checked
-        return by_reference.elementwise_by_reference(call.epilogue, call.x, given, None, call.out)
+        return by_reference.elementwise_by_reference(call.epilogue, call.x, call.operands, None, call.out)
     if call.out is not None:
         return result if result is call.out else call.out.copy_(result)
     is_laid_out = result.stride() == call.x.stride() or (asked is not None and asked.x is call.x)
@@ -60,10 +58,9 @@ def _link_elementwise(call: ElementwiseCall) -> ElementwiseCall | None:
 
 def _copy_elementwise_inputs(call: ElementwiseCall) -> ElementwiseCall | None:
     out = call.out if call.out is not None and call.out.is_contiguous() else None
-    mended = call._replace(
-        x=call.x.contiguous(), operands=[readable(operand) for operand in call.operands], out=out
-    )
-    pairs = zip((mended.x, out, *mended.operands), (call.x, call.out, *call.operands), strict=True)
+    operands = [readable(each) if isinstance(each, Tensor) else each for each in call.operands]
+    mended = call._replace(x=call.x.contiguous(), operands=operands, out=out)
+    pairs = zip((mended.x, out, *operands), (call.x, call.out, *call.operands), strict=True)
     return mended if any(new is not old for new, old in pairs) else None
 
 

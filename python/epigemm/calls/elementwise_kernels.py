@@ -56,11 +56,11 @@ def missing(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
 
 def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad * d epilogue(x) / dx in one kernel; x is on a GPU with kernels."""
-    operands = [readable(operand) for operand in call.operands] or None
-    bias = None if call.bias is None else readable(call.bias)
+    bias, operands, scalars = call.epilogue.apart(call.operands)
     x = call.x.contiguous()
     out = torch.empty_like(x)
-    _derivative_out(call.epilogue.name, grad.contiguous(), x, bias, operands, call.scalars or None, out)
+    given = (None if bias is None else readable(bias), [*map(readable, operands)] or None, scalars or None)
+    _derivative_out(call.epilogue.name, grad.contiguous(), x, *given, out)
     return out
 
 

@@ -22,9 +22,9 @@ from epigemm._native import ops
 from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import by_reference, weight_slices
-from epigemm.epilogues.registry import Epilogue
+from epigemm.compilers import is_traced
+from epigemm.epilogues.registry import Epilogue, Operands
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -34,7 +34,6 @@ _Found = TypeVar("_Found")
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
-Vectors = tuple[Tensor | float | None, ...]
 
 # The cost of the weight's slices by what a call may do with the pack: where packs are kept, it is not counted.
 _KEPT_COSTS = sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
@@ -116,8 +115,8 @@ def linear(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
-    operands: Vectors,  # one for each operand of the epilogue; empty if they are folded
-    fold: Vectors
+    operands: Operands,  # one for each operand of the epilogue; empty if they are folded
+    fold: Operands
     | None,  # what scale_batch_norm's are folded from: the vectors of `epilogues.FOLDED` and then eps
     precision: str | None,  # what an fp32 product gets; None follows torch's setting
     out: Tensor | None,  # where the result goes; None: a new tensor
@@ -176,13 +175,12 @@ def ask(*arguments: Any) -> Tensor | int:
     return found
 
 
-def ask_with_moments(*arguments: Any) -> tuple[Tensor, bool, int] | int:
-    """The same, with the tensors for statistics of the result behind the arguments (csrc/python/entry.cpp).
+def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
+    """The same, with the tensors for statistics of the result's columns behind the arguments (csrc/python/entry.cpp).
 
-    Behind the result are whether the product's kernel has reduced it, and the rows of a block, if the blocks' moments
-    were left unmerged; else 0.
+    Behind the result are the rows of a block, if the blocks' moments were left unmerged; else 0.
     """
-    found: tuple[Tensor, bool, int] | int = (
+    found: tuple[Tensor, int] | int = (
         _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
     )
     return found
@@ -271,26 +269,25 @@ def slices_at_hand(
     return ((buffer, None) if order.slices == 2 else (None, buffer)), _KEPT_COSTS
 
 
-def linear_operator(call: LinearCall) -> Tensor | Reason:
-    """`linear`, for a call with the operands of the operator `epigemm::linear`."""
-    epilogue, x, weight, bias, operands, scalars, precision, pack_use, strict, invariant, out = call
-    given = epilogue.in_order(bias, operands, scalars)
-    if given is None or is_traced():
+def call_linear(call: LinearCall) -> Tensor | Reason:
+    """`linear`, with the arguments of a call."""
+    epilogue, x, weight, operands, precision, pack_use, strict, invariant, out = call
+    if is_traced():
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, given, None, asked, out, pack_use, strict, invariant)
+    return linear(epilogue, x, weight, tuple(operands), None, asked, out, pack_use, strict, invariant)
 
 
 def is_left_to_torch(call: LinearCall) -> bool:
     """Whether PyTorch's own operators should record a call. Some tensor of it requires a gradient."""
-    return linear_operator(call) is RECORDED_BY_TORCH
+    return call_linear(call) is RECORDED_BY_TORCH
 
 
 def elementwise(
     epilogue: Epilogue,
     x: Tensor,
-    operands: Vectors,
-    fold: Vectors | None,
+    operands: Operands,
+    fold: Operands | None,
     out: Tensor | None,
     circumstances: int = 0,
 ) -> Tensor | Reason:
@@ -307,22 +304,20 @@ def elementwise(
     return _REASONS[found]
 
 
-def elementwise_operator(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
-    """`elementwise`, for a call with the operands of the operator `epigemm::elementwise`."""
-    epilogue, x, bias, operands, scalars, out = call
-    given = epilogue.in_order(bias, operands, scalars)
-    if given is None or is_traced():
-        return NOT_PLAIN
-    return elementwise(epilogue, x, given, None, out, circumstances)
+def call_elementwise(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
+    """`elementwise`, with the arguments of a call."""
+    epilogue, x, operands, out = call
+    return NOT_PLAIN if is_traced() else elementwise(epilogue, x, tuple(operands), None, out, circumstances)
 
 
 def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
-    """grad times the epilogue's derivative at x, or None; operands as of `elementwise_operator`.
+    """grad times the epilogue's derivative at x, or None.
 
     `sums`: on a GPU, contiguous `[N]` of x's dtype, receives the sums of the result's columns.
     """
-    given = call.epilogue.in_order(call.bias, call.operands, call.scalars)
-    if given is None or _module is None or is_traced():
+    if _module is None or is_traced():
         return None
-    found: Tensor | int = _module.derivative(call.epilogue.number, grad, call.x, given, sums, 0)
+    found: Tensor | int = _module.derivative(
+        call.epilogue.number, grad, call.x, tuple(call.operands), sums, 0
+    )
     return None if type(found) is int else found  # type: ignore[return-value]

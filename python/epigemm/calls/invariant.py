@@ -78,17 +78,19 @@ def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]
     is_by_tma = call.x.dtype != torch.float32 or call.order.fused[0] == _precision.TF32
     step = _TMA_BYTES // call.x.element_size() if is_by_tma else 1
     width, depth = n + -n % step, k + -k % step
-    operands = list(zip(call.operands, call.kinds, strict=True))
-    is_shared = any(KINDS[kind].shares_rows(each.shape, call.x.shape[:-1], n) for each, kind in operands)
+    pairs = [*zip(call.operands, (each.kind for each in call.epilogue.operands), strict=True)]
+    shapes = [(each.shape, kind) for each, kind in pairs if isinstance(each, Tensor)]
+    is_shared = any(KINDS[kind].shares_rows(shape, call.x.shape[:-1], n) for shape, kind in shapes)
     # A matrix with a row for several of x's needs x's leading axes.
     lead = tuple(call.x.shape[:-1]) if is_shared else (call.rows,)
     return call._replace(
         x=copy(call.x, (*lead, depth)),
         weight=copy(call.weight, (width, depth)),
-        bias=None if call.bias is None else copy(call.bias, (width,)),
         operands=[
             copy(operand, KINDS[kind].shape(operand.shape[:-1] if is_shared else lead, width))
-            for operand, kind in operands
+            if isinstance(operand, Tensor)
+            else operand
+            for operand, kind in pairs
         ],
         out=None,
     )
@@ -122,8 +124,10 @@ def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
         operands = [
-            row_of(operand, index, call.rows) if KINDS[kind].by_row else operand
-            for operand, kind in zip(call.operands, call.kinds, strict=True)
+            row_of(value, index, call.rows)
+            if isinstance(value, Tensor) and KINDS[about.kind].by_row
+            else value
+            for about, value in zip(call.epilogue.operands, call.operands, strict=True)
         ]
         run(of_row._replace(operands=operands))
         target[index : index + 1].copy_(result)

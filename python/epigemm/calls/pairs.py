@@ -14,7 +14,6 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.calls import entry
 from epigemm.calls.routed import attempt
-from epigemm.epilogues.kinds import MATRIX
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -35,20 +34,18 @@ def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
     """The result of one kernel; None if the caller has to make two calls.
 
     That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
-    read or write the tensors as they lie. `call` has the epilogue's operands in order, without the second product.
+    read or write the tensors as they lie. `call` has None for the first matrix, which is the second product.
     """
     if noted.calls is not None:
         noted.calls.append((call, weight2))
-    tensors = (call.weight, weight2, *call.operands, call.out)
+    tensors = (*call.inputs[1:], weight2, call.out)
     return attempt(call, tensors, lambda circumstances: _run(call, weight2, circumstances))
 
 
 def _run(call: LinearCall, weight2: Tensor, circumstances: int) -> Tensor | int:
     """The result, or the reason why there is none, after what can be done about it."""
     epilogue = call.epilogue
-    place = next(i for i, operand in enumerate(epilogue.operands[1:]) if operand.kind == MATRIX)
-    given = (*call.operands[:place], None, *call.operands[place:])
-    tensors = (epilogue.number, call.x, call.weight, given, None, call.out)
+    tensors = (epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
     options = (_OF_16_BITS, None, 0, False, call.invariant, circumstances, None)
     return entry.ask_again(
         lambda: entry.ask(*tensors, *options, weight2), lambda reason: _is_mended(reason, call, weight2)

@@ -1,56 +1,20 @@
 """Reductions of a matrix along one axis, by PyTorch's operators: in a fixed order, differentiable any number of times.
 
-Where the moments of a matrix are known, or cheaper (`epigemm.calls.moments`), sums, means and variances follow from
-them. In the batch-invariant mode a sum along a row is a tree of sums of two numbers: the order of PyTorch's depends on
-how many rows there are.
+In the batch-invariant mode a sum along a row is a tree of sums of two numbers: the order of PyTorch's depends on how
+many rows there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from epigemm.arguments.traced import is_traced
-from epigemm.calls import entry, moments
-from epigemm.calls.moments import Moments
-from epigemm.epilogues.parts import Parts
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, SUM
 
 
-def reduce_each(
-    parts: Parts, matrices: Mapping[int, Tensor], known: Mapping[tuple[int, int], Moments], *, invariant: bool
-) -> list[tuple[Tensor, Tensor | None]]:
-    """The reductions of a call, each as of `reduce`.
-
-    Args:
-        parts: of the call.
-        matrices: those that are read, `[M, N]`, by their numbers.
-        known: the moments of some of them, by the number and the axis.
-        invariant: a row's bits depend on no other row.
-    """
-    sizes = next(iter(matrices.values())).shape
-    at_hand = {source: _apart(each) for source, each in known.items()}
-    followed = {} if invariant or is_traced() else parts.of_moments(*sizes)
-    for place, source in followed.items():
-        matrix = matrices[source[0]]
-        is_wanted = parts.reductions[place].needs_moments and source not in at_hand
-        if is_wanted and moments.is_served(matrix) and entry.sees(matrix) is None:
-            at_hand[source] = _apart(moments.column_moments(matrix))
-    found: list[tuple[Tensor, Tensor | None]] = []
-    for place, (number, kind, axis, correction) in enumerate(parts.reductions):
-        known_of = at_hand.get(followed[place]) if place in followed else None
-        if known_of is not None:
-            found.append(of_moments(known_of, kind, sizes[axis], correction))
-        else:
-            found.append(reduce(matrices[number], kind, axis, correction=correction, invariant=invariant))
-    return found
-
-
 def reduce(
-    matrix: Tensor, kind: str, axis: int, *, correction: float, invariant: bool
+    matrix: Tensor, kind: str, axis: int, correction: float, *, invariant: bool
 ) -> tuple[Tensor, Tensor | None]:
     """A reduction of `[M, N]` along an axis, in fp32 (fp64 of fp64); with the variance comes the mean.
 
@@ -68,20 +32,6 @@ def reduce(
     if kind == AMIN:
         return matrix.amin(axis).to(wide), None
     return torch.var_mean(matrix.to(wide), axis, correction=correction)
-
-
-def of_moments(known: Moments, kind: str, count: int, correction: float) -> tuple[Tensor, Tensor | None]:
-    """The sum, the mean, or the variance and the mean of `count` numbers each, which are more than the correction."""
-    if kind == SUM:
-        return (known.mean * count if known.sum is None else known.sum), None
-    if kind == MEAN:
-        return known.mean, None
-    return (known.var if correction == 0.0 else known.var * (count / (count - correction))), known.mean
-
-
-def _apart(known: Moments) -> Moments:
-    """The same, no views of one tensor: what is written into one result must not count as a change of another."""
-    return Moments(known.mean.data, known.var.data, sum=None if known.sum is None else known.sum.data)
 
 
 def launches(kind: str, dtype: torch.dtype, *, invariant: bool) -> list[str]:

@@ -12,9 +12,11 @@ the function reads from outside, as globals or from a closure, are constants of 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -23,7 +25,7 @@ from typing import Any, overload
 from torch import Tensor, fx
 
 from epigemm.epilogues import constants, evaluating, formulas
-from epigemm.epilogues.kinds import ANNOTATIONS, SCALAR, slots_of, too_many
+from epigemm.epilogues.kinds import ANNOTATIONS, MATRIX, PER_COLUMN, PER_ROW, SCALAR, slots_of, too_many
 from epigemm.epilogues.tracing import cost, reference, source
 from epigemm.epilogues.tracing.program import Program, words
 from epigemm.epilogues.tracing.results import Results, filled
@@ -58,6 +60,11 @@ class Declared:
         return tuple(operand.kind for operand in self.operands)
 
 
+_keys = itertools.count()
+TRACED: weakref.WeakValueDictionary[str, Traced] = weakref.WeakValueDictionary()
+"""By their keys, which stand for them where Dynamo traces."""
+
+
 @dataclass(frozen=True, eq=False)
 class Traced(Declared):
     """An epilogue made of a Python function."""
@@ -67,21 +74,53 @@ class Traced(Declared):
     graph: fx.GraphModule = field(repr=False)
     source: str = field(repr=False)  # the functor in C++
     digest: str  # of the source and the operands' kinds, the same in every process
-    is_own: bool = False  # whether it is one of epigemm's own (`own`)
+    is_own: bool = False  # whether it is the library's (`epigemm.epilogues.library`)
     stored: Program | None = field(default=None, repr=False)  # of a second value, stored beside the result
     # by the numbers of the operands that are None: what the function is of the others
     without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
+    # the epilogues that were made of it, by their operands' types (`registry.typed`)
+    forms: dict[tuple[bool, ...], Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The slot in which the open kernels read each operand: `kinds.SLOTS`."""
-        return slots_of(self.kinds)
+    is_compiled: bool = field(init=False, default=False, repr=False)  # as of `Epilogue`
+    # What follows from these; attributes, for calls ask.
+    has_scalar: bool = field(init=False, repr=False)
+    key: str = field(init=False, repr=False)  # not a number, because Dynamo makes a symbol of the second one
+    slots: tuple[int, ...] = field(
+        init=False, repr=False
+    )  # in which open kernels read each operand: `kinds.SLOTS`
+    reads: tuple[bool, ...] = field(
+        init=False, repr=False
+    )  # for each operand, whether the result depends on it
+    bias_place: int = field(init=False, repr=False)  # as of `Epilogue`
+    are_scalars: tuple[bool, ...] = field(init=False, repr=False)  # for each operand
+    matrices: tuple[int, ...] = field(init=False, repr=False)  # their places among the operands
+    has_rows: bool = field(init=False, repr=False)  # whether it reads a number for each row
+    # the places among the operands whose type the result's is promoted from; the bias has the product's
+    typing: tuple[int, ...] = field(init=False, repr=False)
 
-    @property
-    def reads(self) -> tuple[bool, ...]:
-        """For each operand, whether the result depends on it."""
-        read = self.program.reads()
-        return tuple(number in read for number in range(1, len(self.operands) + 1))
+    def __post_init__(self) -> None:
+        kinds, program = self.kinds, self.program
+        read, bias = program.reads(), program.bias() or 0
+        is_bias = bias > 0 and kinds[bias - 1] == PER_COLUMN
+        excepted = {0, bias} if is_bias else {0}
+        for name, value in {
+            "key": str(next(_keys)),
+            "slots": slots_of(kinds),
+            "reads": tuple(number in read for number in range(1, len(kinds) + 1)),
+            "bias_place": bias if is_bias else 0,
+            "has_scalar": SCALAR in kinds,
+            "are_scalars": tuple(kind == SCALAR for kind in kinds),
+            "matrices": tuple(place for place, kind in enumerate(kinds) if kind == MATRIX),
+            "has_rows": PER_ROW in kinds,
+            "typing": tuple(number - 1 for number in program.typing() - excepted),
+        }.items():
+            object.__setattr__(self, name, value)
+        TRACED[self.key] = self
+
+    @functools.cached_property
+    def behind_bias(self) -> fx.GraphModule:
+        """`graph` without the bias, which the accumulator has or which is absent; its argument is not read."""
+        return reference.reference_module(self.program.without_bias())
 
     def reference(self, acc: Tensor, *operands: Tensor | float) -> Tensor:
         """The epilogue in plain PyTorch: differentiable any number of times, and traceable.
@@ -95,7 +134,6 @@ class Traced(Declared):
             operand if isinstance(operand, Tensor) else reference.constant(acc, operand)
             for operand in operands
         ]
-        # `forward`, because the module's call takes as long as two operators on a small tensor.
         return self.graph.forward(acc, *given)  # type: ignore[no-any-return]
 
     def kernel_source(
@@ -203,13 +241,6 @@ def traced(
     found = _trace(function, operands, name, start)
     assert isinstance(found, Traced)
     return found
-
-
-def own(name: str) -> Traced:
-    """One of `epigemm.epilogues.formulas`, as if it had been traced."""
-    formula = formulas.FORMULAS[name]
-    operands = tuple(OperandSpec(kind, operand) for kind, operand in formula.operands)
-    return made(name, operands, formula.program, is_own=True)
 
 
 def made(

@@ -1,11 +1,15 @@
-"""Built-in epilogues that read a matrix, or more than one folded vector: programs like those that a trace makes.
+"""What the library's epilogues compute: programs like those that a trace makes.
 
-    residual: D = z + residual                      gated_ACT: D = ACT(z) * gate
-    gated_ACT_bias2: D = ACT(z) * (gate + bias2[n])
-    layer_scale_residual: D = residual + layer_scale[n] * z,  scale_relu: D = relu(multiplier[n] * z + offset[n])
+z is the accumulator plus the bias, if the epilogue has one; a call may leave the bias out. The functors of some stand
+in csrc/epilogue, in C++ (registry.def lists them); those of the others are generated, as a user's is.
 
-z is the accumulator; with `bias_` before the name it is acc + bias[n]. The gate may be a second product of x, whose
-bias is bias2. Everything else is as for a user's function. The build links those of `PRELINKED`
+    bias: D = z   bias_ACT: D = ACT(z)   sigmoid: D = sigmoid(acc)   relu_div: D = relu(z) / divisor
+    sigmoid_scale_residual: D = z + scale sigmoid(z)   scale_batch_norm: D = multiplier[n] acc + offset[n]
+    residual: D = z + residual   layer_scale_residual: D = residual + layer_scale[n] z
+    gated_ACT: D = ACT(z) gate   gated_ACT_bias2: D = ACT(z) (gate + bias2[n])
+    scale_relu: D = relu(multiplier[n] z + offset[n])
+
+The gate may be a second product of x, whose bias is bias2. The build links those of `PRELINKED`
 (build_backend/prelink.py), so this module does not import torch.
 """
 
@@ -16,11 +20,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR
 from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracing.source import functor_text
 
-PRELINKED = ("residual", "bias_residual")
+PRELINKED = ("residual",)
 ACTIVATIONS = ("gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "tanh")
 """Applied to the accumulator before it is multiplied by the gate; identity: none."""
 GATED, BIAS2, OF_VECTORS = "gated_", "_bias2", "scale_relu"
@@ -38,8 +42,10 @@ class NamedProgram(NamedTuple):
         return tuple(kind for kind, _ in self.operands)
 
 
-def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> NamedProgram:
+def _formula(operands: dict[str, str], *steps: tuple[str, ...], has_bias: bool = True) -> NamedProgram:
     """A formula of steps (result, primitive, inputs...), given by names. The last step's result is returned."""
+    if has_bias:
+        operands, steps = {"bias": PER_COLUMN, **operands}, (("z", "add", "acc", "bias"), *steps)
     places = {name: place for place, name in enumerate(("acc", *operands))}
     program = []
     for result, op, *inputs in steps:
@@ -49,42 +55,40 @@ def _formula(operands: dict[str, str], *steps: tuple[str, ...]) -> NamedProgram:
     return NamedProgram(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
 
 
-def _both(name: str, operands: dict[str, str], *steps: tuple[str, ...]) -> Iterator[tuple[str, NamedProgram]]:
-    """The formula with a bias and without one; the steps begin with z."""
-    yield (
-        f"bias_{name}",
-        _formula({"bias": PER_COLUMN, **operands}, ("z", "add", "acc", "bias"), *steps),
-    )
-    without = [tuple("acc" if word == "z" else word for word in step) for step in steps]
-    yield name, _formula(operands, *without)
+def _activated(activation: str, result: str = "d") -> list[tuple[str, ...]]:
+    """The steps from z to its activation."""
+    if activation == "silu":
+        return [("s", "sigmoid", "z"), (result, "mul", "z", "s")]
+    return [(result, activation, "z")]
 
 
 def _all() -> Iterator[tuple[str, NamedProgram]]:
-    yield from _both("residual", {"residual": MATRIX}, ("d", "add", "z", "residual"))
-    yield from _both(
-        "layer_scale_residual",
-        {"layer_scale": PER_COLUMN, "residual": MATRIX},
-        ("scaled", "mul", "z", "layer_scale"),
-        ("d", "add", "residual", "scaled"),
+    vectors = {"multiplier": PER_COLUMN, "offset": PER_COLUMN}
+    yield "bias", _formula({})
+    for activation in ("relu", "gelu", "gelu_tanh", "silu", "tanh"):
+        yield f"bias_{activation}", _formula({}, *_activated(activation))
+    yield "sigmoid", _formula({}, ("d", "sigmoid", "acc"), has_bias=False)
+    yield (
+        "sigmoid_scale_residual",
+        _formula(
+            {"scale": SCALAR}, ("s", "sigmoid", "z"), ("t", "mul", "scale", "s"), ("d", "add", "z", "t")
+        ),
     )
+    yield "relu_div", _formula({"divisor": SCALAR}, ("r", "relu", "z"), ("d", "div", "r", "divisor"))
+    folded = (("scaled", "mul", "multiplier", "acc"), ("d", "add", "scaled", "offset"))
+    yield "scale_batch_norm", _formula(vectors, *folded, has_bias=False)
+    yield "residual", _formula({"residual": MATRIX}, ("d", "add", "z", "residual"))
+    steps = (("scaled", "mul", "z", "layer_scale"), ("d", "add", "residual", "scaled"))
+    yield "layer_scale_residual", _formula({"layer_scale": PER_COLUMN, "residual": MATRIX}, *steps)
     for activation in ACTIVATIONS:
-        steps: list[tuple[str, ...]] = [("a", activation, "z")]
-        if activation == "silu":
-            steps = [("s", "sigmoid", "z"), ("a", "mul", "z", "s")]
-        product: tuple[str, ...] = ("d", "mul", "a", "gate")
-        if activation == "identity":
-            steps, product = [], ("d", "mul", "z", "gate")
-        yield from _both(f"{GATED}{activation}", {"gate": MATRIX}, *steps, product)
-        with_bias2 = [("g", "add", "gate", "bias2"), (*product[:3], "g")]
+        before = [] if activation == "identity" else _activated(activation, "a")
+        active = "a" if before else "z"
+        yield f"{GATED}{activation}", _formula({"gate": MATRIX}, *before, ("d", "mul", active, "gate"))
+        gate = (("g", "add", "gate", "bias2"), ("d", "mul", active, "g"))
         operands = {"bias2": PER_COLUMN, "gate": MATRIX}
-        yield from _both(f"{GATED}{activation}{BIAS2}", operands, *steps, *with_bias2)
-    yield from _both(
-        OF_VECTORS,
-        {"multiplier": PER_COLUMN, "offset": PER_COLUMN},
-        ("scaled", "mul", "multiplier", "z"),
-        ("sum", "add", "scaled", "offset"),
-        ("d", "relu", "sum"),
-    )
+        yield f"{GATED}{activation}{BIAS2}", _formula(operands, *before, *gate)
+    scaled = (("scaled", "mul", "multiplier", "z"), ("sum", "add", "scaled", "offset"), ("d", "relu", "sum"))
+    yield OF_VECTORS, _formula(vectors, *scaled)
 
 
 FORMULAS: dict[str, NamedProgram] = dict(_all())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from epigemm.epilogues.declaring import Traced, TracedResults, made
 from epigemm.epilogues.tracing import cost
 from epigemm.epilogues.tracing.program import Program, Ref, Value
-from epigemm.epilogues.tracing.results import MEAN, SUM, VAR, Result, narrowed
+from epigemm.epilogues.tracing.results import VAR, Result, narrowed
 
 _LONGEST = 48  # of a function's name within a part's
 
@@ -63,23 +63,6 @@ class Reduction(NamedTuple):
     axis: int
     correction: float
 
-    @property
-    def needs_moments(self) -> bool:
-        """Whether a kernel is launched for the moments that it follows from, if there are none.
-
-        So it is for the variance of columns, for which PyTorch first copies a matrix of 16 bits to fp32. A sum or a
-        mean is one kernel of PyTorch's.
-        """
-        return self.kind == VAR and self.axis == 0
-
-
-class Wanted(NamedTuple):
-    """The moments that a call of a product wants of its result, and whether it needs those of columns."""
-
-    columns: bool
-    rows: bool
-    needs_columns: bool
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -101,29 +84,6 @@ class Parts:
         """Whether the first matrix is a result."""
         pairs = zip(results, self.sources, strict=True)
         return any(result.is_stored and source == 0 for result, source in pairs)
-
-    def of_moments(self, rows: int, columns: int) -> dict[int, tuple[int, int]]:
-        """The sums, means and variances that follow from moments of a stored matrix along an axis.
-
-        By their places, the numbers of these matrices and the axis. Moments are the mean and the biased variance of
-        each row or column. `rows`, `columns`: those of the matrices. A correction that leaves no degree of freedom is
-        left to PyTorch, which warns.
-        """
-        found = {}
-        for place, (number, kind, axis, correction) in enumerate(self.reductions):
-            matrix = self.matrices[number]
-            is_stored = matrix.traced is None or not matrix.is_wide
-            if kind in (SUM, MEAN, VAR) and max(correction, 0.0) < (rows, columns)[axis] and is_stored:
-                found[place] = (0 if matrix.traced is None else number), axis
-        return found
-
-    def of_product(self, rows: int, columns: int) -> Wanted | None:
-        """The moments of the first matrix that some reduction follows from; None if none does."""
-        followed = self.of_moments(rows, columns)
-        places = [place for place, (number, _) in followed.items() if number == 0]
-        axes = {followed[place][1] for place in places}
-        is_needed = any(self.reductions[place].needs_moments for place in places)
-        return Wanted(0 in axes, 1 in axes, is_needed) if axes else None
 
 
 def take_apart(traced: TracedResults, *, is_exact: bool) -> Parts:

@@ -1,23 +1,36 @@
-"""The Python half of the epilogue registry: operands and PyTorch reference of every epilogue.
+"""Epilogues with the element types of their operands, as the C++ module knows them.
 
-The list itself is `csrc/epilogue/registry.def`; a test asserts that both halves name the same epilogues and
-operands.
+Those of `csrc/epilogue/registry.def` are there from the start. Each other one is registered under a name that contains
+a digest of its functor. The planner, the calls and their derivatives treat all alike. One difference is left: of the
+first the package has elementwise kernels, those of the others are linked (`epigemm.linking.loading`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from epigemm._native import registry
-from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
+from epigemm._native import ops
+from epigemm.epilogues import formulas
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.tracing import cost
+from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
+from epigemm.epilogues.tracing.reference import constant
+from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
 
-ACCUMULATOR = "accumulator"
+if TYPE_CHECKING:
+    from epigemm.epilogues.declaring import Traced
+
+_ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/open/contract.h
+
+Operands = Sequence[Tensor | float | None]
+"""The operands of a call, one for each of the epilogue's, in its order; None: the bias is absent."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -44,184 +57,213 @@ class Operand:
 
 
 class Epilogue:
-    """One epilogue: its name and formula, its operands, and a differentiable reference in plain PyTorch.
+    """One epilogue: its name and formula, its operands, its functor, and a differentiable reference.
 
-    `compute(z, *operands, *scalars)` computes in the type of the epilogue's arithmetic. z is the accumulator, plus the
-    bias if the epilogue has one.
+    Attributes:
+        operands: what a call gives.
+        bias_place: the place among the operands, counted from 1, of the vector that is added to the accumulator before
+            all else; a call may leave it out. 0: there is none.
+        number: its number in the C++ module.
+        is_compiled: whether the package has its elementwise kernels and its derivative's.
+        unread: the places of the operands that no derivative depends on; 0: nor on the accumulator.
+        prelinked: the name under which the package may have its GEMM kernels.
+        linear: whether it may follow a product.
+        has_scalar: whether it has numbers among its operands.
     """
 
     def __init__(
         self,
         name: str,
         formula: str,
-        compute: Callable[..., Tensor],
-        *operands: Operand,
+        traced: Traced,
+        operands: Sequence[Operand],
+        number: int,
+        functor: str = "",
+        *,
         linear: bool = True,
     ) -> None:
-        self.name = name
-        self.number = -1  # its position in registry.def
-        self.prelinked = name  # the name under which the package may have its kernels
-        self.functor = ""  # the struct in csrc/epilogue/NAME.h
-        self.formula = formula
-        self.compute = compute
-        self.operands = (Operand(ACCUMULATOR, ACCUMULATOR), *operands)
+        self.name, self.formula, self.number = name, formula, number
+        self.traced = traced
+        self.operands = tuple(operands)
+        self.bias_place = bias_of(traced.program, self.operands)
         self.linear = linear
-        self.takes_bias = any(operand.name == "bias" for operand in operands)
-        self.vectors = tuple(o for o in operands if o.kind == PER_COLUMN and o.name != "bias")
-        scalars = [o for o in operands if o.kind == SCALAR]
-        self.scalar = scalars[0] if scalars else None
-        self.operand_count = len(self.vectors) + len(scalars)  # without the accumulator and the bias
-
-    first = "x"  # the name of the elementwise function's first argument
-    takes_0d = True  # the elementwise function's first argument may be 0-d if no operand has axes
-    chooses_dtypes = False  # callers choose for each operand between x's dtype and the arithmetic's
-    order_of_operands = " (vectors first; a scalar as a 0-d tensor or as a number)"
-    derives_operands = False  # its derivative's kernel also computes the operands' gradients
-    unread: frozenset[int] = frozenset()  # the positions in `operands` of what no derivative depends on
-    bias_place: int | None = None  # for a linked epilogue: the position of its bias in `operands`
+        self.has_scalar = any(each.kind == SCALAR for each in operands)
+        self.functor = functor  # the struct in csrc/epilogue/NAME.h; empty: that of `traced`
+        self.is_compiled = bool(functor)
+        self.unread = frozenset(range(1 + len(self.operands))) - traced.program.read_by_derivative()
+        # The package's kernels read operands that have x's type.
+        is_usual = all(each.folded == (each.kind == SCALAR) and not each.shared for each in operands)
+        self.prelinked = name if functor else formulas.prelinked_name(traced.digest) if is_usual else ""
 
     @property
-    def after_bias(self) -> Epilogue | None:
-        """The epilogue without its bias, if there is one in the registry."""
-        return None
+    def first(self) -> str:
+        """The name of the elementwise function's first argument."""
+        return "x" if self.is_compiled else "z"
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
 
     def source(self, symbol: str) -> str:
-        """The text for NVRTC that goes into an open kernel: see csrc/open/functor.h."""
-        from epigemm.epilogues.tracing.source import built_in_source
-
+        """The text for NVRTC that goes into an open kernel (csrc/open/contract.h)."""
         # For results of 16 bits shorter instructions are used.
-        number = "float"
-        if "float16" in symbol and "_derivative_" not in symbol:
-            number = "epigemm::RoundedToBFloat16" if "bfloat16" in symbol else "epigemm::Rounded"
-        return built_in_source(self.name, self.functor, number)
+        is_derivative, is_narrow = "_derivative_" in symbol, "float16" in symbol
+        half = "bfloat16" if "bfloat16" in symbol else "float16"
+        if self.functor:
+            from epigemm.epilogues.tracing.source import built_in_source
+
+            rounded = "RoundedToBFloat16" if half == "bfloat16" else "Rounded"
+            number = f"epigemm::{rounded}" if is_narrow and not is_derivative else "float"
+            return built_in_source(self.name, self.functor, number)
+        function = "slope" if is_derivative else f"apply_{half}" if is_narrow else "apply"
+        function += "_double" if "float64" in symbol else ""
+        elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands]
+        slots = zip(self.operands, self.traced.slots, strict=True)
+        shared = [slot for operand, slot in slots if operand.shared]
+        return self.traced.kernel_source(elements, ("operand", function), shared)
 
     def describe_error(self, source: str, log: str) -> str:
-        """NVRTC's error for a source, in one line."""
-        del source
-        return log.strip().split("\n")[0]
+        """NVRTC's error for a source, in one line: with that of the user's function where it comes from one."""
+        if self.functor:
+            return log.strip().split("\n")[0]
+        from epigemm.epilogues.tracing.source import describe_compile_error
+
+        return describe_compile_error(self.traced.program, source, log)
+
+    def named(self, operands: Operands) -> list[tuple[str, Tensor]]:
+        """The tensors of a call and their names, which may also be those of other arguments."""
+        every = zip(self.operands, operands, strict=True)
+        return [(operand.name, value) for operand, value in every if isinstance(value, Tensor)]
+
+    def bias_among(self, operands: Operands) -> Tensor | None:
+        """The bias of a call."""
+        return operands[self.bias_place - 1] if self.bias_place else None  # type: ignore[return-value]
+
+    def without_bias(self, operands: Operands) -> Operands:
+        """A call's operands, for a product to which its bias was added."""
+        place = self.bias_place
+        return (*operands[: place - 1], None, *operands[place:]) if place else operands
 
     def in_order(
-        self, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
-    ) -> tuple[Tensor | float | None, ...] | None:
-        """A call's operands, one value for each after the accumulator; None if their number does not fit.
+        self, bias: Tensor | None, tensors: Sequence[Tensor], scalars: Sequence[float]
+    ) -> Operands | None:
+        """A call's operands from what its operator takes; None if their number does not fit.
 
-        A built-in epilogue has its vectors first, and at most one scalar.
+        Numbers are for the first scalars, tensors for all others.
         """
-        if len(operands) + len(scalars) != self.operand_count or (bias is not None and not self.takes_bias):
-            return None
-        return (bias, *operands, *scalars) if self.takes_bias else (*operands, *scalars)
+        values, numbers = iter(tensors), iter(scalars)
+        given: list[Tensor | float | None] = []
+        for place, operand in enumerate(self.operands, 1):
+            if place == self.bias_place:
+                given.append(bias)
+                continue
+            value: Tensor | float | None = next(numbers, None) if operand.kind == SCALAR else None
+            given.append(next(values, None) if value is None else value)
+            if given[-1] is None:
+                return None
+        fits = next(values, None) is None and next(numbers, None) is None
+        return tuple(given) if fits and (bias is None or self.bias_place) else None
 
-    def reference(
-        self, acc: Tensor, bias: Tensor | None, operands: Sequence[Tensor], scalars: Sequence[float]
-    ) -> Tensor:
-        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`."""
-        given = self.in_order(bias, operands, scalars)
-        assert given is not None
-        return self.evaluate(acc, given)
+    def apart(self, operands: Operands) -> tuple[Tensor | None, list[Tensor], list[float]]:
+        """What the call's operator takes: its bias, tensors and numbers; all scalars are tensors, or none is."""
+        bias: Any = None
+        tensors: list[Tensor] = []
+        numbers: list[float] = []
+        for place, value in enumerate(operands, 1):
+            if place == self.bias_place:
+                bias = value
+            elif isinstance(value, Tensor):
+                tensors.append(value)
+            elif value is not None:
+                numbers.append(value)
+        return bias, tensors, numbers
 
-    def evaluate(self, acc: Tensor, given: Sequence[Any]) -> Tensor:
-        """`reference`, with all operands in order; a new tensor, or `acc`."""
-        dtype = acc.dtype
-        z = acc if dtype is torch.float32 or dtype is torch.float64 else acc.float()
-        if self.takes_bias:
-            bias, *given = given
-            if bias is not None:
-                z = z + bias.to(z.dtype)
-        result = self.compute(z, *given)
-        return result if z.dtype is dtype else result.to(dtype)
+    def reference(self, acc: Tensor, operands: Operands) -> Tensor:
+        """The epilogue in plain differentiable PyTorch, rounded once to the dtype of `acc`: a new tensor."""
+        wide = compute_dtype(acc.dtype)
+        z = acc.to(wide)
+        values: list[Tensor | None] = []
+        for value in operands:
+            if value is not None:
+                value = value.to(wide) if isinstance(value, Tensor) else constant(z, value)
+            values.append(value)
+        is_absent = self.bias_place > 0 and operands[self.bias_place - 1] is None
+        module = self.traced.behind_bias if is_absent else self.traced.graph
+        # `forward`, because the module's call takes as long as two operators on a small tensor.
+        result: Tensor = module.forward(z, *values).to(acc.dtype)
+        # A function that does not read the product may have fewer rows: those of a matrix that several of them share.
+        if result.shape == acc.shape:
+            return result
+        return result.expand(acc.shape).clone(memory_format=torch.contiguous_format)
+
+    @functools.cached_property
+    def with_product(self) -> Epilogue:
+        """The epilogue with what its derivative reads as its second value: the product and its bias.
+
+        A GEMM may store it beside the result (`epigemm.calls.stores`).
+        """
+        from epigemm.epilogues.declaring import made
+
+        bias, count = self.bias_place, self.traced.program.operands
+        steps = (Step("add", (Ref(0), Ref(bias)), REAL, ""),) if bias else ()
+        product = Program(count, steps, Ref(count + 1) if steps else Ref(0))
+        name = f"{self.traced.name}_with_product"
+        traced = made(name, self.traced.operands, self.traced.program, stored=product)
+        return typed(
+            traced,
+            [operand.folded for operand in self.operands],
+            [operand.shared for operand in self.operands],
+        )
 
 
-_BIAS = Operand(PER_COLUMN, "bias")
+def bias_of(program: Program, operands: Sequence[Operand]) -> int:
+    """The place of the operand that is added to the accumulator before all else; 0: there is none."""
+    place = program.bias() or 0
+    return place if place and operands[place - 1] == Operand(PER_COLUMN, operands[place - 1].name) else 0
 
 
 EPILOGUES: dict[str, Epilogue] = {}
-_NATIVE = {half["name"]: (number, half["functor"]) for number, half in enumerate(registry())}
-
-
-def _built_in(
-    name: str, formula: str, compute: Callable[..., Tensor], *operands: Operand, linear: bool = True
-) -> Epilogue:
-    """A row of `EPILOGUES`."""
-    made = EPILOGUES[name] = Epilogue(name, formula, compute, *operands, linear=linear)
-    made.number, made.functor = _NATIVE.get(name, (made.number, made.functor))
-    return made
-
-
-BIAS = _built_in("bias", "D = acc + bias[n]", lambda z: z, _BIAS)
-BIAS_RELU = _built_in("bias_relu", "D = relu(acc + bias[n])", torch.relu, _BIAS)
-SIGMOID_SCALE_RESIDUAL = _built_in(
-    "sigmoid_scale_residual",
-    "z = acc + bias[n]; D = z + scale * sigmoid(z)",
-    lambda z, scale: z + scale * torch.sigmoid(z),
-    _BIAS,
-    Operand(SCALAR, "scale", folded=True),
-)
-SCALE_BATCH_NORM = _built_in(
-    "scale_batch_norm",
-    "D = multiplier[n] * acc + offset[n]",
-    lambda acc, multiplier, offset: multiplier * acc + offset,
-    Operand(PER_COLUMN, "multiplier", folded=True),
-    Operand(PER_COLUMN, "offset", folded=True),
-)
-RELU_DIV = _built_in(
-    "relu_div",
-    "D = relu(acc + bias[n]) / divisor",
-    lambda z, divisor: torch.relu(z) / divisor,
-    _BIAS,
-    Operand(SCALAR, "divisor", folded=True),
-)
-SIGMOID = _built_in("sigmoid", "D = sigmoid(acc)", torch.sigmoid, linear=False)
-BIAS_GELU = _built_in(
-    "bias_gelu",
-    "z = acc + bias[n]; D = z (1 + erf(z / sqrt(2))) / 2",
-    torch.nn.functional.gelu,
-    _BIAS,
-)
-BIAS_GELU_TANH = _built_in(
-    "bias_gelu_tanh",
-    "z = acc + bias[n]; D = z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2",
-    functools.partial(torch.nn.functional.gelu, approximate="tanh"),
-    _BIAS,
-)
-BIAS_SILU = _built_in("bias_silu", "z = acc + bias[n]; D = z sigmoid(z)", torch.nn.functional.silu, _BIAS)
-BIAS_TANH = _built_in("bias_tanh", "D = tanh(acc + bias[n])", torch.tanh, _BIAS)
-_GELUS = {"none": BIAS_GELU, "tanh": BIAS_GELU_TANH}
-
-
-def gelu_epilogue(approximate: str) -> Epilogue:
-    """The epilogue with this GELU.
-
-    Raises:
-        TypeError: `approximate` is no string.
-        ValueError: there is no such form.
-    """
-    if not isinstance(approximate, str):
-        raise TypeError(
-            f"approximate: got {type(approximate).__name__}; accepted is {' or '.join(map(repr, _GELUS))}"
-        )
-    if approximate not in _GELUS:
-        raise ValueError(f"approximate: got {approximate!r}; accepted is {' or '.join(map(repr, _GELUS))}")
-    return _GELUS[approximate]
-
+"""Those of `registry.def`, by name."""
 
 LINKED: dict[str, Epilogue] = {}
-"""The epilogues that were made at run time: see `epigemm.epilogues.traced`."""
+"""Those that were registered since."""
 
 
-WHEN_MADE: list[Callable[[str], None]] = []
-"""Functions that are called with the name of each epilogue that is made at run time."""
+def typed(traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -> Epilogue:
+    """The epilogue of a function, with the element types of its operands: `folded` ones have the arithmetic's.
 
-MAKERS: list[Callable[[str], Epilogue | None]] = []
-"""Functions that make an epilogue of the package by its name, which an exported program may use first."""
+    `shared`: which matrices share rows; none if it is empty.
+    """
+    key = (*folded, *shared)
+    found = traced.forms.get(key)
+    if found is None:
+        specs = zip(traced.operands, folded, shared or [False] * len(folded), strict=True)
+        found = traced.forms[key] = _register(traced, [Operand(s.kind, s.name, *form) for s, *form in specs])
+    return found
 
 
-def named(name: str) -> Epilogue | None:
-    """The epilogue of this name, built in or made at run time."""
-    found = EPILOGUES.get(name) or LINKED.get(name)
-    return found or next((made for make in MAKERS if (made := make(name)) is not None), None)
+def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
+    names = [operand.name for operand in operands]
+    forms = [operand.folded + 2 * operand.shared for operand in operands]
+    about = "\n".join([traced.digest, *names, *map(str, forms)])
+    version = hashlib.sha256(about.encode()).hexdigest()[:16]
+    if traced.is_own:  # a fixed name, by which exported programs find it (`library.named`)
+        version = "".join(map(str, forms))
+    name = f"{traced.name}.{version}"
+    # Both values are computed from the start.
+    primitives = [cost.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
+    number = ops._register_epilogue(
+        name,
+        ",".join(names),
+        [KINDS[operand.kind].code for operand in operands] or None,
+        forms or None,
+        bias_of(traced.program, operands),
+        ",".join(filter(None, primitives)),
+        short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
+        traced.stored is not None,
+    )
+    formula = f"D = {traced.name}({', '.join(['acc', *names])})"
+    found = LINKED[name] = Epilogue(name, formula, traced, operands, number)
+    return found
 
 
 FOLDED = ("bias", "scale", "running_mean", "running_var", "bn_weight", "bn_bias")
@@ -253,7 +295,12 @@ def folded_by_reference(like: Tensor, vectors: Sequence[Tensor | None], eps: flo
         gain = gain / torch.sqrt(running_var.to(wide) + eps)
     scaled = read(scale, 1.0)
     multiplier = scaled * gain
-    offset = (read(bias, 0.0) * scaled - read(running_mean, 0.0)) * gain + read(bn_bias, 0.0)
-    # The offset depends on every vector, so it has the full shape; apart, each has the gradients of its own.
+    # Absent vectors are left out: an infinity would make NaN of a product with their zeros.
+    offset = read(bn_bias, 0.0)
+    if bias is not None or running_mean is not None:
+        shifted = read(bias, 0.0) * scaled if bias is not None else read(bias, 0.0)
+        offset = (shifted - read(running_mean, 0.0)) * gain + offset
+    offset = offset if offset.dim() else offset.expand_as(multiplier)
+    # Both have the full shape; apart, each has the gradients of its own.
     dtype = compute_dtype(like.dtype)
     return multiplier.expand_as(offset).to(dtype), offset.to(dtype)

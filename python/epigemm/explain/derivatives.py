@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.registry import BIAS, BIAS_RELU
+from epigemm.epilogues.library import BIAS, BIAS_RELU
 
 PRODUCTS = (
     "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
@@ -22,9 +22,8 @@ def backward_linear(call: LinearCall) -> str:
 def _bias(call: LinearCall) -> str:
     """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
     is_summed = call.epilogue is BIAS_RELU or gradients.keeps_product(call)
-    if not is_summed or call.bias is None or not call.bias.requires_grad or call.epilogue.derives_operands:
-        return ""
-    if any(operand.requires_grad for operand in call.operands):
+    bias = call.bias if is_summed and call.epilogue.is_compiled else None
+    if bias is None or not bias.requires_grad or _learns(call):
         return ""
     columns = call.weight.shape[0]
     return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
@@ -53,6 +52,12 @@ def derivative(call: LinearCall | ElementwiseCall) -> str:
     """What the derivative of the epilogue alone runs."""
     if not elementwise_kernels.has_native(call.x):
         return _REFERENCE
-    if any(operand.requires_grad for operand in call.operands) and not call.epilogue.derives_operands:
+    if call.epilogue.is_compiled and _learns(call):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
     return _KERNEL
+
+
+def _learns(call: LinearCall | ElementwiseCall) -> bool:
+    """Whether an operand beside the bias requires a gradient."""
+    others = tensors_of(call.epilogue.without_bias(call.operands))
+    return any(operand.requires_grad for operand in others)

@@ -19,7 +19,8 @@ from epigemm.calls import beside, elementwise_kernels, entry, invariant, stores,
 from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
-from epigemm.epilogues.registry import BIAS, BIAS_RELU, compute_dtype
+from epigemm.epilogues.library import BIAS, BIAS_RELU
+from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain import pairs
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
@@ -30,7 +31,7 @@ from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
 
 
-def explain(fn_or_name: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Explanation:
     """Tell which kernels `fn(*args, **kwargs)` would launch and why.
 
     Args:
@@ -69,7 +70,7 @@ def of_recorded(
         bias = recorder.folded_bias
         is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
         if is_apart and call.out is None:  # the product adds the bias, which is not folded then
-            found = _explain_apart(call._replace(bias=bias), wants_gradients)
+            found = _explain_apart(call, bias, wants_gradients)
             backward = f"{derivative(call)} on the saved product; {PRODUCTS}"
         else:
             backward = backward_linear(call)
@@ -155,9 +156,7 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
     checks.linear(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.others, in_place=False)
-    is_recorded = (
-        call.out is None and differentiates and any(t is not None and t.requires_grad for t in call.inputs)
-    )
+    is_recorded = call.out is None and differentiates and any(t.requires_grad for t in call.inputs)
     if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
         gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
         launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
@@ -166,27 +165,23 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
         return _by_torch(call, launches, [*explain_linear(call, wants_gradients).reasons, _LEFT_TO_TORCH])
     if call.out is not None or not differentiates or not gradients.keeps_product(call):
         return explain_linear(call, wants_gradients)
-    return _explain_kept(call, wants_gradients) or _explain_apart(
-        call.with_bias_in_product(), wants_gradients
-    )
+    return _explain_kept(call, wants_gradients) or _explain_apart(call, call.bias, wants_gradients)
 
 
 def _explain_kept(call: LinearCall, wants_gradients: bool) -> Explanation | None:
     """A recorded call as one kernel that also stores the product; None where it is two."""
-    kept = stores.keeping(call)
-    if kept is None or stores.order_on(call, call.x.device.type) is None:
+    kept = call._replace(epilogue=call.epilogue.with_product)
+    if stores.order_on(call, call.x.device.type) is None:
         return None
-    found = explain_linear(kept[0], wants_gradients)
-    if found.path != FUSED or not beside.is_made(
-        dry_runs.dry_run(kept[0], weight_slices.number_for(kept[0]))
-    ):
+    found = explain_linear(kept, wants_gradients)
+    if found.path != FUSED or not beside.is_made(dry_runs.dry_run(kept, weight_slices.number_for(kept))):
         return None
     return replace(found, reasons=[_KEPT, *found.reasons])
 
 
-def _explain_apart(call: LinearCall, wants_gradients: bool) -> Explanation:
-    """A recorded call as two kernels: the product, with the call's bias, and the epilogue."""
-    found = explain_linear(call.product(), wants_gradients)
+def _explain_apart(call: LinearCall, bias: Tensor | None, wants_gradients: bool) -> Explanation:
+    """A recorded call as two kernels: the product, with this bias, and the epilogue."""
+    found = explain_linear(call.product()._replace(operands=(bias,)), wants_gradients)
     path = REFERENCE if elementwise_kernels.why_none(call.x) else GEMM_ELEMENTWISE
     launches = [*found.kernels, in_its_own_kernel(call)]
     reasons = [_SAVED + _STRICT, *found.reasons] if _can_be_fused(call) else [*found.reasons, _SAVED]
@@ -209,8 +204,8 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def explain_linear(call: LinearCall, wants_gradients: bool, moments: int = 0) -> Explanation:
-    """A call that records nothing. `moments`: the statistics that it also gives, as of `dry_runs.dry_run`."""
+def explain_linear(call: LinearCall, wants_gradients: bool, *, moments: bool = False) -> Explanation:
+    """A call that records nothing. `moments`: whether it also gives statistics of its result."""
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=weight_packs.NONE)
@@ -241,7 +236,7 @@ def _of_fallback(
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
     does_everything = found is not None and "elementwise" not in found.launches
     if found is None or found.answer:  # by PyTorch's operators
-        with_bias = call.bias is not None or call.epilogue.bias_place is not None
+        with_bias = call.bias is not None
         does_everything = call.epilogue is BIAS
     else:
         with_bias = found.gemm == dry_runs.WITH_BIAS

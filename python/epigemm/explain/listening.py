@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from epigemm import route
 from epigemm.arguments.calls import FIND, KEEP, LinearCall
 from epigemm.batch_statistics import Asked
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.explain import norms, pairs
 from epigemm.explain.explanation import of_recorded
 from epigemm.explain.products import BY_VMAP, Product, numbered

@@ -13,7 +13,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.batch_statistics import Asked, noted
 from epigemm.calls import beside, weight_slices
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explained import Explanation
 from epigemm.explain.explanation import explain_linear
@@ -48,9 +48,9 @@ def explained(
     bias = recorded.folded_bias if call.bias is None else call.bias
     if why := batch_statistics.why_not(asked, call.x, call.weight, bias):
         return _with_torchs(found, asked, call, f"PyTorch's BatchNorm follows: {why}")
-    product = call._replace(epilogue=BIAS, bias=bias, operands=[])
+    product = call._replace(epilogue=BIAS, operands=(bias,))
     launches = _launched(product, wants_gradients)
-    of_product = explain_linear(product, wants_gradients, moments=dry_runs.COLUMNS if launches else 0)
+    of_product = explain_linear(product, wants_gradients, moments=bool(launches))
     in_gemm = bool(launches) and "blocks" not in launches
     rows = product.x.numel() // product.x.shape[-1]
     merges = "merge" in launches if in_gemm else rows > MOST_LEFT * BLOCK_ROWS
@@ -71,7 +71,7 @@ def _launched(product: LinearCall, wants_gradients: bool) -> list[str]:
         return []
     if wants_gradients and product.weight.requires_grad:
         product = product._replace(pack_use=weight_packs.NONE)
-    dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=dry_runs.COLUMNS)
+    dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=True)
     return dry.launches if beside.is_made(dry) else []
 
 

@@ -105,8 +105,13 @@ class Recorded:
         operator, args = self.call
         call = _CALLS[operator](*args)
         if self._gradients_of_operands:
-            call = call._replace(operands=[each.detach().requires_grad_() for each in call.operands])
+            operands = [_learning(each) for each in call.operands]
+            call = call._replace(operands=operands)
         return operator, call
+
+
+def _learning(operand: Tensor | float | None) -> Tensor | float | None:
+    return operand.detach().requires_grad_() if isinstance(operand, Tensor) else operand
 
 
 class Recorder(Recorded, TorchFunctionMode):

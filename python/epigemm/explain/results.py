@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,16 +13,13 @@ from torch import Tensor
 
 from epigemm import functional
 from epigemm.arguments import invariance
-from epigemm.arguments.calls import LinearCall
-from epigemm.calls import beside, moments, reductions, stores, weight_slices
+from epigemm.calls import beside, reductions, stores, weight_slices
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracing.results import MEAN, VAR, Result
 from epigemm.explain import explanation
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
-from epigemm.explain.recorder import Recorder, dtype_name, record
-from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, OF_ROWS, ROWS_WITHIN, WITHIN
+from epigemm.explain.recorder import Recorder, dtype_name
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning import dry_runs
 from epigemm.results_epilogue import ResultsEpilogue
@@ -36,10 +33,6 @@ _BOTH = (
     "one kernel computes two matrices from the product and stores both; each other matrix is one kernel more, each "
     "reduction one of PyTorch's"
 )
-_BUT = ", but for those that follow from statistics of columns or rows"
-_WITHIN = {0: f"column statistics: {WITHIN}", 1: f"row statistics: {ROWS_WITHIN}"}
-_APART = "column statistics: a kernel reads the stored matrix for them"
-_Source = tuple[int, int]  # of moments: the number of a matrix, and an axis
 _OF_REDUCTIONS = "of reductions and casts PyTorch's own derivatives"
 
 
@@ -81,25 +74,20 @@ def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     call = _taken(fn)(*args, **kwargs)
     form, dtype = call.form, call.like.dtype
     both = _of_both(call)
-    matrices, given = _of_matrices(call, both)
-    at_hand = _at_hand(call, given)
+    matrices = _of_matrices(call, both)
     names = [f"r{number}" for number in range(len(form.results))]
-    kernels = [
-        *itertools.chain(*(each.kernels for each in matrices)),
-        *_of_reductions(call, at_hand, given),
-    ]
-    why = (_SHARED if both is None else _BOTH) + (_BUT if at_hand else "")
-    why_apart = [_APART] if any(OF_BLOCKS in each for each in kernels) else []
+    kernels = [*itertools.chain(*(each.kernels for each in matrices)), *_of_reductions(call)]
+    why = _SHARED if both is None else _BOTH
     if dtype is torch.float64:
         casts = zip(names, form.results, strict=True)
         kernels += [f"torch cast to float32: {name}" for name, result in casts if result.is_fp32]
-    kernels += [f"torch copy: r{number}" for number in _repeated(form, dtype, at_hand)]
+    kernels += [f"torch copy: r{number}" for number in _repeated(form, dtype)]
     needed = [each.backward for each in matrices if each.backward and not each.backward.startswith("not ")]
     first = both or next((each for each in matrices if each.op), matrices[0])
     return replace(
         first,
         op=f"{form.traced.name}: {form.named_results(names)}, of {first.op or 'z'}",
-        reasons=[*first.reasons, *why_apart, why],
+        reasons=[*first.reasons, *_memory(call, is_pair=both is not None), why],
         kernels=kernels,
         backward="; ".join([*dict.fromkeys(needed), _OF_REDUCTIONS]) if needed else first.backward,
         results=[f"{name}: {each}" for name, each in zip(names, form.results, strict=True)],
@@ -147,7 +135,7 @@ def _of_both(call: _Call) -> Explanation | None:
     if call.weight is None or pair is None or _wants_gradients(*call.args, *call.given):
         return None
     options = {**call.options, "strict": False}
-    made, _ = pair.call(call.like, call.weight, call.given, **options)
+    made = pair.call(call.like, call.weight, call.given, **options)
     if stores.order_on(made, call.like.device.type) is None:
         return None
     found = explanation.explain_linear(made, wants_gradients=False)
@@ -163,60 +151,37 @@ def _of_both(call: _Call) -> Explanation | None:
     )
 
 
-def _of_matrices(call: _Call, both: Explanation | None) -> tuple[list[Explanation], set[_Source]]:
-    """What makes each matrix, the shared one or `both` of x's dtype first.
-
-    And the moments of the shared matrix that the first call also gives.
-    """
+def _of_matrices(call: _Call, both: Explanation | None) -> list[Explanation]:
+    """What makes each matrix, the shared one or `both` of x's dtype first."""
     form, dtype = call.form, call.like.dtype
     shared = call.like.new_empty(call.shape).requires_grad_(_wants_gradients(*call.args))
-    product, given = (None, set[_Source]()) if both is not None else _of_product_with_moments(call)
-    found = [each for each in (both, product) if each is not None]
+    found = [] if both is None else [both]
     for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
-        if (both is not None and not matrix.is_wide) or (product is not None and number == 0):
+        if both is not None and not matrix.is_wide:
             continue
         made = _of_matrix(matrix, epilogue, shared, call.given) if number else _of_shared(call)
         found.append(_read_by(made, _readers(form, dtype, number)))
-    return found, given
+    return found
+
+
+def _memory(call: _Call, *, is_pair: bool) -> list[str]:
+    """What the matrices take that are no results."""
+    form, dtype = call.form, call.like.dtype
+    parts, pair = form.parts(dtype), form.pair(dtype) if is_pair else None
+    there = {at for each, at in zip(form.results, parts.sources, strict=True) if each.is_stored}
+    there |= {0} if call.function is None else set()
+    left = [
+        (compute_dtype(dtype) if matrix.is_wide else dtype).itemsize * math.prod(call.shape)
+        for number, matrix in enumerate(parts.matrices)
+        if number not in there
+        and (pair is None or matrix.is_wide or number in (pair.matrices.result, pair.matrices.stored))
+    ]
+    size = f"{sum(left) / 2**20:.1f} MiB"
+    return [f"matrices that are no results, kept until the call returns: {len(left)}, {size}"] if left else []
 
 
 def _read_by(made: Explanation, readers: str) -> Explanation:
     return replace(made, kernels=[*made.kernels[:-1], made.kernels[-1] + readers]) if made.kernels else made
-
-
-def _of_product_with_moments(call: _Call) -> tuple[Explanation | None, set[_Source]]:
-    """The call that gives the shared matrix and moments of it, and which; None where it is made without any."""
-    none = None, set[_Source]()
-    followed = _followed(call)
-    wanted = call.form.parts(call.like.dtype).of_product(math.prod(call.shape[:-1]), call.shape[-1])
-    if call.weight is None or wanted is None or 0 not in {number for number, _ in followed.values()}:
-        return none
-    assert call.function is not None
-    number = moments.number_of(wanted)
-    options = {**call.options, "strict": False}  # without moments it may be another kernel that runs
-    plain = explanation.explain(call.function, *call.args, **options)
-    _, recorded = record(call.function, *call.args, **options)
-    _, product = recorded.taken_apart()
-    assert isinstance(product, LinearCall)
-    dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=number)
-    found = explanation.explain_linear(product, wants_gradients=False, moments=number)
-    is_fused = found.path == FUSED
-    if not beside.is_made(dry) or dry.fused != is_fused or (call.options["strict"] and not is_fused):
-        return none  # the entry would not make it, or nothing links the kernel
-    given: set[_Source] = {(0, axis) for axis in (0, 1) if wanted[axis] and dry.reduces}
-    if wanted.needs_columns:
-        given.add((0, 0))
-    found = _read_by(found, _readers(call.form, call.like.dtype, 0))
-    behind = [each for source in sorted(given) for each in _moments_launches(call, source, dry.reduces)]
-    within = [_WITHIN[axis] for _, axis in sorted(given)] if dry.reduces else []
-    found = replace(
-        found,
-        op=plain.op,
-        reasons=[*within, *found.reasons],
-        kernels=[*recorded.casts, *found.kernels, *behind],
-        backward=plain.backward,
-    )
-    return found, given
 
 
 def _taken(fn: Any) -> Callable[..., _Call]:
@@ -287,91 +252,28 @@ def _cast(source: Tensor, dtype: torch.dtype) -> str:
     return f"torch cast of {list(source.shape)} to {dtype_name(dtype)}"
 
 
-def _of_reductions(call: _Call, at_hand: Mapping[_Source, list[int]], given: set[_Source]) -> list[str]:
-    """The launches of the reductions, but for those of moments that are `given` and told already."""
+def _of_reductions(call: _Call) -> list[str]:
     form, dtype = call.form, call.like.dtype
-    found = [
-        each
-        for source in at_hand
-        if source not in given
-        for each in _moments_launches(call, source, is_within=False)
-    ]
-    follow = {place for places in at_hand.values() for place in places}
-    for place, reduction in enumerate(form.parts(dtype).reductions):
-        of_it = ", ".join(_results_of(form, dtype, [place]))
-        if place in follow:
-            line = "row" if reduction.axis else "column"
-            if reduction.correction != 0.0:
-                found.append(f"torch mul, for the correction of each {line}'s variance: {of_it}")
-            continue
-        is_wide = form.matrices(dtype)[reduction.matrix].matrix.is_wide
+    parts, found = form.parts(dtype), list[str]()
+    for place, reduction in enumerate(parts.reductions):
+        of = compute_dtype(dtype) if parts.matrices[reduction.matrix].is_wide else dtype
         invariant = invariance.enabled() and reduction.axis == 1
-        of = compute_dtype(dtype) if is_wide else dtype
         names = [f"torch {each}" for each in reductions.launches(reduction.kind, of, invariant=invariant)]
+        every = zip(itertools.count(), form.results, parts.sources)
+        of_it = ", ".join(f"r{number}" for number, each, at in every if not each.is_stored and at == place)
         names[-1] += f" of each {'row' if reduction.axis else 'column'}: {of_it}"
         found += names
     return found
 
 
-def _followed(call: _Call) -> dict[int, _Source]:
-    """The places of the reductions that follow from moments, if these are at hand."""
-    parts = call.form.parts(call.like.dtype)
-    if not moments.is_served(call.like) or invariance.enabled():
-        return {}
-    return {
-        place: source
-        for place, source in parts.of_moments(math.prod(call.shape[:-1]), call.shape[-1]).items()
-        if not _wants_gradients(*call.args, *parts.matrices[source[0]].operands(call.given))
-    }
-
-
-def _at_hand(call: _Call, given: set[_Source]) -> dict[_Source, list[int]]:
-    """The moments that are `given`, and those for which a kernel is launched: which reductions follow from them."""
-    reductions_of, found = call.form.parts(call.like.dtype).reductions, dict[_Source, list[int]]()
-    followed = _followed(call)
-    needed = {source for place, source in followed.items() if reductions_of[place].needs_moments}
-    for place, source in followed.items():
-        if source in needed or source in given:
-            found.setdefault(source, []).append(place)
-    return found
-
-
-def _moments_launches(call: _Call, source: _Source, is_within: bool) -> list[str]:
-    """What gives moments of a stored matrix, and which results they are: of blocks of rows, and of all."""
-    form, dtype = call.form, call.like.dtype
-    places = [place for place, each in _followed(call).items() if each == source]
-    direct = _results_of(form, dtype, places, lambda each: each.kind != VAR or each.correction == 0.0)
-    merged = (OF_ROWS if source[1] else OF_COLUMNS) + (
-        f": {', '.join(direct)}" if direct else ", which others read"
-    )
-    return [merged] if is_within else [OF_BLOCKS, merged]
-
-
-def _results_of(
-    form: ResultsEpilogue,
-    dtype: torch.dtype,
-    places: Sequence[int],
-    takes: Callable[[Result], bool] = lambda each: True,
-) -> list[str]:
-    """The names of the results that some reductions give."""
-    every = zip(itertools.count(), form.results, form.parts(dtype).sources)
-    return [
-        f"r{place}"
-        for place, each, source in every
-        if not each.is_stored and source in places and takes(each)
-    ]
-
-
-def _repeated(form: ResultsEpilogue, dtype: torch.dtype, at_hand: Mapping[_Source, list[int]]) -> list[int]:
+def _repeated(form: ResultsEpilogue, dtype: torch.dtype) -> list[int]:
     """The numbers of the results that are what an earlier one is: each is a tensor of its own."""
-    source_of = {place: source for source, places in at_hand.items() for place in places}
     seen, found = set[Any](), []
     for number, (each, source) in enumerate(zip(form.results, form.parts(dtype).sources, strict=True)):
-        is_mean_at_hand = each.kind == MEAN and source in source_of
-        key = (each.kind, source_of[source] if is_mean_at_hand else source)
-        is_cast = each.is_fp32 and dtype is torch.float64
-        found += [number] if key in seen and not is_cast else []
-        seen |= set() if is_cast else {key}
+        if each.is_fp32 and dtype is torch.float64:
+            continue  # cast, into a tensor of its own
+        found += [number] if (each.kind, source) in seen else []
+        seen.add((each.kind, source))
     return found
 
 

@@ -16,9 +16,7 @@ from epigemm.planning import plans
 
 OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
 OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
-OF_ROWS = "epigemm CUDA kernel, mean and variance of the rows, from those of blocks of columns"
 WITHIN = "the product's kernel reduces the blocks of rows that it stores"
-ROWS_WITHIN = "the product's kernel reduces the blocks of columns that it stores"
 
 
 def kernel_owner(x: Tensor) -> str:

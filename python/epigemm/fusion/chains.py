@@ -81,7 +81,8 @@ class Chain:
         """The name of what it computes."""
         if self.epilogue is None:
             return "linear_batch_norm" if self.norm else "linear"
-        return f"linear_{name_of(self.formula.steps[0 if self.product.bias is None else 1 :])}"  # a bias has no name
+        own = 0 if self.product.bias is None or self.product.is_scaled else 1  # a bias has no name
+        return f"linear_{name_of(self.formula.steps[own:])}"
 
 
 class ChainFinder:
@@ -111,11 +112,10 @@ class ChainFinder:
             return ""
         if product.value.requires_grad and self.is_written_after(node, (product.bias,)):
             return "what it adds is written before its derivative would read it again"
-        if product.bias is not None:
-            try:
-                formula_of(Region(product, {node: None}), (node,))
-            except Refused as refusal:
-                return f"its summand {refusal}"
+        try:
+            formula_of(Region(product, {node: None}), (node,))
+        except Refused as refusal:
+            return f"its summand {refusal}"
         return "a tensor gets another shape in place" if self._changes_shapes else ""
 
     def chain(self, product: Product) -> Chain:
@@ -195,7 +195,8 @@ class ChainFinder:
         if value is None or not effects.known:
             return f"{node} is not known to be pointwise"
         carried = region.carried(node)
-        if value.is_floating_point() and region.product.value.requires_grad and not value.requires_grad:
+        learns = any(value_at(n).requires_grad for n in carried)  # comparisons do not
+        if value.is_floating_point() and learns and not value.requires_grad:
             return f"{node} ends a derivative"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{node} writes to memory that others read"
@@ -205,7 +206,16 @@ class ChainFinder:
             region.views.add(node)
             return ""
         if not all(same_layout(value, value_at(n)) for n in carried):
-            return f"{node} gives a result of another shape or order"
+            if effects.is_pointwise or not known(value.numel() < value_at(carried[0]).numel()):
+                return f"{node} gives a result of another shape or order"
+            if effects.is_view:
+                return f"{node} takes a part of it, as rotary embeddings do, which is not pointwise"
+            return f"{node} makes one number of several, as norms do, which is not pointwise"
+        if effects.is_view and value.dtype == value_at(carried[0]).dtype:
+            read = {storage_of(each) for n in node.all_input_nodes for each in tensors_of(n)}
+            if effects.returns == read == {storage_of(value_at(carried[0]))}:
+                region.idle.add(node)
+                return ""
         try:
             formula, operands, _ = formula_of(region, (node,), alone=True)
         except Refused as refusal:
@@ -214,12 +224,11 @@ class ChainFinder:
             self.is_written_after(node, each.sources) for each in operands
         ):
             return f"{node} reads what is written before its derivative would read it again"
-        if formula is not None:
-            made = epilogue_of(formula)
-            if isinstance(made, str):
-                return f"{node}: {made}"
-            if made.traced.program.steps:
-                region.arithmetic.add(node)
+        made = epilogue_of(formula)
+        if isinstance(made, str):
+            return f"{node}: {made}"
+        if made.traced.program.steps:
+            region.arithmetic.add(node)
         return ""
 
     def _may_write(
@@ -271,7 +280,8 @@ class ChainFinder:
         if found := too_many(formula.kinds):
             kind, count, most = found
             raise Refused(f"{nodes[-1]}: {count} operands of kind {kind}, an epilogue has at most {most}")
-        is_alone = len(nodes) == 1 and (product.bias is None or formula.kinds == (PER_COLUMN,))
+        kinds = () if product.bias is None else (PER_COLUMN,)
+        is_alone = len(formula.steps) == len(kinds) and formula.kinds == kinds
         if is_alone or is_norm_alone(product, formula, operands):
             return Chain(product, nodes, views, operands, formula, None)
         made = epilogue_of(formula)

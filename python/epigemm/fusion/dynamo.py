@@ -1,7 +1,4 @@
-"""The torch.compile backend "epigemm": rewrites Dynamo's graphs (`rewrite`), then another backend compiles them.
-
-All names of Dynamo and Inductor that are not documented by torch are used here.
-"""
+"""The torch.compile backend "epigemm": rewrites Dynamo's graphs (`rewrite`), then another backend compiles them."""
 
 from __future__ import annotations
 
@@ -9,13 +6,15 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
+from epigemm import compilers
 from epigemm.arguments import checks
-from epigemm.fusion.report import FusionReport, Skipped
+from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import first_line, fuse_module, warn_once
 from epigemm.operators.compiled import for_inductor
 
@@ -23,37 +22,59 @@ _log = logging.getLogger(__name__)
 INDUCTOR = "inductor"
 # Of these each operator has kernels of its own: no compiler makes one kernel of several operators.
 _ONE_BY_ONE = ("eager", "aot_eager", "cudagraphs")
-# What Dynamo has a backend raise in order to trace a frame again, or not at all.
-_OF_DYNAMO = (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame)
 
 
 class Settings(NamedTuple):
-    """The mode and the options of the backend.
+    """The options of the backend. Called with a graph and its inputs, it is the backend.
 
     Attributes:
         inner: the backend that compiles the rewritten graph: its name or a callable.
-        inductor: Inductor's options, those of the mode included.
+        compiler: that backend, for Inductor with its mode and options.
         keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         strict: whether errors of rewriting and compiling are raised.
         report: called with the report of each graph.
     """
 
     inner: Any
-    inductor: dict[str, Any]
+    compiler: Callable[..., Any]
     keep_packs: bool
     strict: bool
     report: Callable[[FusionReport], Any] | None
 
+    def __call__(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Rewrite and compile a graph, and report."""
+        start = time.perf_counter()
+        report = self.rewrite(graph_module)
+        report.notes += _at_the_limit()
+        compiled = self._compiled(graph_module, example_inputs, report)
+        report.seconds = time.perf_counter() - start
+        _log.info("%s", report)
+        if self.report is not None:
+            self.report(report)
+        return compiled
+
     def rewrite(self, graph_module: fx.GraphModule) -> FusionReport:
         """Rewrite a graph in place, for the inner backend."""
-        is_traced, one_by_one = self.inner != "eager", self.inner in _ONE_BY_ONE
-        return fuse_module(
-            graph_module,
-            strict=self.strict,
-            keep_packs=self.keep_packs,
-            one_by_one=one_by_one,
-            traced=is_traced,
-        )
+        modes = {"one_by_one": self.inner in _ONE_BY_ONE, "traced": self.inner != "eager"}
+        return fuse_module(graph_module, strict=self.strict, keep_packs=self.keep_packs, **modes)
+
+    def _compiled(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], report: FusionReport
+    ) -> Callable[..., Any]:
+        is_inductor = self.inner == INDUCTOR
+        was = copy.deepcopy(graph_module.graph) if is_inductor else None  # Inductor changes the graph
+        try:
+            with for_inductor() if is_inductor else nullcontext():
+                compiled: Callable[..., Any] = self.compiler(graph_module, list(example_inputs))
+            return compiled
+        except Exception as error:  # any error of Inductor: no compiler, no Triton, one of its own
+            if was is None or self.strict or compilers.is_request(error):
+                raise
+            reason = f"Inductor failed on it, and it runs operator by operator: {first_line(error)}"
+        warn_once(f"a graph of a fused model: {reason}")
+        report.notes.append(f"a graph: {reason}")
+        graph_module.graph = was
+        return graph_module.forward
 
 
 def epigemm_backend(
@@ -73,11 +94,11 @@ def epigemm_backend(
         example_inputs: its inputs.
         mode: as of torch.compile with Inductor.
         options: "backend": the backend that compiles the resulting graph, a name that torch.compile accepts or a
-            callable (default: "inductor"); "eager" runs it operator by operator, without a compiler. "report": called
-            with the `FusionReport` of every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices
-            between calls, and is a promise to call `epigemm.pack(weight).repack()` after writes that torch does not
-            count (those through `.data`); "strict": True has errors raised, of epigemm's rewriting and of Inductor. All
-            others are Inductor's.
+            callable (default: "inductor"); "eager" runs it operator by operator, without a compiler. "mode": as the
+            argument, because torch.compile takes either a mode or options. "report": called with the `FusionReport` of
+            every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls, and is a promise
+            to call `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`);
+            "strict": True has errors raised, of epigemm's rewriting and of Inductor. All others are Inductor's.
 
     Returns:
         The compiled graph.
@@ -85,74 +106,44 @@ def epigemm_backend(
     Raises:
         TypeError: `options` is no dict, "report" not callable, or "keep_packs" or "strict" neither True nor False.
         ValueError: options or a mode of Inductor's are given with another backend.
-        RuntimeError: rewriting the graph failed, and "strict" is True; the original error is its cause. torch.compile
-            raises it as a `BackendCompilerFailed`.
+        RuntimeError: Inductor has no such mode or option; or rewriting the graph failed, and "strict" is True (the
+            original error is its cause). torch.compile raises it as a `BackendCompilerFailed`.
 
     Example:
         >>> reports = []
         >>> compiled = torch.compile(model, backend="epigemm", options={"report": reports.append})
     """
-    settings, start = settings_of(mode, options), time.perf_counter()
-    report = settings.rewrite(graph_module)
-    try:
-        return _compiled(graph_module, example_inputs, settings, report)
-    finally:
-        report.seconds = time.perf_counter() - start
-        _log.info("%s", report)
-        if settings.report is not None:
-            settings.report(report)
+    return settings_of(mode, options)(graph_module, example_inputs)
 
 
 def settings_of(mode: str | None, options: dict[str, Any] | None) -> Settings:
-    """The settings; TypeError or ValueError for a wrong one."""
+    """The settings; TypeError, ValueError or torch's RuntimeError for a wrong one."""
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
     given = dict(options or {})
     inner, report = given.pop("backend", INDUCTOR), given.pop("report", None)
+    mode = given.pop("mode", None) or mode
     if report is not None and not callable(report):
         raise TypeError(f"options['report']: got {type(report).__name__}; accepted is a callable")
     flags = {name: given.pop(name, False) for name in ("keep_packs", "strict")}
     for name, value in flags.items():
         checks.flag(f"options['{name}']", value)
     if inner == INDUCTOR:
-        return Settings(
-            inner,
-            {**(torch._inductor.list_mode_options(mode) if mode else {}), **given},
-            report=report,
-            **flags,
-        )
+        return Settings(inner, compilers.inductor(mode, given), report=report, **flags)
     if mode or given:
         names = ", ".join(["mode"] * bool(mode) + sorted(given))
         raise ValueError(f"options: got {names} for backend {inner!r}; accepted with Inductor alone")
-    return Settings(inner, {}, report=report, **flags)
+    return Settings(inner, compilers.backend_of(inner), report=report, **flags)
 
 
-def _compiled(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, report: FusionReport
-) -> Callable[..., Any]:
-    if settings.inner != INDUCTOR:
-        return _looked_up(settings.inner)(graph_module, example_inputs)
-    from torch._inductor.compile_fx import compile_fx
-
-    was = copy.deepcopy(graph_module.graph)  # Inductor changes the graph
-    try:
-        with for_inductor():
-            compiled: Any = compile_fx(
-                graph_module, list(example_inputs), config_patches=settings.inductor or None
-            )
-        return cast(Callable[..., Any], compiled)
-    except _OF_DYNAMO:
-        raise
-    except Exception as error:  # any error of Inductor: no compiler, no Triton, one of its own
-        if settings.strict:
-            raise
-        reason = f"Inductor failed on it, and it runs operator by operator: {first_line(error)}"
-        warn_once(f"a graph of a fused model: {reason}")
-        report.skipped.append(Skipped("graph", reason))
-        graph_module.graph = was
-        return _looked_up("eager")(graph_module, example_inputs)
-
-
-def _looked_up(backend: Any) -> Callable[..., Callable[..., Any]]:
-    found: Callable[..., Callable[..., Any]] = torch._dynamo.lookup_backend(backend)
-    return found
+def _at_the_limit() -> list[str]:
+    """A note, with a warning, where Dynamo will compile the function at hand no more."""
+    now, limit = torch._guards.CompileContext.current_compile_id(), torch.compiler.config.recompile_limit
+    if now is None or now.frame_compile_id != limit - 1:  # it counts from 0
+        return []
+    note = (
+        f"Dynamo has compiled a function {limit} times, which is its limit "
+        "(torch.compiler.config.recompile_limit): calls that need another graph run as they were, not fused"
+    )
+    warn_once(f"a graph of a fused model: {note}")
+    return [note]

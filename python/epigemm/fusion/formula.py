@@ -10,16 +10,16 @@ import inspect
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from epigemm.epilogues import declaring
 from epigemm.epilogues.declaring import OperandSpec
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.tracing.program import Ref, words
 from epigemm.epilogues.tracing.steps import Refusal
 from epigemm.user_epilogue import UserEpilogue
@@ -98,30 +98,6 @@ class ChainFormula:
         return tuple(step.target for step in self.steps), repr(self)
 
 
-def without_bias(formula: ChainFormula) -> ChainFormula | None:
-    """The formula behind the bias, which is the first operand; None if the bias is also read elsewhere."""
-    first, *rest = formula.steps
-    reads = [
-        each for step in rest for each in tree_leaves((step.args, step.kwargs)) if isinstance(each, Slot)
-    ]
-    is_bias = (
-        first.target is torch.add and first.args == (Slot(0), Slot(-1)) and formula.kinds[0] == PER_COLUMN
-    )
-    if not is_bias or not rest or any(slot.number in (0, -1) for slot in reads):
-        return None
-
-    def moved(argument: Any) -> Any:
-        if not isinstance(argument, Slot):
-            return argument
-        return Slot(argument.number + (1 if argument.number < 0 else -1))
-
-    steps = []
-    for step in rest:
-        args, kwargs = tree_map(moved, (step.args, step.kwargs))
-        steps.append(replace(step, args=args, kwargs=kwargs))
-    return ChainFormula(formula.kinds[1:], tuple(steps))
-
-
 def name_of(steps: Sequence[ChainStep]) -> str:
     """An identifier for an epilogue of some steps."""
     names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
@@ -148,6 +124,11 @@ def out_of_place(target: Any, args: Any, kwargs: Any) -> Any:
         if getattr(place, name, None) is target and hasattr(place, plain):
             return getattr(place, plain)(*args, **kwargs)
     return target(*args, **kwargs)
+
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """PReLU with a slope for each column, or one; PyTorch's refuses the tensors that stand for one number."""
+    return torch.where(input > 0, input, weight * input)
 
 
 # --- epilogues -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from epigemm.arguments import invariance
+from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import pairs
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
@@ -57,10 +57,11 @@ class Joined(NamedTuple):
     def call(self) -> tuple[LinearCall, Tensor]:
         """The call of meta tensors, and its second weight."""
         call, other = profit.call_of(self.first), profit.call_of(self.second)
-        others = [*([] if other.bias is None else [other.bias]), *other.operands]
-        linked = self.epilogue.of_types(call.x, [*others, *call.operands])
-        rest = [each for index, each in enumerate(call.operands) if index != self.place]
-        return call._replace(epilogue=linked, operands=[*others, *rest]), other.weight
+        others = [each for each in other.operands if each is not None]
+        every = [*others, *call.operands]
+        linked = forms.of_types(self.epilogue.traced, call.x, every)
+        every[len(others) + self.place] = None
+        return call._replace(epilogue=linked, operands=every), other.weight
 
 
 def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
@@ -204,7 +205,9 @@ class TwoSites:
 
     def __call__(self, x: Tensor, weight: Tensor, weight2: Tensor, *sources: Tensor) -> Tensor:
         """Compute both chains."""
-        call = LinearCall(self._linked or self._find_linked(x, sources), x, weight, None, sources)
+        place = self._others + self._place
+        operands = (*sources[:place], None, *sources[place:])
+        call = LinearCall(self._linked or self._find_linked(x, operands), x, weight, operands)
         found = pairs.linear(call._replace(invariant=invariance.active and invariance.enabled()), weight2)
         if found is not None:
             return found
@@ -212,8 +215,7 @@ class TwoSites:
         gate = self._second(x, weight2, *others)
         return self._first(x, weight, *rest[: self._place], gate, *rest[self._place :])
 
-    def _find_linked(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
+    def _find_linked(self, x: Tensor, operands: tuple[Tensor | None, ...]) -> Epilogue:
         """The epilogue for the operands' types, which are the same at each call of a graph."""
-        place = self._others + self._place
-        self._linked = self._epilogue.of_types(x, (*sources[:place], x, *sources[place:]))
+        self._linked = forms.of_types(self._epilogue.traced, x, operands)
         return self._linked

@@ -32,7 +32,7 @@ _SIGNATURES: dict[str, tuple[tuple[str, str, str], inspect.Signature]] = {
 
 @dataclass(frozen=True)
 class Product:
-    """D = x @ weight.T + bias.
+    """D = alpha * (x @ weight.T) + beta * bias.
 
     Attributes:
         node: the product in the graph.
@@ -41,6 +41,7 @@ class Product:
         bias: the summand, or None.
         is_kn: whether the weight is the right operand itself, `[K, N]`.
         is_batch: whether the weight is the first of a batch.
+        alpha, beta: numbers; 1 for all functions but `addmm`.
     """
 
     node: fx.Node
@@ -49,6 +50,13 @@ class Product:
     bias: fx.Node | None
     is_kn: bool
     is_batch: bool = False
+    alpha: float = 1
+    beta: float = 1
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it is more than a product and a sum."""
+        return self.alpha != 1 or self.beta != 1
 
     @property
     def value(self) -> Tensor:
@@ -83,8 +91,9 @@ def understand(node: fx.Node) -> Product | str | None:
     if not same_sizes(result.shape[:-1], left.shape[:-1]):
         return None  # x is broadcast to the weight's batch
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
-    if any(given.get(factor, 1) != 1 for factor in ("alpha", "beta")):
-        return "it is scaled by alpha or beta"
+    alpha, beta = (given.get(factor, 1) for factor in ("alpha", "beta"))
+    if not all(isinstance(factor, (int, float)) and factor != 0 for factor in (alpha, beta)):
+        return "its alpha or beta is 0, or no number"
     if given.get("out") is not None:
         return "it is written to out="
     if reason := _why_not(result, left, right):
@@ -93,7 +102,7 @@ def understand(node: fx.Node) -> Product | str | None:
     if name == "linear":
         return Product(node, x, weight, bias, is_kn=False)
     origin = None if is_batch else _transposed(weight, right, node)
-    return Product(node, x, origin or weight, bias, origin is None, is_batch)
+    return Product(node, x, origin or weight, bias, origin is None, is_batch, alpha, beta)
 
 
 def _name(node: fx.Node) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +13,10 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, fx, nn
 
+from epigemm import compilers
 from epigemm.arguments import checks
 from epigemm.explain.state import kept
-from epigemm.fusion.dynamo import Settings, epigemm_backend, settings_of
+from epigemm.fusion.dynamo import Settings, settings_of
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import warn_once
 
@@ -98,8 +99,9 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: `strict` or `keep_packs` differs from the option of that name; or a mode or options of Inductor's
-            with another backend in `options`.
+        ValueError: `mode`, `strict` or `keep_packs` differs from the option of that name; or a mode or options of
+            Inductor's with another backend in `options`.
+        RuntimeError: Inductor has no such mode or option.
         torch._dynamo.exc.BackendCompilerFailed: at a call: rewriting or compiling a graph failed, and `strict` is True.
 
     Example:
@@ -111,8 +113,9 @@ def fuse(
     flags = {"strict": strict, "keep_packs": keep_packs}
     for name, value in {"inplace": inplace, "dry_run": dry_run, **flags}.items():
         checks.flag(name, value)
-    given = _joined(options, flags)
-    settings = settings_of(mode, given)
+    given = _joined(options, {"mode": mode, **flags})
+    # torch.compile removes this one from the options, whatever the backend.
+    settings = settings_of(None, {name: each for name, each in given.items() if name != "guard_filter_fn"})
     if dry_run:
         return _dry_run(model, example_inputs, settings)
     if example_inputs is not None:
@@ -134,9 +137,8 @@ def fuse(
         if settings.report is not None:
             settings.report(of_graph)
 
-    # torch.compile takes a mode or options.
-    given = {**(torch._inductor.list_mode_options(mode) if mode else {}), **given, "report": tell}
-    call = torch.compile(call_of(target), backend=epigemm_backend, dynamic=dynamic, options=given)
+    given["report"] = tell
+    call = torch.compile(call_of(target), backend="epigemm", dynamic=dynamic, options=given)
     vars(target).update({_CALL: call, _REPORT: report})
     return target
 
@@ -154,20 +156,19 @@ def unfuse(model: Model) -> Model:
     for module in model.modules():
         if is_fused(module):
             vars(module).pop(_CALL, None)
+        if isinstance(vars(module).get(_REPORT), FusionReport):
             del vars(module)[_REPORT]
     return model
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module itself is fused, or was left alone by `fuse`."""
-    return isinstance(vars(module).get(_REPORT), FusionReport)
+    """Whether a module itself is fused, and not left alone."""
+    return getattr(vars(module).get(_REPORT), "settings", None) is not None
 
 
 def settings_for(module: nn.Module) -> Settings:
     """The settings that a module was fused with, or the default ones."""
-    report = vars(module).get(_REPORT)
-    found: Settings | None = None if report is None else report.settings
-    return found or settings_of(None, None)
+    return vars(module)[_REPORT].settings if is_fused(module) else settings_of(None, None)
 
 
 def call_of(model: nn.Module) -> Callable[..., Any]:
@@ -195,15 +196,15 @@ def calling(model: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
         vars(model)[_CALL] = was
 
 
-def _joined(options: Any, flags: dict[str, bool]) -> dict[str, Any]:
-    """The options with the flags among them; ValueError where both are given, and differ."""
+def _joined(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options with some arguments among them; ValueError where both are given, and differ."""
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"options: got {type(options).__name__}; accepted is a dict or None")
     given = dict(options or {})
-    for name, value in flags.items():
-        if given.get(name, value) is not value and value:
+    for name, value in arguments.items():
+        if given.get(name, value) != value and value:
             raise ValueError(
-                f"{name}: got {value} and options[{name!r}] {given[name]!r}; accepted is one of them"
+                f"{name}: got {value!r} and options[{name!r}] {given[name]!r}; accepted is one of them"
             )
         given.setdefault(name, value)
     return given
@@ -227,8 +228,9 @@ def _dry_run(model: nn.Module, inputs: Any, settings: Settings) -> FusionReport:
         report.add(settings.rewrite(graph_module))
         return graph_module.forward
 
-    with kept(made), calling(made, torch.compile(call_of(made), backend=backend)):
-        made(**given) if isinstance(given, Mapping) else made(*given)
+    call = torch.compile(call_of(made), backend=backend)
+    with kept(made):
+        call(**given) if isinstance(given, Mapping) else call(*given)
     return report
 
 
@@ -239,9 +241,11 @@ def _check_model(model: object) -> None:
 
 def why_not(model: nn.Module) -> str:
     """Why a model cannot be fused as a whole; empty where it can be tried."""
-    if os.environ.get("TORCHDYNAMO_DISABLE", "") == "1" or torch._dynamo.config.disable:
+    if compilers.is_turned_off():
         warn_once("Dynamo is turned off (TORCHDYNAMO_DISABLE), and the model runs as it was")
         return "Dynamo is turned off (TORCHDYNAMO_DISABLE)"
+    if inspect.isgeneratorfunction(model.forward):
+        return "its forward is a generator, of which torch.compile compiles nothing"
     if vars(model).get(_CALL) is not None and not is_fused(model):
         return "it has been compiled already, by model.compile()"
     for module in model.modules():
@@ -258,7 +262,7 @@ def why_not(model: nn.Module) -> str:
 
 def copied(model: nn.Module) -> nn.Module | str:
     """A copy with the same tensors, or why there is none."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors_within(model, set())}
+    memo: dict[int, Any] = {id(each): each for each in _shared_within(model, set())}
     try:
         made = copy.deepcopy(model, memo)
     except Exception as error:  # any error of the model's attributes
@@ -268,27 +272,33 @@ def copied(model: nn.Module) -> nn.Module | str:
 
 def copied_apart(value: Any) -> Any:
     """A copy of a model and what belongs to it that shares no memory with them."""
-    # deepcopy refuses tensors with a history.
-    recorded = [each for each in _tensors_within(value, set()) if not each.is_leaf]
-    memo: dict[int, Any] = {id(each): each.detach().clone() for each in recorded}
+    memo: dict[int, Any] = {}
+    for each in _shared_within(value, set()):
+        if not isinstance(each, Tensor):
+            memo[id(each)] = each
+        elif not each.is_leaf:  # deepcopy refuses tensors with a history
+            memo[id(each)] = each.detach().clone()
     return copy.deepcopy(value, memo)
 
 
-def _tensors_within(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors that can be reached from an object, also through modules and lists that are not registered."""
+def _shared_within(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The tensors that can be reached from an object, also through modules and lists that are not registered.
+
+    And each `object()`: a forward can only ask whether it is that very one.
+    """
     if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return
     seen.add(id(value))
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or type(value) is object:
         yield value
     elif isinstance(value, dict):
         for part in list(value.values()):
-            yield from _tensors_within(part, seen)
+            yield from _shared_within(part, seen)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for part in list(value):
-            yield from _tensors_within(part, seen)
+            yield from _shared_within(part, seen)
     elif hasattr(value, "__dict__"):
-        yield from _tensors_within(vars(value), seen)
+        yield from _shared_within(vars(value), seen)
 
 
 def _why_no_copy(model: nn.Module, copied: Any) -> str:

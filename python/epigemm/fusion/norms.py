@@ -22,7 +22,7 @@ from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
 from epigemm.calls.batch_norm import Running
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.fusion import costs, matmuls
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.effects import effects_of
@@ -82,7 +82,7 @@ class NormSite:
         found = batch_statistics.linear_batch_norm(x, weight, bias, Vectors(scale, bn_weight, bn_bias), call)
         if found is not None:
             return found
-        z = _route.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
+        z = _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)
         z = z if scale is None else z * scale
         y = F.batch_norm(z, running_mean, running_var, bn_weight, bn_bias, True, self._momentum, self._eps)
         return torch.relu(y) if self._relu else y
@@ -135,7 +135,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     scaled = last if len(chain.nodes) == 2 else None
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
-    if chain.views or not _is_vector(product.bias):
+    if product.is_scaled or chain.views or not _is_vector(product.bias):
         return None
     if scaled is not None and _scale_of(scaled, product.node) is None:
         return None

@@ -15,7 +15,7 @@ from torch.fx.graph import _parse_stack_trace
 
 from epigemm.arguments import checks
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
-from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
+from epigemm.fusion.formula import ChainFormula, ChainStep, Slot, prelu
 from epigemm.fusion.matmuls import Product
 from epigemm.fusion.values import (
     in_order,
@@ -66,13 +66,15 @@ class Region:
     Attributes:
         members: nodes whose values are functions of the product's elements.
         views: members with the same elements in the same memory, in another shape or with reordered axes.
-        arithmetic: members that compute something: no views, no dropout in eval mode, no casts.
+        idle: members that give back their argument, as a dropout in eval mode, which Dynamo does not note.
+        arithmetic: members that compute something: no views, no idle ones, no casts.
         refused: nodes that read a member but are not members, with the reasons.
     """
 
     product: Product
     members: dict[fx.Node, None] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
+    idle: set[fx.Node] = field(default_factory=set)
     arithmetic: set[fx.Node] = field(default_factory=set)
     refused: dict[fx.Node, str] = field(default_factory=dict)
 
@@ -111,11 +113,12 @@ class _Maker:
         """Add a member."""
         product = self._region.product
         if node is product.node:
-            self._values[node] = Slot(0)
+            self._values[node] = self._scaled(Slot(0), product.alpha)
             if product.bias is not None:
                 bias = self._operand(product.bias, product.value, product.value)
-                self._values[node] = self._step(ChainStep(torch.add, (Slot(0), bias), line=_line(node)))
-        elif node in self._region.views:
+                given = self._values[node], self._scaled(bias, product.beta)
+                self._values[node] = self._step(ChainStep(torch.add, given, line=_line(node)))
+        elif node in self._region.views or node in self._region.idle:
             self._values[node] = self._member(self._region.carried(node)[0])
         elif node.target is F.batch_norm:
             self._norm(node)
@@ -124,17 +127,22 @@ class _Maker:
             shape = value_at(self._region.carried(node)[0])
             # Leave it to PyTorch where its types overflow.
             most = min(_LARGEST, torch.finfo(product.value.dtype).max)
-            given, named = _read_arguments(node)
             args, kwargs = _substituted(
-                (given, tuple(named.items())), lambda n: self._argument(n, shape), most
+                (node.args, tuple(node.kwargs.items())), lambda n: self._argument(n, shape), most
             )
             # An epilogue computes in fp32 where PyTorch computes in the product's type or in fp32.
             wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
-            step = ChainStep(node.target, args, kwargs, None if wide else value.dtype, _line(node))
+            target = prelu if _is_prelu_of_columns(node, shape) else node.target
+            step = ChainStep(target, args, kwargs, None if wide else value.dtype, _line(node))
             self._values[node] = self._step(step)
+            if self._alone and value.dtype == torch.bool:  # only the end of a chain needs a type of its own
+                self._step(ChainStep(torch.where, (self._values[node], Slot(0), 0.0)))
 
     def _member(self, node: fx.Node) -> Slot:
-        return Slot(0) if self._alone else self._values[node]
+        if not self._alone:
+            return self._values[node]
+        is_condition = value_at(node).dtype == torch.bool
+        return self._step(ChainStep(torch.gt, (Slot(0), 0.0))) if is_condition else Slot(0)
 
     def _argument(self, node: fx.Node, shape: Tensor) -> Slot:
         if node in self._region.members:
@@ -151,7 +159,12 @@ class _Maker:
         kind = kind_of(value, beside, product) if order is None else _kind_in(order, value, beside, product)
         if kind is None:
             shape = [int(size) if isinstance(size, int) else str(size) for size in value.shape]
-            raise Refused(f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand")
+            text = f"{node}, {str(value.dtype).removeprefix('torch.')} {shape}, is no operand"
+            ones = next((axis for axis, size in enumerate(value.shape) if not known(size == 1)), 0)
+            axes = value.dim() - ones
+            # A copy of it for each batch would be written and read, as the sum is.
+            is_repeated = 1 < axes < beside.dim() and same_sizes(value.shape[ones:], beside.shape[-axes:])
+            raise Refused(f"{text}; to repeat it takes as long as to add it" if is_repeated else text)
         shared = kind == MATRIX and not _has_all_rows(value, beside)
         if shared:
             self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
@@ -175,6 +188,13 @@ class _Maker:
         self.steps.append(step)
         return Slot(len(self.steps))
 
+    def _scaled(self, slot: Slot, factor: float) -> Slot:
+        node, most = self._region.product.node, torch.finfo(self._region.product.value.dtype).max
+        if factor == 1:
+            return slot
+        factor = _substituted(factor, lambda _: slot, min(_LARGEST, most))
+        return self._step(ChainStep(torch.mul, (slot, factor), line=_line(node)))
+
     def _norm(self, node: fx.Node) -> None:
         """multiplier * z + offset."""
         origin, norm = _norm_of(node, self._region)
@@ -185,13 +205,15 @@ class _Maker:
         self._values[node] = self._step(ChainStep(torch.add, (scaled, offset), line=_line(node)))
 
 
-def _read_arguments(node: fx.Node) -> tuple[Any, Any]:
-    """The arguments that a node uses. A dropout in eval mode does not use its rate, which may differ between calls."""
-    if node.target is F.dropout:
-        bound = inspect.signature(F.dropout).bind(*node.args, **node.kwargs)
-        if bound.arguments.get("training") is False:
-            return (bound.arguments["input"],), {"training": False}
-    return node.args, node.kwargs
+def _is_prelu_of_columns(node: fx.Node, beside: Tensor) -> bool:
+    """Whether a node is a PReLU with one slope, or one for each column; refused: others."""
+    if node.target not in (torch.prelu, "prelu"):
+        return False
+    slope = node.kwargs.get("weight", node.args[-1])
+    assert isinstance(slope, fx.Node)
+    if beside.dim() != 2 and not known(value_at(slope).numel() == 1):
+        raise Refused(f"{node} has slopes along the second axis")
+    return True
 
 
 def _substituted(part: Any, of_node: Callable[[fx.Node], Slot], most: float) -> Any:

@@ -177,7 +177,9 @@ def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
 def _may_be_two(product: Product) -> bool:
     value, weight, x = product.value, tensor_of(product.weight), tensor_of(product.x)
     bias = None if product.bias is None else tensor_of(product.bias)
-    if product.is_kn or product.is_batch or value.requires_grad or not isinstance(value, FakeTensor):
+    if product.is_kn or product.is_batch or product.is_scaled or value.requires_grad:
+        return False
+    if not isinstance(value, FakeTensor):
         return False
     columns = value.shape[-1]
     if not isinstance(columns, int) or columns < 2 or columns % 2:

@@ -13,8 +13,8 @@ from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
-from epigemm.epilogues.registry import BIAS, SCALE_BATCH_NORM, Epilogue
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import costs
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import ChainOperand, Norm
@@ -100,9 +100,7 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
         kernel = elementwise_kernels.missing(
             call.epilogue, torch.empty(0, dtype=dtype, device=place.device), derivative=derivative
         )
-        if isinstance(call.epilogue, LinkedEpilogue) and loading.would_link(
-            call.epilogue, kernel, place.device
-        ):
+        if not call.epilogue.is_compiled and loading.would_link(call.epilogue, kernel, place.device):
             return found
     return found._replace(why_not="", way=Way.TWO_KERNELS, fused_us=found.fallback_us)
 
@@ -139,7 +137,7 @@ def judged_there(
     way = Way.SLICES if found.on_slices else Way.TENSORS if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
-    elif way is Way.FALLBACK and found.gemm != dry_runs.WITH_BIAS_AND_RELU:
+    elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
         why_not = SLOWER
     else:
         why_not = loading.would_link(call.epilogue, ",".join(found.missing), place.device)
@@ -189,27 +187,24 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
 
     stored = empty(k, n).t() if product.is_kn else empty(n, k)
     epilogue: Epilogue = BIAS
-    bias, operands, scalars = None, [], []
+    operands: list[Tensor | float | None] = [None]
     if chain.epilogue is not None:
-        given: list[Tensor | float] = []
         dtypes: list[torch.dtype] = []
         rows: list[int] = []  # of matrices; of one that shares rows one stands for all
         for operand in chain.operands:
             value = None if isinstance(operand, Norm) else tensor_of(operand.sources[0])
             dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
             rows += [m, m] if isinstance(operand, Norm) else [1 if operand.shared else m]
-        for kind, of, count in zip(chain.formula.kinds, dtypes, rows, strict=True):
-            given.append(0.0 if kind == SCALAR else empty(*KINDS[kind].shape((count,), n), of=of))
-        epilogue = chain.epilogue.of_linear(empty(m, k), given)
-        operands = [each for each in given if isinstance(each, Tensor)]
-        if epilogue is chain.epilogue.copied:
-            bias, operands = operands[0], []
-        scalars = [0.0] * chain.formula.kinds.count(SCALAR)
+        operands = [
+            0.0 if kind == SCALAR else empty(*KINDS[kind].shape((count,), n), of=of)
+            for kind, of, count in zip(chain.formula.kinds, dtypes, rows, strict=True)
+        ]
+        epilogue = chain.epilogue.of_linear(empty(m, k), operands)
     elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
     elif product.bias is not None:
-        bias = empty(n)
-    call = LinearCall(epilogue, empty(m, k), stored, bias, operands, scalars, pack_use=FIND)
+        operands = [empty(n)]
+    call = LinearCall(epilogue, empty(m, k), stored, operands, pack_use=FIND)
     if is_product_alone is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
     return call.product() if is_product_alone else call

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, joined, matmuls, norms, pairs, profit
+from epigemm.fusion import formula, joined, layers, layouts, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -87,9 +87,11 @@ def fuse_graph(
         The report. If it has no sites, the graph has not been changed.
     """
     settings = _Settings(keep_packs, one_by_one, traced)
+    left = _layers_that_pay(graph, settings)
+    left += _rows_that_pay(graph, settings)
     two = _pairs_that_pay(graph, settings)
     report, judged = _judged(graph, settings)
-    report.notes += pairs.notes(two, name_of)
+    report.notes += [*left, *pairs.notes(two, name_of)]
     found = {} if traced else norms.find(graph, judged)
     taken = [chain for chain, each in judged.items() if not (each.why_not or chain in found)]
     fused = _replace_all(graph, {chain: judged[chain] for chain in taken}, keep_packs)
@@ -117,6 +119,32 @@ class _Settings(NamedTuple):
     def judged(self, chain: Chain) -> profit.Judged:
         """The estimate for a chain by itself."""
         return profit.judged(chain, keeps_pack=_keeps(chain, self.keep_packs), is_eager=self.one_by_one)
+
+
+def _layers_that_pay(graph: fx.Graph, settings: _Settings) -> list[str]:
+    """Write out PyTorch's own layers of which a product is taken, tried on a copy; a note for each kind of others."""
+    every = layers.found(graph)
+    if not every:
+        return []
+    made, left = layers.write_out(trial := _copied(graph))
+    _, judged = _judged(trial, settings)
+    taken = {chain.product.node for chain, each in judged.items() if not each.why_not}
+    layers.write_out(graph, [name for name, nodes in made.items() if not taken.isdisjoint(nodes)])
+    reasons = {name: profit.SLOWER for name, nodes in made.items() if taken.isdisjoint(nodes)} | left
+    functions = {node.name: node.target.__name__ for node in every}  # type: ignore[union-attr]
+    return list(dict.fromkeys(f"{functions[name]} stays as it is: {why}" for name, why in reasons.items()))
+
+
+def _rows_that_pay(graph: fx.Graph, settings: _Settings) -> list[str]:
+    """Copy operands with reordered axes where that allows sums to be fused, and note it."""
+    copies = layouts.put_in_rows(graph)
+    _, judged = _judged(graph, settings) if copies else (None, {})
+    if not layouts.pay(
+        copies, (node for chain, each in judged.items() if not each.why_not for node in chain.nodes)
+    ):
+        while copies:
+            copies.pop().undo()
+    return [f"{copied.copy.args[0]} is copied once: sums with it then lie in rows" for copied in copies]
 
 
 def _pairs_that_pay(graph: fx.Graph, settings: _Settings) -> list[pairs.Pair]:
@@ -224,7 +252,7 @@ def _site_of(chain: Chain, notes: tuple[str, ...]) -> FusedSite:
     text = "acc" if product.bias is None else "acc + c1"
     if chain.epilogue is not None:
         text = formula.text_of(chain.epilogue)
-    elif len(chain.nodes) > 1:
+    elif chain.norm is not None:
         text = "batch_norm(acc)" if product.bias is None else "batch_norm(acc + c1)"
     notes = (*notes, f"ends: {chain.ended}") if chain.ended else notes
     matched = tuple(node.name for node in chain.nodes)
@@ -235,8 +263,6 @@ def name_of(node: fx.Node) -> str:
     """The name of a product's module, or of its node."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    path = re.sub(
-        r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"__dict__\['_modules'\]|_modules|__self__", "", path)
-    )
-    parts = [part for part in path.split(".") if part and part not in ("L", "run", "self", "model")]
-    return ".".join(parts) or node.name
+    path = re.sub(r"^L(\['(self|fn|model)'\])?|__dict__\['_modules'\]|_modules|__self__", "", path)
+    parts = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).split(".")
+    return ".".join(filter(None, parts)) or node.name

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import invariance
+from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import nodes
 from epigemm.calls import entry
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.registry import BIAS, Epilogue, compute_dtype
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.fusion.chains import Chain
-from epigemm.fusion.formula import epilogue_of, without_bias
 from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.values import value_at
 from epigemm.packs import weight_packs
@@ -28,30 +28,10 @@ _NO_BIAS = (None,)
 _any_autocast = torch._C._is_any_autocast_enabled
 
 
-class _Recorded(NamedTuple):
-    """How autograd records a chain: if it keeps the product, that with its bias, and an epilogue without one."""
-
-    epilogue: UserEpilogue
-    has_bias: bool
-
-
-def _recorded_form(chain: Chain) -> _Recorded | None:
-    """None if a chain is recorded like other calls: for a built-in epilogue the product is not kept."""
-    if chain.epilogue is None or chain.epilogue.copied is not None or chain.norm is not None:
-        return None
-    bias, formula, made = chain.product.bias, chain.formula, chain.epilogue
-    is_split = bias is not None and 0 in made.traced.program.read_by_derivative()
-    if bias is not None and is_split:
-        value, rest = value_at(bias), without_bias(formula)
-        found = None if rest is None else epilogue_of(rest)
-        if (
-            value.dim() != 1
-            or value.dtype != chain.product.value.dtype
-            or not isinstance(found, UserEpilogue)
-        ):
-            return None
-        made = found
-    return _Recorded(made, is_split) if made.keeps_gradients else None
+def _is_node(chain: Chain) -> bool:
+    """Whether a recorded chain becomes one node of autograd: of a built-in epilogue it does like other calls."""
+    made = chain.epilogue
+    return made is not None and made.copied is None and chain.norm is None and made.keeps_gradients
 
 
 def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
@@ -91,7 +71,7 @@ class Site:
         # Recorded calls, BatchNorms and operands of other shapes need more work in `__call__`.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
-        self._recorded = _recorded_form(chain) if product.value.requires_grad else None
+        self._is_node = product.value.requires_grad and _is_node(chain)
         is_lone = chain.epilogue is None and chain.norm is None
         has_vector = product.bias is None or value_at(product.bias).dim() == 1
         self._is_recorded_alone = product.value.requires_grad and is_lone and has_vector
@@ -121,8 +101,8 @@ class Site:
             found = entry.linear(epilogue, x, weight, seen, None, None, None, self._pack_use, False)
             if isinstance(found, Tensor):
                 return found
-        if self._recorded is not None:
-            result = self._record(self._recorded, x, weight, sources)
+        if self._is_node and self._epilogue is not None:
+            result = self._record(self._epilogue, x, weight, sources)
             if result is not None:
                 return result
         if self._is_recorded_alone:
@@ -146,33 +126,28 @@ class Site:
             given += _route.fold(x, (None, None, *vectors), eps, columns)
         if self._epilogue is None:
             bias = given[0] if given else None
-            return _route.linear(BIAS, x, weight, bias, None, None, None, False, self._pack_use)
-        return self._epilogue.call_in_x_dtype(x, weight, given, {}, None, None, False, self._pack_use)
+            return _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)
+        return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use, promotes=False)
 
     def _record(
-        self, form: _Recorded, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
+        self, made: UserEpilogue, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
     ) -> Tensor | None:
         """A call that only autograd intercepts, as a node; None if anything else intercepts it.
 
-        The arguments fit, because the graph is guarded. The bias belongs to the product.
+        The arguments fit, because the graph is guarded.
         """
         if _any_autocast() or entry.sees(x, weight, *sources) is not entry.RECORDED:
             return None
         keeps_axes = x.dim() == 2 or bool(self._shared)
         rows = x if keeps_axes else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         lead, columns = rows.shape[:-1], weight.shape[0]
-        bias, rest = (sources[0], sources[1:]) if form.has_bias else (None, sources)
+        kinds, wide = made.traced.kinds, compute_dtype(x.dtype)
+        given = [_as_rows(kind, value, lead, columns) for kind, value in zip(kinds, sources, strict=True)]
         given = [
-            _as_rows(kind, value, lead, columns)
-            for kind, value in zip(form.epilogue.traced.kinds, rest, strict=True)
+            value.to(wide) if kind == SCALAR else value for kind, value in zip(kinds, given, strict=True)
         ]
-        epilogue = form.epilogue.of_types(rows, given)
-        wide = compute_dtype(x.dtype)
-        operands = [
-            value.to(wide) if kind == SCALAR else value
-            for kind, value in zip(form.epilogue.traced.kinds, given, strict=True)
-        ]
-        result = self._record_call(LinearCall(epilogue, rows, weight, bias, operands))
+        epilogue = forms.of_types(made.traced, rows, given)
+        result = self._record_call(LinearCall(epilogue, rows, weight, given))
         return result if rows is x else unflattened(result, (*x.shape[:-1], columns))
 
     def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -181,7 +156,7 @@ class Site:
         if found is entry.RECORDED_BY_TORCH:
             return nodes.linear_by_torch(BIAS, x, weight, bias)
         if found is entry.RECORDED:
-            return self._record_call(LinearCall(BIAS, x, weight, bias))
+            return self._record_call(LinearCall(BIAS, x, weight, (bias,)))
         return found if isinstance(found, Tensor) else None
 
     def _record_call(self, call: LinearCall) -> Tensor:

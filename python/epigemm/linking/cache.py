@@ -13,7 +13,7 @@ from epigemm.linking import folder
 from epigemm.planning.measured import LOCK, NAME, cache_dir
 
 # Names as `measured.merge` and `store.write` make them.
-_MEASURED = re.compile(rf"{re.escape(NAME)}|{re.escape(LOCK)}|{re.escape(NAME)}\w+\.tmp")
+_MEASURED = re.compile(rf"{re.escape(NAME)}|{re.escape(LOCK)}|{re.escape(NAME)}\.tmp")
 _LINKED = re.compile(rf"[0-9a-f]{{64}}{re.escape(folder.SUFFIX)}|[0-9a-f]{{16}}\.tmp")
 
 

@@ -15,22 +15,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from epigemm.linking import folder
 from epigemm.linking.folder import SUFFIX
+from epigemm.planning import measured
 
 FORMAT = 3
 MAGIC = b"epigemm cubin\n\r\n"
 
 _CHECKSUM_BYTES = 32
 _Value = TypeVar("_Value")
-_warned: set[Path] = set()
 
 
 class Once(Generic[_Value]):
@@ -115,14 +113,14 @@ def read(key: str) -> bytes | None:
             try:
                 return decoded(folder.read(found, name), key)
             except ValueError as error:
-                _warn_once(path, f"the linked kernel {path} is removed and made again: {error}")
+                measured.warn_once(path, f"the linked kernel {path} is removed and made again: {error}")
                 folder.remove(found, name)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except folder.UnsafeError as error:
         _warn_without_disk(error)
     except OSError as error:
-        _warn_once(path, f"the linked kernel {path} cannot be read and is made again: {error}")
+        measured.warn_once(path, f"the linked kernel {path} cannot be read and is made again: {error}")
     return None
 
 
@@ -137,10 +135,4 @@ def write(key: str, cubin: bytes) -> None:
 
 def _warn_without_disk(error: OSError) -> None:
     where = folder.path()
-    _warn_once(where, f"linked kernels last as long as this process: {where} is not used: {error}")
-
-
-def _warn_once(about: Path, message: str) -> None:
-    if about not in _warned:
-        _warned.add(about)
-        warnings.warn(f"epigemm: {message}", RuntimeWarning, stacklevel=2)
+    measured.warn_once(where, f"linked kernels last as long as this process: {where} is not used: {error}")

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from epigemm import formula_functions
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
+from epigemm.epilogues.library import FUNCTIONS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
 
@@ -36,7 +36,33 @@ class Options(CallOptions, total=False):
     dtype: torch.dtype | None
 
 
-class FusedLinear(nn.Module):
+class Layer(nn.Module):
+    """What linear layers and those with BatchNorm share: the options of their calls, and how they print."""
+
+    precision: str | None
+    strict: bool = False  # also on the class, because pickles of earlier versions do not have it
+    _shown: ClassVar[tuple[str, ...]] = ()  # attributes of its own that are printed
+
+    def _set_options(self, precision: str | None = None, strict: bool = False) -> None:
+        """Keep the options of the calls; TypeError or ValueError for what calls do not accept."""
+        self.precision = None if precision is None else checks.precision(precision)
+        self.strict = checks.flag("strict", strict)
+
+    @property
+    def _epilogue_name(self) -> str | None:
+        """The name of the epilogue, as in `explain`."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """The options of the calls, with the batch-invariant mode if it is on now, and the layer's own arguments."""
+        text = f"epilogue={self._epilogue_name}, precision={self.precision!r}"
+        is_invariant = invariance.active and invariance.enabled()
+        text += (", strict=True" if self.strict else "") + (", batch_invariant=True" if is_invariant else "")
+        own = ((name, getattr(self, name)) for name in self._shown)
+        return text + "".join(f", {n}={'tensor' if isinstance(v, Tensor) else repr(v)}" for n, v in own)
+
+
+class FusedLinear(Layer):
     """The parameters of an `nn.Linear`, under the same names and with the same initialisation.
 
     It is not a subclass of `nn.Linear`, because code that replaces those (quantisers, adapters) would drop the
@@ -45,7 +71,6 @@ class FusedLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
-    strict: bool = False  # also on the class, because pickles of earlier versions do not have it
 
     def __init__(
         self,
@@ -60,7 +85,7 @@ class FusedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
-        self.precision, self.strict = checked_options(precision, strict)
+        self._set_options(precision, strict)
 
     @classmethod
     def from_linear(cls: type[_Layer], linear: nn.Linear, **options: Unpack[CallOptions]) -> _Layer:
@@ -122,22 +147,14 @@ class FusedLinear(nn.Module):
         """Run a call with one of the epilogues that read a matrix."""
         weight, bias = self.weight, self.bias
         use = pack_use(weight)
-        return formula_functions.run(name, x, weight, bias, operands, None, self.precision, self.strict, use)
+        return _route.linear(
+            FUNCTIONS[name], x, weight, (bias, *operands), self.precision, None, self.strict, use
+        )
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
-        text = (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        )
-        return f"{text}, {call_repr(self._epilogue_name, self.precision, self.strict)}"
-
-    @property
-    def _epilogue_name(self) -> str | None:
-        """The name of the epilogue, as in `explain`."""
-        raise NotImplementedError
-
-    def _formula_name(self, name: str) -> str:
-        return name if self.bias is None else f"bias_{name}"
+        features = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{features}, bias={self.bias is not None}, {super().extra_repr()}"
 
 
 class EpilogueLinear(FusedLinear):
@@ -156,20 +173,13 @@ class EpilogueLinear(FusedLinear):
         bias: Tensor | None = self._parameters.get("bias")
         if bias is None:
             bias = self.bias
-        scalar = None if self._scalar is None else getattr(self, self._scalar)
+        operands = (bias,) if self._scalar is None else (bias, getattr(self, self._scalar))
         use = pack_use(weight)
-        return _route.linear(self._epilogue, x, weight, bias, scalar, self.precision, None, self.strict, use)
+        return _route.linear(self._epilogue, x, weight, operands, self.precision, None, self.strict, use)
 
     @property
     def _epilogue_name(self) -> str | None:
         return self._epilogue.name
-
-    def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the scalar."""
-        if self._scalar is None:
-            return super().extra_repr()
-        value = getattr(self, self._scalar)
-        return f"{super().extra_repr()}, {self._scalar}={'tensor' if isinstance(value, Tensor) else value}"
 
     def _set_scalar(self, value: float | Tensor) -> None:
         # A tensor has to follow the module to its device and dtype. The buffer is not persistent, because the replaced
@@ -196,11 +206,6 @@ def pack_use(weight: Tensor) -> str:
     call.
     """
     return weight_packs.KEEP if isinstance(weight, nn.Parameter) else weight_packs.FIND
-
-
-def checked_options(precision: str | None, strict: bool) -> tuple[str | None, bool]:
-    """The checked options of a layer's calls; TypeError or ValueError for what calls do not accept."""
-    return None if precision is None else checks.precision(precision), checks.flag("strict", strict)
 
 
 _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
@@ -254,13 +259,6 @@ def _is_special(tensor: Tensor | None) -> bool:
     function = getattr(overrides, "__func__", overrides)
     is_plain = any(function is each for each in _TORCH_FUNCTIONS)  # Dynamo cannot compare them otherwise
     return not is_plain or is_traceable_wrapper_subclass(tensor)
-
-
-def call_repr(epilogue: str | None, precision: str | None, strict: bool) -> str:
-    """The options of a layer's calls, as a suffix to print; with the batch-invariant mode if it is on now."""
-    text = f"epilogue={epilogue}, precision={precision!r}" + (", strict=True" if strict else "")
-    is_invariant = invariance.active and invariance.enabled()
-    return text + (", batch_invariant=True" if is_invariant else "")
 
 
 def set_vector(module: nn.Module, name: str, vector: Tensor | None) -> None:

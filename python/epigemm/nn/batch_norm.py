@@ -12,9 +12,8 @@ from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.nn.base import (
     CallOptions,
+    Layer,
     Options,
-    call_repr,
-    checked_options,
     pack_use,
     require_plain,
     set_vector,
@@ -74,10 +73,12 @@ def _scale_batch_norm(
     *,
     relu: bool = False,
 ) -> Tensor:
-    """`relu` is for batch statistics alone."""
-    _check_rows(x)
+    if not isinstance(x, Tensor):
+        checks.tensors(x=x)
+    if x.dim() != 2:
+        raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
     weight, bias = linear.weight, linear.bias
-    if _takes_batch_statistics(bn):
+    if bn.training or bn.running_mean is None or bn.running_var is None:
         if invariance.active and invariance.enabled():
             raise RuntimeError(
                 "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
@@ -93,26 +94,17 @@ def _scale_batch_norm(
         )
         return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
+    if relu:
+        return formula_functions.batch_norm_relu(
+            x, weight, vectors, bn.eps, None, precision, strict, pack_use(weight)
+        )
     return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
 
 
-def _takes_batch_statistics(bn: nn.BatchNorm1d) -> bool:
-    return bn.training or bn.running_mean is None or bn.running_var is None
-
-
-def _check_rows(x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        checks.tensors(x=x)
-    if x.dim() != 2:
-        raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
-
-
-class _WithBatchNorm(nn.Module):
+class _WithBatchNorm(Layer):
     """A linear layer, BatchNorm, and perhaps a learned scale per column between them."""
 
-    strict: bool = False
     _has_scale: ClassVar[bool] = False
-    _epilogue_name: ClassVar[str]  # in eval mode
 
     def __init__(
         self,
@@ -127,8 +119,7 @@ class _WithBatchNorm(nn.Module):
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        call_options = (options.pop("precision", None), options.pop("strict", False))
-        self.precision, self.strict = checked_options(*call_options)
+        self._set_options(options.pop("precision", None), options.pop("strict", False))
         made: Any = options
         self.linear = nn.Linear(in_features, out_features, bias, **made)
         if self._has_scale:
@@ -137,12 +128,7 @@ class _WithBatchNorm(nn.Module):
 
     @classmethod
     def _over(
-        cls: type[_Layer],
-        linear: nn.Linear,
-        bn: nn.BatchNorm1d,
-        *,
-        precision: str | None = None,
-        strict: bool = False,
+        cls: type[_Layer], linear: nn.Linear, bn: nn.BatchNorm1d, **options: Unpack[CallOptions]
     ) -> _Layer:
         """Over existing layers, which it shares."""
         require_plain("linear", linear, nn.Linear)
@@ -156,7 +142,7 @@ class _WithBatchNorm(nn.Module):
         nn.Module.__init__(module)
         module.linear = linear
         module.bn = bn
-        module.precision, module.strict = checked_options(precision, strict)
+        module._set_options(**options)
         module.training = bn.training
         return module
 
@@ -171,10 +157,6 @@ class _WithBatchNorm(nn.Module):
     def repack(self) -> None:
         """Split the linear layer's weight into fp16 slices again, as `LinearReLU.repack` does."""
         weight_packs.repack(self.linear.weight, self.precision)
-
-    def extra_repr(self) -> str:
-        """What the submodules do not print."""
-        return call_repr(self._epilogue_name, self.precision, self.strict)
 
 
 _Layer = TypeVar("_Layer", bound=_WithBatchNorm)
@@ -246,11 +228,4 @@ class LinearBatchNormReLU(_WithBatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        linear, bn = self.linear, self.bn
-        if _takes_batch_statistics(bn):
-            return _scale_batch_norm(x, linear, None, bn, self.precision, self.strict, relu=True)
-        _check_rows(x)
-        vectors = (linear.bias, None, bn.running_mean, bn.running_var, bn.weight, bn.bias)
-        return formula_functions.batch_norm_relu(
-            x, linear.weight, vectors, bn.eps, None, self.precision, self.strict, pack_use(linear.weight)
-        )
+        return _scale_batch_norm(x, self.linear, None, self.bn, self.precision, self.strict, relu=True)

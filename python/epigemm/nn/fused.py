@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, functional
 from epigemm.arguments import checks
-from epigemm.epilogues import registry
+from epigemm.epilogues import library
 from epigemm.epilogues.formulas import GATED
+from epigemm.epilogues.registry import Epilogue
 from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class LinearReLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = registry.BIAS_RELU
+    _epilogue = library.BIAS_RELU
 
 
 @docstrings.of_layer
@@ -38,6 +39,8 @@ class LinearGELU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
+    _shown = ("approximate",)
+
     def __init__(
         self,
         in_features: int,
@@ -48,12 +51,12 @@ class LinearGELU(EpilogueLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        registry.gelu_epilogue(approximate)  # which checks it
+        library.gelu_epilogue(approximate)  # which checks it
         self.approximate = approximate
 
     @property
-    def _epilogue(self) -> registry.Epilogue:  # type: ignore[override]
-        return registry.gelu_epilogue(self.approximate)
+    def _epilogue(self) -> Epilogue:  # type: ignore[override]
+        return library.gelu_epilogue(self.approximate)
 
     @classmethod
     def from_linear(
@@ -61,10 +64,6 @@ class LinearGELU(EpilogueLinear):
     ) -> LinearGELU:
         """The fused layer over the parameter objects of `linear`."""
         return cls._sharing(linear, options, approximate=approximate)
-
-    def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the form."""
-        return f"{super().extra_repr()}, approximate={self.approximate!r}"
 
 
 @docstrings.of_layer
@@ -76,7 +75,7 @@ class LinearSiLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = registry.BIAS_SILU
+    _epilogue = library.BIAS_SILU
 
 
 @docstrings.of_layer
@@ -88,7 +87,7 @@ class LinearTanh(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = registry.BIAS_TANH
+    _epilogue = library.BIAS_TANH
 
 
 @docstrings.of_layer
@@ -101,8 +100,9 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
     """
 
     scale: float | Tensor
-    _epilogue = registry.SIGMOID_SCALE_RESIDUAL
+    _epilogue = library.SIGMOID_SCALE_RESIDUAL
     _scalar = "scale"
+    _shown = ("scale",)
 
     def __init__(
         self,
@@ -133,8 +133,9 @@ class LinearReLUDiv(EpilogueLinear):
     """
 
     divisor: float | Tensor
-    _epilogue = registry.RELU_DIV
+    _epilogue = library.RELU_DIV
     _scalar = "divisor"
+    _shown = ("divisor",)
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class LinearResidual(FusedLinear):
 
     @property
     def _epilogue_name(self) -> str | None:
-        return self._formula_name("residual")
+        return "residual"
 
 
 @docstrings.of_layer
@@ -185,6 +186,8 @@ class LinearGated(FusedLinear):
         >>> epigemm.nn.LinearGated(64, 32, activation="gelu")(torch.randn(8, 64), torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
+
+    _shown = ("activation",)
 
     def __init__(
         self,
@@ -211,11 +214,7 @@ class LinearGated(FusedLinear):
 
     @property
     def _epilogue_name(self) -> str | None:
-        return self._formula_name(GATED + self.activation)
-
-    def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the activation."""
-        return f"{super().extra_repr()}, activation={self.activation!r}"
+        return GATED + self.activation
 
 
 @docstrings.of_layer
@@ -268,7 +267,7 @@ class LinearLayerScaleResidual(FusedLinear):
 
     @property
     def _epilogue_name(self) -> str | None:
-        return self._formula_name("layer_scale_residual")
+        return "layer_scale_residual"
 
 
 class Sigmoid(nn.Module):

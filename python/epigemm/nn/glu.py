@@ -118,7 +118,7 @@ class LinearGLU(FusedLinear):
 
     @property
     def _epilogue_name(self) -> str | None:
-        return self._formula_name(GATED + self.activation)
+        return GATED + self.activation
 
     def repack(self) -> None:
         """As of `FusedLinear`, for the weights of both products."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from epigemm import docstrings
 from epigemm.decorated import Decorated
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.nn.base import CallOptions, EpilogueLinear, Options, pack_use
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue

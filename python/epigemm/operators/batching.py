@@ -14,7 +14,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS
-from epigemm.epilogues.registry import named
+from epigemm.epilogues.library import named
 
 
 def linear_batched(call: LinearCall) -> Tensor:
@@ -23,7 +23,7 @@ def linear_batched(call: LinearCall) -> Tensor:
     with _precision.as_asked(call.precision, x):
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         product = unflattened(torch.mm(rows, weight.t()), (*x.shape[:-1], weight.shape[0]))
-    return call.epilogue.reference(product, call.bias, call.operands, call.scalars)
+    return call.epilogue.reference(product, call.operands)
 
 
 def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
@@ -32,9 +32,7 @@ def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Tensor, int]:
         name, x, *others = args
         epilogue = named(name)
-        has_rows = epilogue is not None and any(
-            KINDS[operand.kind].by_row for operand in epilogue.operands[1:]
-        )
+        has_rows = epilogue is not None and any(KINDS[operand.kind].by_row for operand in epilogue.operands)
         if in_dims[1] is not None and x.dim() > 1 and not has_rows and not _any_batched(in_dims[2:]):
             return op(name, x.movedim(in_dims[1], 0), *others), 0
         return _one_by_one(op, info, in_dims, args)

@@ -21,16 +21,10 @@ from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import FIND, ElementwiseCall, LinearCall
-from epigemm.arguments.traced import at_trace_time, is_exporting, is_traced
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels
-from epigemm.epilogues.registry import (
-    BIAS,
-    EPILOGUES,
-    LINKED,
-    SCALE_BATCH_NORM,
-    Epilogue,
-    compute_dtype,
-)
+from epigemm.compilers import at_trace_time, is_exporting, is_traced
+from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
+from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, Operands, compute_dtype
 from epigemm.planning import plans
 from epigemm.planning.reasons import Reason
 
@@ -164,58 +158,59 @@ def linear(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    scalar: float | Tensor | None,
+    operands: Operands,
     fold: tuple[Any, ...] | None,
     precision: str | None,
     out: Tensor | None,
     strict: bool,
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), arguments as of `route.linear`; or `NOT_PLAIN`."""
-    if out is not None or invariance.active:
+    if out is not None or invariance.active or not epilogue.is_compiled:
         return Reason.NOT_PLAIN
     if fold is not None and type(fold[-1]) is not float:
         return Reason.NOT_PLAIN
-    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
-    order = _fp32_order(fold is None, (_see(x), _see(weight), *others), precision, strict)
+    others = tuple(map(_see, operands if fold is None else fold[:-1]))
+    order = _fp32_order(epilogue.has_scalar, (_see(x), _see(weight), *others), precision, strict)
     if order == _NOT_NATIVE:
         return Reason.NOT_PLAIN
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     if fold is not None:
         _linear_folded_into(x, weight, *fold, order, strict, out)
     else:
-        tensor, number = _scalar(scalar, x)
-        _linear_into(epilogue.number, x, weight, bias, None, None, tensor, number, order, strict, out)
+        _linear_into(epilogue.number, x, weight, *_places(epilogue, operands, x), order, strict, out)
     return out
 
 
 def elementwise(
     epilogue: Epilogue,
     x: Tensor,
-    bias: Tensor | None,
-    scalar: float | Tensor | None,
+    operands: Operands,
     fold: tuple[Any, ...] | None,
     out: Tensor | None,
 ) -> Tensor | Reason:
     """D = epilogue(x), as `linear`."""
-    if out is not None or (fold is not None and type(fold[-1]) is not float):
+    if out is not None or not epilogue.is_compiled or (fold is not None and type(fold[-1]) is not float):
         return Reason.NOT_PLAIN
-    others = (_see(bias), _see(scalar)) if fold is None else tuple(map(_see, fold[:-1]))
-    if not _is_native(fold is None, (_see(x), *others)):
+    others = tuple(map(_see, operands if fold is None else fold[:-1]))
+    if not _is_native(epilogue.has_scalar, (_see(x), *others)):
         return Reason.NOT_PLAIN
     out = torch.empty_like(x)
     if fold is not None:
         _elementwise_folded_into(x, *fold, out)
     else:
-        tensor, number = _scalar(scalar, x)
-        _elementwise_into(epilogue.number, x, bias, None, None, tensor, number, out)
+        _elementwise_into(epilogue.number, x, *_places(epilogue, operands, x), out)
     return out
 
 
-def _scalar(scalar: float | Tensor | None, x: Tensor) -> tuple[Tensor | None, float]:
+def _places(
+    epilogue: Epilogue, operands: Operands, x: Tensor
+) -> tuple[Tensor | None, None, None, Tensor | None, float]:
+    """The operands of such an epilogue, a bias and at most one scalar, as the C++ operators take them."""
+    bias = epilogue.bias_among(operands)
+    scalar = operands[-1] if epilogue.has_scalar else None
     if isinstance(scalar, Tensor):
-        return scalar.to(compute_dtype(x.dtype)), 0.0
-    return None, 0.0 if scalar is None else float(scalar)
+        return bias, None, None, scalar.to(compute_dtype(x.dtype)), 0.0
+    return bias, None, None, None, 0.0 if scalar is None else float(scalar)
 
 
 # --- in graphs that Inductor compiles ---------------------------------------------------------------------------------
@@ -251,11 +246,9 @@ def flat(call: LinearCall) -> Tensor | None:
     """A call in a trace for Inductor, as a C++ operator; None if the operator `linear` has to compute it."""
     if not _is_for_inductor.get():
         return None
-    epilogue, x, weight, bias, operands, scalars, _, pack_use, strict, invariant, out = call
-    given = epilogue.in_order(bias, operands, scalars)
+    epilogue, x, weight, given, _, pack_use, strict, invariant, out = call
     if (
-        given is None
-        or scalars
+        any(isinstance(each, float) for each in given)
         or pack_use != FIND
         or strict
         or invariant
@@ -277,22 +270,26 @@ def flat(call: LinearCall) -> Tensor | None:
 # ----------------------------------------------
 
 
-def _operands(number: int, flat: Sequence[Any]) -> tuple[Epilogue, tuple[Tensor, ...], tuple[float, ...]]:
-    """An epilogue, its vectors without the bias, and its scalar, from the arguments of the C++ operators."""
+def _operands(number: int, bias: Tensor | None, flat: Sequence[Any]) -> tuple[Epilogue, Operands]:
+    """An epilogue and its operands, from the arguments of the C++ operators."""
     epilogue = _BY_NUMBER.get(number)
     if epilogue is None:
         raise ValueError(
             f"epilogue: got {number}; accepted are the numbers of the registry, {list(_BY_NUMBER)}"
         )
     *tensors, value = flat
-    takes_number = epilogue.scalar is not None and tensors[-1] is None
-    return epilogue, tuple(each for each in tensors if each is not None), (value,) if takes_number else ()
+    takes_number = epilogue.has_scalar and tensors[-1] is None
+    given = [each for each in tensors if each is not None]
+    operands = epilogue.in_order(bias, given, (value,) if takes_number else ())
+    if operands is None:
+        raise checks.operands_that_do_not_fit(epilogue, (bias, *given))
+    return epilogue, operands
 
 
 def _linear_call(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> LinearCall:
     *flat, fp32, strict, out = rest
-    epilogue, operands, scalars = _operands(number, flat)
-    return LinearCall(epilogue, x, weight, bias, operands, scalars, _named(fp32, x), strict=strict, out=out)
+    epilogue, operands = _operands(number, bias, flat)
+    return LinearCall(epilogue, x, weight, operands, _named(fp32, x), strict=strict, out=out)
 
 
 def _flat_call(_: int, digest: int, x: Tensor, weight: Tensor, *rest: Any) -> LinearCall:
@@ -304,15 +301,16 @@ def _flat_call(_: int, digest: int, x: Tensor, weight: Tensor, *rest: Any) -> Li
             "epilogue: got the digest of one that this process has not made; accepted is one of a graph that was "
             "compiled here"
         )
-    bias, *others = places if epilogue.takes_bias else (None, *places)
-    operands = [each for each in others if each is not None]
-    return LinearCall(epilogue, x, weight, bias, operands, (), _named(fp32, x), out=out)
+    count = len(epilogue.operands)
+    if any(each is not None for each in places[count:]):
+        raise checks.operands_that_do_not_fit(epilogue, places)
+    return LinearCall(epilogue, x, weight, tuple(places[:count]), _named(fp32, x), out=out)
 
 
 def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
     *flat, out = rest
-    epilogue, operands, scalars = _operands(number, flat)
-    return ElementwiseCall(epilogue, x, bias, operands, scalars, out)
+    epilogue, operands = _operands(number, bias, flat)
+    return ElementwiseCall(epilogue, x, operands, out)
 
 
 def _named(fp32: int, x: Tensor) -> str:
@@ -323,7 +321,7 @@ def _named(fp32: int, x: Tensor) -> str:
 def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
     *vectors, eps, fp32, strict, out = rest
     fold = checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
-    call = LinearCall(SCALE_BATCH_NORM, x, weight, None, (), (), _named(fp32, x), strict=strict, out=out)
+    call = LinearCall(SCALE_BATCH_NORM, x, weight, (), _named(fp32, x), strict=strict, out=out)
     deeds.linear(call, fold=fold)
 
 
@@ -333,7 +331,7 @@ def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
     folded = elementwise_kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, x.shape[-1])).unbind(
         0
     )
-    elementwise_deeds.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, None, folded, (), out))
+    elementwise_deeds.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, folded, out))
 
 
 def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
@@ -351,7 +349,7 @@ def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
 
 def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
     *vectors, eps, _, _, out = rest
-    checks.linear(LinearCall(BIAS, x, weight, vectors[0], out=out))
+    checks.linear(LinearCall(BIAS, x, weight, vectors[:1], out=out))
     checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
 
 

@@ -15,10 +15,16 @@ from torch.autograd import forward_ad
 
 from epigemm._native import ops
 from epigemm.arguments import checks
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import (
+    ElementwiseCall,
+    FoldCall,
+    LinearCall,
+    elementwise_arguments,
+    linear_arguments,
+)
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
-from epigemm.epilogues.registry import compute_dtype
+from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import batching
 from epigemm.packs import weight_packs
 from epigemm.planning.reasons import Reason
@@ -41,7 +47,8 @@ def linear_call(
     """The arguments of `epigemm::linear`; AOTInductor's packages pass None for empty lists."""
     spec = checks.epilogue_named(epilogue, linear=True)
     use = weight_packs.checked_use(pack)
-    return LinearCall(spec, x, weight, bias, operands or (), scalars or (), precision, use, strict, invariant)
+    given = _in_order(spec, bias, operands, scalars)
+    return LinearCall(spec, x, weight, given, precision, use, strict, invariant)
 
 
 def linear_out_call(*arguments: Any) -> LinearCall:
@@ -61,7 +68,18 @@ def elementwise_call(
 ) -> ElementwiseCall:
     """The arguments of `epigemm::elementwise` and `elementwise_out`."""
     spec = checks.epilogue_named(epilogue, linear=False)
-    return ElementwiseCall(spec, x, bias, operands or (), scalars or (), out)
+    return ElementwiseCall(spec, x, _in_order(spec, bias, operands, scalars), out)
+
+
+def _in_order(
+    spec: Epilogue, bias: Tensor | None, tensors: Sequence[Tensor] | None, scalars: Sequence[float] | None
+) -> Operands:
+    if bias is not None and not spec.bias_place:
+        raise RuntimeError(f"bias: got a tensor; the epilogue {spec.name!r} accepts None")
+    given = spec.in_order(bias, tensors or (), scalars or ())
+    if given is None:
+        raise checks.operands_that_do_not_fit(spec, (bias, *(tensors or ()), *(scalars or ())))
+    return given
 
 
 def _fold_call(like: Tensor, *rest: Any) -> FoldCall:
@@ -111,7 +129,7 @@ _OPERATORS = {
         lambda call: (
             Reason.NOT_PLAIN
             if call.invariant or call.pack_use == weight_packs.NONE
-            else entry.linear_operator(call)
+            else entry.call_linear(call)
         ),
         lambda call: nodes.linear(_of_changing_weight(call)),
         gradients.save_linear,
@@ -121,7 +139,7 @@ _OPERATORS = {
         elementwise_call,
         _elementwise_fake,
         nodes.elementwise_forward,
-        entry.elementwise_operator,
+        entry.call_elementwise,
         nodes.elementwise,
         gradients.save_elementwise,
         gradients.elementwise_backward,
@@ -182,15 +200,14 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not torch.is_grad_enabled():
             return kernel(keyset, *args)
         call = _of_changing_weight(linear_call(*args))
-        recorded = any(tensor is not None and tensor.requires_grad for tensor in call.inputs)
+        recorded = any(tensor.requires_grad for tensor in call.inputs)
         if not recorded or not gradients.keeps_product(call):
-            return kernel(keyset, *args[:7], *call.arguments[7:])
+            return kernel(keyset, *args[:7], *linear_arguments(call)[7:])
         # Checked here: the two operators' own checks would not fit the call as a whole, or come after the first has
         # run.
         checks.linear(call)
-        call = call.with_bias_in_product()
-        product: Tensor = ops.linear(*call.product().arguments)
-        result: Tensor = ops.elementwise(call.epilogue.name, product, None, call.operands, call.scalars)
+        product: Tensor = ops.linear(*linear_arguments(call.product()))
+        result: Tensor = ops.elementwise(*elementwise_arguments(call.behind(product)))
         return result
 
     return autograd_kernel

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from epigemm.arguments import checks
 from epigemm.arguments.modes import Block, Mode, Shared
-from epigemm.arguments.traced import is_traced
+from epigemm.compilers import is_traced
 from epigemm.packs import weight_packs
 
 active = False

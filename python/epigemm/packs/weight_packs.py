@@ -6,7 +6,6 @@ One exception: each call of `linear_glu` makes views of the halves of a Paramete
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,8 +24,9 @@ from epigemm.arguments.calls import FIND as FIND
 from epigemm.arguments.calls import KEEP as KEEP
 from epigemm.arguments.calls import NONE as NONE
 from epigemm.arguments.calls import LinearCall
+from epigemm.compilers import outside_of_graphs
 from epigemm.cuda_graphs import capturing as capturing
-from epigemm.epilogues.registry import BIAS
+from epigemm.epilogues.library import BIAS
 from epigemm.packs.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
 from epigemm.planning import dry_runs, plans
 
@@ -255,10 +255,7 @@ def repack(weight: Tensor, precision: str | None) -> None:
         RuntimeError: the current stream is being captured into a CUDA graph.
         torch.OutOfMemoryError: no memory for a pack that does not exist yet.
     """
-    # Under torch.compile the graph breaks here. torch._dynamo is not imported for this: it takes seconds.
-    compiler = sys.modules.get("torch._dynamo")
-    run = _repack if compiler is None else compiler.disable(_repack)
-    run(weight, precision)
+    outside_of_graphs(_repack)(weight, precision)
 
 
 def _repack(weight: Tensor, precision: str | None) -> None:

@@ -30,9 +30,6 @@ ALL_KEPT = sum((NO_COST | THERE) << shift for shift in SHIFTS.values())
 ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
 """Circumstances of a call, which csrc/call/forced.h explains."""
 
-COLUMNS, COLUMNS_WITHIN, ROWS_WITHIN = 1, 2, 4
-"""Statistics of a call's result: of its columns; of columns, or of rows, where the product's kernel gives them."""
-
 ARITHMETICS = (_precision.IEEE, _precision.TF32, _precision.SPLIT, _precision.SCALED)
 """The arithmetics, by their numbers in csrc."""
 FALLBACK = (0, -1, 0, 0, 1, 1)
@@ -70,7 +67,6 @@ class DryRun(NamedTuple):
     packed: bool  # on slices: whether the split of the weight is not counted
     padded: bool  # on slices: whether the result needs rows of whole 16 bytes
     gemm: int  # what torch's GEMM does in the fallback
-    reduces: bool  # whether the product's kernel gives statistics of its result
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
     launches: list[str]
     missing: list[str]  # the kernels into which the epilogue has to be linked first; of a GPU elsewhere: all
@@ -87,7 +83,7 @@ def dry_run(
     plan: tuple[int, ...] = (),
     tried: bool = False,
     weight2: Tensor | None = None,
-    moments: int = 0,
+    moments: bool = False,
     gpu: tuple[int, ...] = (),
 ) -> DryRun:
     """A dry run of a call on a CPU or a CUDA device.
@@ -95,15 +91,15 @@ def dry_run(
     `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
     csrc/call/forced.h. `weight2`: the second weight of a pair of products. The second product takes the place of the
-    epilogue's first matrix, which the call does not have then. `moments`: the statistics of its result that the call
-    also returns, a sum of `COLUMNS`, `COLUMNS_WITHIN` and `ROWS_WITHIN`; the launches "blocks", "merge" and
-    "merge_of_rows" are theirs. `gpu`: a GPU that this machine need not have, as
-    `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
+    epilogue's first matrix, which is None in the call. `moments`: whether the call also
+    returns statistics of its result's columns; the launches "blocks" and "merge" are theirs. `gpu`: a GPU that this
+    machine need not have, as `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
 
     Raises:
         RuntimeError: the numbers of `plan` name none.
     """
-    epilogue, x, weight, bias, operands, scalars, *_, strict, invariant, out = call
+    epilogue, x, weight, operands, *_, strict, invariant, out = call
+    bias, tensors, scalars = epilogue.apart(operands)
     device = -1 if gpu else (x if place is None else place).get_device()
     if device >= 0:
         plans.usable(device)  # which the call to come asks, too
@@ -119,7 +115,7 @@ def dry_run(
         x,
         weight,
         bias,
-        operands or None,
+        tensors or None,
         scalars or None,
         out,
         order.number,
@@ -131,7 +127,7 @@ def dry_run(
         plan or None,
         tried,
         weight2,
-        int(moments),
+        moments,
     )
     found: dict[str, Any] = json.loads(answer)
     found["reasons"] = [Reason(number) for number in found["reasons"]]

@@ -1,4 +1,4 @@
-"""Measured times: a JSON table in the user's cache, and the planner's copy.
+"""Measured times: a JSON table in the user's cache, from which the planner gets its copy.
 
 The table has the entries of every build of epigemm (its version and its set of kernels) and kind of GPU. A damaged one
 causes no error: without a measurement the cost models decide.
@@ -9,27 +9,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from epigemm._native import build_info, ops
-from epigemm.epilogues import registry
 
 FORMAT = 3
 NAME, LOCK = "measured.json", "measured.lock"
 ELEMENTS = ("float16", "bfloat16", "float32")
 ARITHMETICS = ("ieee", "tf32", "split", "scaled")
 
-Key = tuple[str, str, str, bool, bool, bool, int, int, int]
+Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -52,28 +49,23 @@ class Entry:
     @property
     def key(self) -> Key:
         """The kind of call that it was measured for."""
-        flags = (self.packed, self.bias, self.tf32_allowed)
-        return (self.epilogue, self.dtype, self.arithmetic, *flags, self.m, self.n, self.k)
+        return astuple(self)[:9]
 
-    def row(self, epilogue: int) -> list[int]:
-        """In the form of `_load_measured`, with the epilogue's number; ValueError for unknown names."""
+    @property
+    def row(self) -> list[int]:
+        """All but the epilogue, in the form of `_load_measured`; ValueError for unknown names."""
         family, tile, raster, swizzle, splits = self.plan
-        indices = [epilogue, ELEMENTS.index(self.dtype), ARITHMETICS.index(self.arithmetic)]
-        flags = [int(flag) for flag in (self.packed, self.bias, self.tf32_allowed)]
-        times = [round(1e3 * us) for us in (self.fused_us, self.torch_us)]
-        return [*indices, *flags, self.m, self.n, self.k, family, tile, raster, swizzle, splits, *times]
+        names = (ELEMENTS.index(self.dtype), ARITHMETICS.index(self.arithmetic))
+        flags = map(int, (self.packed, self.bias, self.tf32_allowed))
+        times = (round(1e3 * us) for us in (self.fused_us, self.torch_us))
+        return [*names, *flags, self.m, self.n, self.k, family, tile, raster, swizzle, splits, *times]
 
 
 Entries = dict[Key, Entry]
 Table = dict[str, dict[str, list[dict[str, Any]]]]
-"""Of a file: entries by build and GPU."""
+"""Of the file: entries by build and GPU."""
 
-_MADE = re.compile(r".+\.[0-9a-f]{16}")
-"""A pattern of the names of epilogues that are made at run time: see `epigemm.epilogues.traced`."""
-_NO_DEVICE = -1  # rows for it are checked and not kept
-
-
-# --- the file --------------------------------------------------------------------------------------------------------
+_NO_DEVICE = -1  # entries for it are checked and not kept
 
 
 def cache_dir() -> Path:
@@ -86,6 +78,14 @@ def cache_dir() -> Path:
         return Path.home() / ".cache" / "epigemm"
     except RuntimeError:  # a user without a home
         return Path(tempfile.gettempdir()) / "epigemm"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, for this user alone, because linked kernels are kept there, too."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            with suppress(FileExistsError):  # another process has made it
+                each.mkdir(mode=0o700)
 
 
 def build() -> str:
@@ -110,29 +110,19 @@ def read() -> Table:
 def in_table(table: Table, gpu: str) -> Entries:
     """The entries of this build for a GPU of this name; ValueError for damaged ones."""
     try:
-        entries = [
-            Entry(**{**each, "plan": tuple(each["plan"])}) for each in table.get(build(), {}).get(gpu, [])
-        ]
-        _pass_on(_NO_DEVICE, [entry.row(_checked_number(entry.epilogue)) for entry in entries])
+        of_gpu = table.get(build(), {}).get(gpu, [])
+        entries = [Entry(**{**each, "plan": tuple(each["plan"])}) for each in of_gpu]
+        install(_NO_DEVICE, entries)
         return {entry.key: entry for entry in entries}
     except (TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"an entry is damaged: {first_line(error)}") from error
-
-
-def _checked_number(name: str) -> int:
-    """A number to check an entry with: that of its epilogue, or any number if the epilogue may still be made."""
-    number = _number(name)
-    if number is None and not _MADE.fullmatch(name):
-        raise ValueError(f"there is no epilogue {name!r}")
-    return number or 0
 
 
 def merge(gpu: str, entries: Iterable[Entry]) -> None:
     """Add entries to the file, which other processes may do at the same time; a damaged file is replaced."""
     folder = cache_dir()
     make_folder(folder)
-    lock_file = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(lock_file, "a") as lock:
+    with open(folder / LOCK, "a", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         table: Table = {}
         known: Entries = {}
@@ -141,37 +131,31 @@ def merge(gpu: str, entries: Iterable[Entry]) -> None:
             known = in_table(table, gpu)
         known.update((entry.key, entry) for entry in entries)
         table.setdefault(build(), {})[gpu] = [asdict(known[key]) for key in sorted(known)]
-        _write_whole(folder / NAME, json.dumps(table, indent=1).encode())
+        # A reader sees no file, the old one or the new one.
+        temporary = folder / f"{NAME}.tmp"
+        temporary.unlink(missing_ok=True)  # of a process that was stopped
+        with open(temporary, "x", encoding="utf-8", opener=_private) as file:
+            json.dump(table, file, indent=1)
+        temporary.replace(folder / NAME)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, for this user alone, because linked kernels are kept there, too."""
-    for each in (*reversed(folder.parents), folder):
-        if not each.is_dir():
-            with suppress(FileExistsError):  # another process has made it
-                each.mkdir(mode=0o700)
+def _private(path: str, flags: int) -> int:
+    """Open a file of this user alone; OSError for a link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically: a reader sees no file, the old one or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def install(device: int, entries: Iterable[Entry]) -> None:
+    """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have.
 
-
-# --- the planner's copy ----------------------------------------------------------------------------------------------
-
-_lock = threading.RLock()
-_known: dict[int, Entries] = {}  # by device, including those of epilogues that have not been made yet
+    Without any, all that it has for the device are dropped.
+    """
+    entries = list(entries)
+    names = ",".join(entry.epilogue for entry in entries)
+    ops._load_measured(device, names, [number for entry in entries for number in entry.row])
 
 
 def load(device: int) -> None:
-    """Load the user's measurements for a CUDA device into the planner."""
+    """Give the planner the user's measurements for a CUDA device."""
     gpu, path = torch.cuda.get_device_name(device), cache_dir() / NAME
     try:
         table = read()
@@ -183,52 +167,6 @@ def load(device: int) -> None:
         warn_once(
             path, f"the measured choices in {path} are ignored: another version or other kernels left them"
         )
-
-
-def install(device: int, entries: Iterable[Entry]) -> None:
-    """Give the planner measured choices for a CUDA device; RuntimeError for plans that this build does not have.
-
-    Those of an epilogue that has not been made yet are kept until it is.
-    """
-    new = {entry.key: entry for entry in entries}
-    with _lock:
-        old = _known.get(device, {})
-        known = {**{key: old[key] for key in old if key not in new}, **new}  # the newest last
-        _pass_on(device, _rows(known.values()))
-        if device != _NO_DEVICE:
-            _known[device] = known
-
-
-def _number(name: str) -> int | None:
-    """An epilogue's number in this process; None if it has not been made here."""
-    epilogue = registry.named(name)
-    return None if epilogue is None else epilogue.number
-
-
-def _rows(entries: Iterable[Entry]) -> list[list[int]]:
-    """The rows of epilogues that have been made."""
-    numbered = ((entry, _number(entry.epilogue)) for entry in entries)
-    return [entry.row(number) for entry, number in numbered if number is not None]
-
-
-def _pass_on(device: int, rows: Iterable[list[int]]) -> None:
-    ops._load_measured(device, [number for row in rows for number in row])
-
-
-def _made(name: str) -> None:
-    """Load the measurements of an epilogue that has just been made into the planner."""
-    with _lock:
-        for device, known in _known.items():
-            if not any(entry.epilogue == name for entry in known.values()):
-                continue
-            try:
-                _pass_on(device, _rows(known.values()))
-            except RuntimeError as error:
-                warn_once(Path(name), f"what was measured with {name} is ignored: {first_line(error)}")
-                _known[device] = {key: each for key, each in known.items() if each.epilogue != name}
-
-
-registry.WHEN_MADE.append(_made)
 
 
 def remember(device: int, entries: Iterable[Entry]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +15,9 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
 from epigemm.calls.deeds import Forced
+from epigemm.epilogues.kinds import KINDS
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
-from epigemm.planning.dry_runs import Tried
 
 TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
@@ -40,12 +39,17 @@ def on_random_x(call: LinearCall) -> LinearCall:
     is_shared = any(operand.shared for operand in call.epilogue.operands)
     lead = call.x.shape[:-1] if is_shared else (call.rows,)
     x = torch.randn((*lead, call.weight.shape[1]), generator=generator, device=device, dtype=dtype)
-    operands = [each if each.dim() == x.dim() else torch.ones_like(each) for each in call.operands]
+    operands = []
+    for place, (about, value) in enumerate(zip(call.epilogue.operands, call.operands, strict=True), 1):
+        if isinstance(value, Tensor) and KINDS[about.kind].by_row:
+            value = value if is_shared or value.dim() == 2 else value.reshape(call.rows, value.shape[-1])
+        elif isinstance(value, Tensor) and place != call.epilogue.bias_place:
+            value = torch.ones_like(value)
+        operands.append(value)
     return call._replace(x=x, operands=operands, out=None)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A candidate. `plan` is `TORCH`, or family, tile, raster, swizzle and splits."""
 
     plan: tuple[int, ...]
@@ -53,8 +57,7 @@ class Candidate:
     run: Callable[[], Tensor]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """The kernels of one arithmetic, and the fallback that they are compared with."""
 
     arithmetic: str
@@ -78,51 +81,34 @@ def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]
         return
     call = call._replace(out=call.new_out())
     wanted = [
-        (found, {_forced(found, plan): text for plan, text in _every_plan(found.plan, within).items()})
+        (found, dry_runs.ARITHMETICS.index(found.arithmetic), _every_plan(found.plan, within))
         for found in consider(call).found.tried
         if found.tunable and found.plan["candidates"]
     ]
-    why_not = _link(call, [plan for _, texts in wanted for plan in texts])
-    for found, texts in wanted:
-        yield _family(call, found, texts, why_not)
-
-
-def _forced(found: Tried, plan: tuple[int, ...]) -> tuple[int, ...]:
-    return dry_runs.ARITHMETICS.index(found.arithmetic), *plan
-
-
-def _link(call: LinearCall, forced: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], str]:
-    """Link the kernels of these plans and of the fallback; returns why plans cannot run, empty where they can."""
+    forced = [(number, *plan) for _, number, texts in wanted for plan in texts]
     if not forced:
-        return {}
+        return
     # Where the fallback's kernel cannot be linked, PyTorch's operators are the fallback.
-    missing = [
-        ",".join(dry_runs.dry_run(call, dry_runs.ALL_KEPT, plan=plan).missing)
-        for plan in (*forced, dry_runs.FALLBACK)
-    ]
-    return dict(zip(forced, loading.link_each(call.epilogue, missing, call.x.device), strict=False))
-
-
-def _family(
-    call: LinearCall, found: Tried, texts: dict[tuple[int, ...], str], why_not: dict[tuple[int, ...], str]
-) -> Family:
-    """The family of what could be linked."""
-    # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
-    tf32_allowed = call.x.dtype == torch.float32 and (call.order.tf32_allowed or not found.is_on_slices)
-    setting: Callable[[], AbstractContextManager[None]] = nullcontext
-    if tf32_allowed and not call.order.tf32_allowed:
-        setting = partial(_precision.switched, call.x.device.type, _precision.TF32)
-    now = tuple(found.plan.get("plan", TORCH))
-    return Family(
-        found.arithmetic,
-        found.is_on_slices and found.packed,
-        tf32_allowed,
-        [Candidate(plan[1:], text, Forced(call, plan)) for plan, text in texts.items() if not why_not[plan]],
-        Candidate(TORCH, "the fallback", Forced(call, dry_runs.FALLBACK)),
-        setting,
-        TORCH if why_not.get(_forced(found, now)) else now,
-        tuple(dict.fromkeys(why_not[plan] for plan in texts if why_not[plan])),
-    )
+    dry = (dry_runs.dry_run(call, dry_runs.ALL_KEPT, plan=plan) for plan in (*forced, dry_runs.FALLBACK))
+    linked = loading.link_each(call.epilogue, [",".join(each.missing) for each in dry], call.x.device)
+    why_not = dict(zip(forced, linked, strict=False))
+    for found, number, texts in wanted:
+        # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
+        allowed = call.order.tf32_allowed
+        is_switched = call.x.dtype == torch.float32 and not allowed and not found.is_on_slices
+        now = tuple(found.plan.get("plan", TORCH))
+        why = {plan: why_not.get((number, *plan), "") for plan in texts}
+        linked_to = [plan for plan in texts if not why[plan]]
+        yield Family(
+            found.arithmetic,
+            found.is_on_slices and found.packed,
+            call.x.dtype == torch.float32 and (allowed or is_switched),
+            [Candidate(plan, texts[plan], Forced(call, (number, *plan))) for plan in linked_to],
+            Candidate(TORCH, "the fallback", Forced(call, dry_runs.FALLBACK)),
+            partial(_precision.switched, call.x.device.type, _precision.TF32) if is_switched else nullcontext,
+            TORCH if why.get(now) else now,
+            tuple(dict.fromkeys(filter(None, why.values()))),
+        )
 
 
 def _every_plan(found: dict[str, Any], within: float) -> dict[tuple[int, ...], str]:

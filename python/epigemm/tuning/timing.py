@@ -14,7 +14,6 @@ the wall clock around the call, caches as the previous call left them.
 
 from __future__ import annotations
 
-import abc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -51,17 +50,16 @@ class Effort:
         return min(max(self.rounds, int(self.min_ms / max(typical_ms, 1e-3)) + 1), self.max_rounds)
 
 
-class Timer(abc.ABC):
-    """Times single calls on one device."""
+class Timer:
+    """Times single calls on one device: by the wall clock, on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    @abc.abstractmethod
     def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
         """Run each once, in order, and return the milliseconds of each call."""
+        return [wall_ms(run) for run in runs]
 
-    @abc.abstractmethod
     def synchronize(self) -> None:
         """Wait for everything on the device."""
 
@@ -70,44 +68,23 @@ class Timer(abc.ABC):
         host: list[float] = []
         for _ in range(_WARM_UP_CALLS):
             self.synchronize()
-            start = time.perf_counter()
-            run()
-            host.append((time.perf_counter() - start) * 1e6)
+            host.append(1e3 * wall_ms(run))
         self.synchronize()
         return statistics.median(host)
 
     def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
         """Samples of each alternative, all of them interleaved."""
-        if not runs:
-            return []
         samples: list[list[float]] = [[] for _ in runs]
-        wanted = effort.rounds
+        wanted = effort.rounds if runs else 0
         done = 0
         while done < wanted:
-            first = done % len(runs)
-            order = [(first + i) % len(runs) for i in range(len(runs))]
+            order = [(done + i) % len(runs) for i in range(len(runs))]
             for index, ms in zip(order, self.round([runs[i] for i in order], host_us), strict=True):
                 samples[index].append(ms)
             done += 1
             if done == 2:
                 wanted = effort.calls(min(statistics.median(s) for s in samples))
         return samples
-
-
-class CpuTimer(Timer):
-    """The wall clock."""
-
-    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
-        """See the base class; a CPU call returns when it is done, so there is nothing to run ahead of."""
-        times: list[float] = []
-        for run in runs:
-            start = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - start) * 1e3)
-        return times
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
 
 
 class CudaTimer(Timer):
@@ -119,7 +96,7 @@ class CudaTimer(Timer):
         self._flush = torch.zeros(max(2 * l2_bytes, 64 << 20) // 4, dtype=torch.float32, device=device)
 
     def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
-        """See the base class; the host runs ahead by half as much again as the slowest call needs."""
+        """As of `Timer`; the host runs ahead by half as much again as the slowest call needs."""
         spin_us = min(1.5 * host_us + 20.0, _MAX_SPIN_US)
         times = self._times(runs, spin_us)
         for _ in range(_REPEATS):
@@ -144,16 +121,21 @@ class CudaTimer(Timer):
             end.record()
             found.append((start, end, start.query()))
         self.synchronize()
-        return [
-            Late(start.elapsed_time(end)) if is_late else start.elapsed_time(end)
-            for start, end, is_late in found
-        ]
+        return [(Late if is_late else float)(start.elapsed_time(end)) for start, end, is_late in found]
 
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
 
 
+def wall_ms(run: Callable[[], object], count: int = 1) -> float:
+    """Milliseconds of the host's clock for one of so many calls, until the last one returns."""
+    start = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - start) * 1e3 / count
+
+
 def make_timer(device: torch.device) -> Timer:
     """The timer for a device: "cuda" or "cpu"."""
-    return CudaTimer(device) if device.type == "cuda" else CpuTimer(device)
+    return (CudaTimer if device.type == "cuda" else Timer)(device)

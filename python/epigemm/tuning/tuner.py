@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch.nn import Parameter
 from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
-from epigemm.arguments.traced import is_traced
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
+from epigemm.compilers import is_traced
 from epigemm.explain import results
 from epigemm.explain.recorder import dtype_name, record
 from epigemm.packs import weight_packs
@@ -34,7 +34,7 @@ _BUDGET_MS, _ROUNDS = 200.0, (3, 25)  # of the best candidates: GPU time, and ro
 _OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
 _ROUGH_ROUNDS = 2  # of every candidate
 _FINALISTS, _WITHIN = 6, 1.15  # the best ones: at most so many, and none slower than this times the fastest
-_LEAST_DIFFERENCE_US = 1e-3  # times are kept in nanoseconds
+_LEAST_DIFFERENCE_US = 1e-3  # the planner counts nanoseconds
 _NOISE = 0.01  # a plan replaces the one that runs now if it is faster by more than this
 _LOCK = threading.Lock()  # one measurement at a time
 
@@ -120,17 +120,31 @@ def tune(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> 
     if results.takes(fn_or_name):
         fn_or_name, args, kwargs = results.product_of(fn_or_name, *args, **kwargs)
     _, recorder = record(fn_or_name, *args, **kwargs)
-    _, call = recorder.taken_apart()
-    if not isinstance(call, LinearCall):
+    _, last = recorder.taken_apart()
+    if not isinstance(last, LinearCall):
         raise ValueError(
             f"fn_or_name: got {asked!r}, which has one kernel only; accepted are linear functions"
         )
-    return _joined([_tune(each) for each in (*recorder.earlier, call)])
+    # Batch-invariant calls have nothing to choose.
+    calls = [call._replace(invariant=False) for call in (*recorder.earlier, last)]
+    for call in calls:
+        _check(call)
+    found = Tuning("; ".join(map(_problem, calls)))
+    for call in calls:
+        device, doing = call.x.device, progress.doing(f"tuning {_problem(call)}")
+        with _LOCK, torch.no_grad(), torch.cuda.device(device), doing:
+            _measure(call, found)
+    return found
 
 
-def _tune(call: LinearCall) -> Tuning:
-    """`tune` of one product."""
-    call = call._replace(invariant=False)  # batch-invariant calls have nothing to choose
+def _problem(call: LinearCall) -> str:
+    n, k = call.weight.shape
+    gpu = torch.cuda.get_device_name(call.x.device)
+    return f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
+
+
+def _check(call: LinearCall) -> None:
+    """The errors of the call itself; RuntimeError where nothing can be measured."""
     x = call.x
     checks.linear(call)
     if not plans.has_gpu_kernels(x):
@@ -138,46 +152,37 @@ def _tune(call: LinearCall) -> Tuning:
         raise RuntimeError(
             f"x: got device {x.device}; accepted is a CUDA device that epigemm's kernels run on ({why})"
         )
-    if not _may_measure(x):
+    if type(x) not in (Tensor, Parameter) or is_traced() or weight_packs.capturing(x.device):
         raise RuntimeError(
             "tune: got a call during CUDA graph capture or under tracing; accepted is a plain call"
         )
-    with _LOCK:
-        found = measure(call)
-        measured.remember(x.get_device(), found.entries)
-    return _with_choice(call, found)
 
 
-def _joined(found: Sequence[Tuning]) -> Tuning:
-    """The results for the products of one call, joined."""
-    return Tuning(
-        "; ".join(each.problem for each in found),
-        [timed for each in found for timed in each.candidates],
-        [entry for each in found for entry in each.entries],
-        list(dict.fromkeys(reason for each in found for reason in each.left_out)),
+def _measure(call: LinearCall, found: Tuning) -> None:
+    """Time all candidates of a call, add them to what was found, and have the planner know the best."""
+    entries, timed = [], []
+    for family in families(on_random_x(call)):
+        found.left_out.extend(each for each in family.left_out if each not in found.left_out)
+        if not family.candidates:
+            continue
+        with family.setting():
+            times = _times(family, call.x.device)
+        entries.append(_entry(call, family, {plan: us for (is_rough, us), _, plan in times if not is_rough}))
+        for (_, us), text, plan in sorted(times, key=lambda each: each[0]):
+            timed.append(Timed(family.arithmetic if plan else "torch", text, plan, us, chosen=False))
+    measured.remember(call.x.get_device(), entries)
+    taken = consider(call._replace(out=None)).taken
+    arithmetic = "torch" if taken is None else taken.arithmetic
+    plan = next((entry.plan for entry in entries if entry.arithmetic == arithmetic), TORCH)
+    place = next(
+        (i for i, each in enumerate(timed) if (each.arithmetic, each.plan) == (arithmetic, plan)), -1
     )
+    found.candidates.extend(replace(each, chosen=i == place) for i, each in enumerate(timed))
+    found.entries.extend(entries)
 
 
-def measure(call: LinearCall) -> Tuning:
-    """Time all candidates of a call. Nothing is kept, so no candidate is marked as chosen."""
-    device = call.x.device
-    n, k = call.weight.shape
-    gpu = torch.cuda.get_device_name(device)
-    result = Tuning(
-        f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
-    )
-    with torch.no_grad(), torch.cuda.device(device), progress.doing(f"tuning {result.problem}"):
-        for family in families(on_random_x(call)):
-            result.left_out.extend(each for each in family.left_out if each not in result.left_out)
-            if family.candidates:
-                with family.setting():
-                    times = _times(family, device)
-                _add(result, call, family, times)
-    return result
-
-
-def _times(family: Family, device: torch.device) -> list[tuple[bool, float]]:
-    """Of the fallback and each candidate: whether it is none of the best, and microseconds.
+def _times(family: Family, device: torch.device) -> list[tuple[tuple[bool, float], str, tuple[int, ...]]]:
+    """Of the fallback and each candidate: whether it is none of the best, and microseconds; its text and plan.
 
     Of all of them rough times; of the fastest, the fallback and the present plan medians of more rounds, without the
     first half, in which the load lowers the clocks.
@@ -187,7 +192,7 @@ def _times(family: Family, device: torch.device) -> list[tuple[bool, float]]:
     for each in every:
         each.run()  # the first call loads the kernel
     host_us = max(timer.warm_up(each.run) for each in (every[0], every[-1]))
-    rough = timer.in_turn([each.run for each in every], _effort(_ROUGH_ROUNDS), host_us)
+    rough = timer.in_turn([each.run for each in every], Effort(_ROUGH_ROUNDS, 0.0, _ROUGH_ROUNDS), host_us)
     times = [min(samples) for samples in rough]
     fast = sorted(range(1, len(every)), key=times.__getitem__)[:_FINALISTS]
     best = [
@@ -196,74 +201,33 @@ def _times(family: Family, device: torch.device) -> list[tuple[bool, float]]:
         if each.plan in (TORCH, family.now) or (index in fast and times[index] <= _WITHIN * times[fast[0]])
     ]
     rounds = int(_BUDGET_MS / sum(times[index] + _OVERHEAD_MS for index in best))
-    effort = _effort(min(max(rounds, _ROUNDS[0]), _ROUNDS[1]))
-    careful = timer.in_turn([every[index].run for index in best], effort, host_us)
+    rounds = min(max(rounds, _ROUNDS[0]), _ROUNDS[1])
+    careful = timer.in_turn([every[index].run for index in best], Effort(rounds, 0.0, rounds), host_us)
     for index, samples in zip(best, careful, strict=True):
         times[index] = statistics.median(samples[len(samples) // 2 :])
-    return [(index not in best, 1e3 * ms) for index, ms in enumerate(times)]
+    return [
+        ((index not in best, 1e3 * ms), every[index].text, every[index].plan)
+        for index, ms in enumerate(times)
+    ]
 
 
-def _effort(rounds: int) -> Effort:
-    return Effort(rounds=rounds, min_ms=0.0, max_rounds=rounds)
+def _entry(call: LinearCall, family: Family, us: dict[tuple[int, ...], float]) -> Entry:
+    """What is to be remembered of one arithmetic: its best plan, beside the fallback.
 
+    What runs now goes on unless something is faster beyond noise. Then the times say so: of equal ones the fused plan
+    runs.
+    """
 
-def _add(result: Tuning, call: LinearCall, family: Family, times: Sequence[tuple[bool, float]]) -> None:
-    """Add one arithmetic's times to the result, and its best plan to the entries."""
-    (_, torch_us), *of_plans = times
-    (_, fused_us), best = min(zip(of_plans, family.candidates, strict=True), key=lambda pair: pair[0])
-    for (_, us), each in zip(of_plans, family.candidates, strict=True):
-        if each.plan == family.now and us <= (1 + _NOISE) * fused_us:
-            fused_us, best = us, each
-    least, most = sorted((fused_us, torch_us))
-    kept_us, kept_torch_us = fused_us, torch_us
-    if (
-        most - least <= _NOISE * torch_us
-    ):  # the same but for noise: what runs now goes on, by times that say so
-        kept_us, kept_torch_us = least, most
-        if family.now == TORCH:  # of equal times the fused one would run
-            kept_us, kept_torch_us = max(most, least + _LEAST_DIFFERENCE_US), least
+    def judged(plan: tuple[int, ...]) -> float:
+        return us[plan] / (1 + _NOISE) if plan == family.now else us[plan]
+
+    best = min(us.keys() - {TORCH}, key=lambda plan: (judged(plan), plan))
+    fused_us, torch_us = us[best], us[TORCH]
+    if judged(best) <= judged(TORCH):
+        torch_us = max(torch_us, fused_us)
+    else:
+        fused_us = max(fused_us, torch_us + _LEAST_DIFFERENCE_US)
     n, k = call.weight.shape
-    result.entries.append(
-        Entry(
-            epilogue=call.epilogue.name,
-            dtype=dtype_name(call.x.dtype),
-            arithmetic=family.arithmetic,
-            packed=family.packed,
-            bias=call.bias is not None,
-            tf32_allowed=family.tf32_allowed,
-            m=call.rows,
-            n=n,
-            k=k,
-            plan=best.plan,
-            fused_us=kept_us,
-            torch_us=kept_torch_us,
-        )
-    )
-    ordered = sorted(zip(times, (family.fallback, *family.candidates), strict=True), key=lambda pair: pair[0])
-    for (_, us), of in ordered:
-        arithmetic = "torch" if of.plan == TORCH else family.arithmetic
-        result.candidates.append(Timed(arithmetic, of.text, of.plan, us, chosen=False))
-
-
-def _with_choice(call: LinearCall, found: Tuning) -> Tuning:
-    """The candidates, the one that this very call now takes marked."""
-    taken = consider(call._replace(out=None)).taken
-    arithmetic = "torch" if taken is None else taken.arithmetic
-    best = {entry.arithmetic: entry.plan for entry in found.entries}
-    wanted = (arithmetic, best.get(arithmetic, TORCH))
-    marked, seen = [], False
-    for each in found.candidates:
-        chosen = not seen and (each.arithmetic, each.plan) == wanted
-        seen = seen or chosen
-        marked.append(replace(each, chosen=chosen))
-    return replace(found, candidates=marked)
-
-
-def _may_measure(x: Tensor) -> bool:
-    """Whether x is a plain tensor that is not traced, and no CUDA graph is being captured."""
-    return (
-        type(x) in (Tensor, Parameter)
-        and not is_traced()
-        and not torch._C._len_torch_dispatch_stack()
-        and not weight_packs.capturing(x.device)
-    )
+    about = (call.epilogue.name, dtype_name(call.x.dtype), family.arithmetic)
+    flags = (family.packed, call.bias is not None, family.tf32_allowed)
+    return Entry(*about, *flags, call.rows, n, k, best, fused_us, torch_us)

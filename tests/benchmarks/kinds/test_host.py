@@ -19,7 +19,7 @@ from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
 from benchmarks.cli import main
 from benchmarks.kinds import host
-from epigemm.tuning.timing import CpuTimer, Run
+from epigemm.tuning.timing import Run, Timer
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
@@ -143,7 +143,7 @@ def test_variants_compute_the_same(name: str) -> None:
 # --- how it is timed, by a clock that moves as the test says ---------------------------------------------------
 
 
-class Clock(CpuTimer):
+class Clock(Timer):
     """Each call takes the next of its variant's times, each wait for the device as long as told."""
 
     def __init__(self, waits: float) -> None:

@@ -198,6 +198,8 @@ def as_many_as_rows(acc: Tensor) -> Any:
         (a_number_among_them, TypeError, "it returns a tuple of Tensor, float; an epilogue returns"),
         (nothing_at_all, TypeError, "it returns a tuple of nothing"),
         (a_pair_with_indices, TypeError, "it returns a tuple of Tensor, max"),
+        (of_its_size, NotImplementedError, "the shape of a tensor decides"),
+        (as_many_as_rows, NotImplementedError, "the shape of a tensor decides"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -112,6 +112,16 @@ class Program:
         is_operand = isinstance(other, Ref) and other.number <= self.operands
         return other.number if is_operand and values.count(other) == 1 else None  # type: ignore[union-attr]
 
+    def without_bias(self) -> Program:
+        """The same function of an accumulator to which the bias was added."""
+        place = self.bias()
+        inputs = {Ref(0), Ref(place or 0)}  # of one step alone, a sum
+
+        def change(_: int, step: Step) -> Step | Value:
+            return Ref(0) if place is not None and {*step.inputs} == inputs else step
+
+        return rewritten(self, change)
+
 
 _OF_NO_INPUT = words("add sub neg copy floor ceil round trunc frac sign trunc_div floor_div")
 

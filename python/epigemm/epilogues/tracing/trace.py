@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
+from epigemm import compilers
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracing.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracing.graphs import traced_graph
@@ -164,9 +165,9 @@ def trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str,
         NotImplementedError: the function does what no functor can; the message names the line.
         TypeError: it fails by itself under the trace, or returns anything but tensors.
     """
-    import torch._dynamo  # this waits if another thread is importing it; the import of one of its modules does not
     from torch.utils._python_dispatch import _disable_current_modes
 
+    compilers.import_dynamo()
     # Modes around the decoration must not affect the epilogue: fake tensors, inference mode, autocast.
     with (
         # The modes of a thread that exports are in a list of all threads. To set them back turns them on here.
@@ -210,10 +211,12 @@ _defaults: list[torch.dtype] = []
 
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
     found, watch = _trace_once(function, kinds, name, start, torch.float32)
-    of_one, _ = _trace_once(function, kinds, name, start, torch.float32, (1, 1))
+    of_one, beside = _trace_once(function, kinds, name, start, torch.float32, (1, 1))
     if _in_fp32(of_one) != _in_fp32(found):
+        steps = itertools.zip_longest(watch.lines.items(), beside.lines.items())
+        line = next(((one or other)[1] for one, other in steps if one != other), start)
         raise NotImplementedError(
-            f"{name} ({start}): it is traced twice, and computes two things: the shape of a tensor decides what is "
+            f"{name} ({line}): it is traced twice, and computes two things: the shape of a tensor decides what is "
             "computed, or random numbers, the time or the like would become constants of the epilogue"
         )
     if watch.dtype_line or watch.is_cast:
@@ -264,7 +267,6 @@ def _trace_once(
     dtype: torch.dtype,
     sizes: tuple[int, int] = (ROWS, COLUMNS),
 ) -> tuple[Results, _Watch]:
-    from torch._dynamo.source import ConstantSource as Source
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -273,7 +275,7 @@ def _trace_once(
     mode: Any = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
 
     def argument(kind: str, number: int) -> Any:
-        origin = Source(f"{kind}{number}")
+        origin = compilers.origin(f"{kind}{number}")
         if kind == SCALAR:
             value = 1.7 + number  # not 0 or 1, which a trace would take for constants
             dynamic = DimDynamic.DYNAMIC

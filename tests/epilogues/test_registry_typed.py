@@ -1,4 +1,4 @@
-"""An epilogue that is made at run time, registered: its name, its operands in order, its text for each kernel."""
+"""An epilogue of a function, registered: its name, its operands in order, its text for each kernel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from epigemm.epilogues.declaring import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
-from epigemm.epilogues.registry import WHEN_MADE, named
-from epigemm.epilogues.traced import LinkedEpilogue
+from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
+from epigemm.epilogues.tracing.reference import reference_module
 
 
 def gated(acc: Tensor, bias: PerColumn, gate: Matrix, limit: Scalar) -> Tensor:
@@ -23,8 +24,8 @@ def traced() -> Traced:
     return trace(gated)
 
 
-def made(traced: Traced, *folded: bool) -> LinkedEpilogue:
-    return LinkedEpilogue(traced, folded or (False, False, True))
+def made(traced: Traced, *folded: bool) -> Epilogue:
+    return typed(traced, folded or (False, False, True))
 
 
 def test_a_name_says_what_is_computed_of_which_types(traced: Traced) -> None:
@@ -34,22 +35,17 @@ def test_a_name_says_what_is_computed_of_which_types(traced: Traced) -> None:
     assert named(one.name) is not None
 
 
-def test_whoever_asked_is_told(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("epigemm.epilogues.traced.WHEN_MADE", [*WHEN_MADE, told.append])
-    name = made(traced).name
-    assert told == [name]
-
-
 def test_operands_in_order(traced: Traced) -> None:
     epilogue = made(traced)
     bias, gate, limit = torch.randn(4), torch.randn(3, 4), torch.tensor(0.5)
-    assert epilogue.in_order(None, [bias, gate], [0.5]) == (bias, gate, 0.5)
-    assert epilogue.in_order(None, [bias, gate, limit], []) == (bias, gate, limit)
+    assert epilogue.in_order(bias, [gate], [0.5]) == (bias, gate, 0.5)
+    assert epilogue.in_order(None, [gate, limit], []) == (None, gate, limit)
+    assert epilogue.apart((bias, gate, limit)) == (bias, [gate, limit], [])
+    assert made(traced, True, False, True).in_order(None, [bias, gate], [0.5]) == (bias, gate, 0.5)
     for wrong in (
-        (None, [bias], [0.5]),
-        (None, [bias, gate], []),
-        (None, [bias, gate, limit], [0.5]),
+        (bias, [], [0.5]),
+        (bias, [gate], []),
+        (bias, [gate, limit], [0.5]),
         (bias, [bias, gate], [0.5]),
     ):
         assert epilogue.in_order(*wrong) is None
@@ -59,7 +55,7 @@ def test_operands_in_order(traced: Traced) -> None:
 def test_the_reference_computes_in_fp32_at_least(traced: Traced, dtype: torch.dtype) -> None:
     acc, gate = torch.randn(2, 3, 4).to(dtype)
     bias = torch.randn(4)
-    found = made(traced, True, False, True).reference(acc, None, [bias.to(dtype), gate], [0.5])
+    found = made(traced, True, False, True).reference(acc, [bias.to(dtype), gate, 0.5])
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     expected = torch.clamp(acc.to(wide) + bias.to(dtype).to(wide), -0.5, 0.5) * gate.to(wide)
     assert torch.equal(found, expected.to(dtype))
@@ -89,3 +85,24 @@ def test_where_the_types_of_operands_stand(traced: Traced) -> None:
     for folded, code in ((False, 1), (True, 2)):
         text = made(traced, folded, False, True).source("epigemm_open_sm90_tma_tf32_0")
         assert f"if (slot == {traced.slots[0]}) return {code};" in text
+
+
+@pytest.mark.parametrize("name", sorted(EPILOGUES))
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_with_the_product_beside_it(name: str, has_bias: bool, rng: torch.Generator) -> None:
+    """The second value is what the derivative reads: the product with its bias."""
+    epilogue = EPILOGUES[name]
+    found, place = epilogue.with_product, epilogue.bias_place
+    acc = torch.randn(5, 4, generator=rng, dtype=torch.float64)
+    operands: list[Any] = [
+        1.5 if each.kind == "scalar" else torch.randn(4, generator=rng, dtype=torch.float64)
+        for each in epilogue.operands
+    ]
+    bias = operands[place - 1] if place and has_bias else 0.0
+    if place and not has_bias:
+        operands[place - 1] = None
+    torch.testing.assert_close(found.reference(acc, operands), epilogue.reference(acc, operands))
+    assert found is epilogue.with_product and found.operands == epilogue.operands
+    assert found.traced.stored is not None
+    tensors = [torch.as_tensor(0.0 if each is None else each, dtype=acc.dtype) for each in operands]
+    assert torch.equal(reference_module(found.traced.stored)(acc, *tensors), acc + bias)

@@ -1,8 +1,11 @@
-"""Who traces the code that runs: a question about this thread, whatever other threads do."""
+"""Who traces the code that runs: a question about this thread, whatever other threads do. What is used of Dynamo."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +15,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
-from epigemm.arguments.traced import is_exporting, is_traced
 from epigemm.calls import entry
+from epigemm.compilers import is_exporting, is_traced
 from tests.support.other_threads import compile_until, export_until, others
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
@@ -123,3 +126,40 @@ def test_scalars_that_are_symbols_of_any_tracer() -> None:
     batch = torch.export.Dim("batch", min=2)
     check(torch.export.export(Scaled(), (X,), dynamic_shapes={"x": {0: batch}}).module())
     check(make_fx(Scaled(), tracing_mode="symbolic", _allow_non_fake_inputs=True)(X))
+
+
+# --- names that torch does not document ------------------------------------------------------------------------------
+
+ROOT = Path(epigemm.__file__).parent
+PRIVATE = re.compile(r"torch\._(dynamo|inductor|functorch)\.[\w.]+|torch\._TorchCompile\w+|_dynamo_\w+")
+
+
+def private_names(text: str) -> list[str]:
+    """The uses of Dynamo's, Inductor's and AOTAutograd's own names in a source, imports and attributes alike."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{each.name}" for each in node.names]
+        elif isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+        elif isinstance(node, ast.Attribute):
+            found += [ast.unparse(node), node.attr]
+    names = {name for name in found if PRIVATE.fullmatch(name)}
+    return sorted(name for name in names if not any(other.startswith(f"{name}.") for other in names))
+
+
+def test_private_names_are_found() -> None:
+    text = "import torch._dynamo.config\nfrom torch._inductor import config\nf._dynamo_x = torch._dynamo.exc.A.b\n"
+    expected = ["_dynamo_x", "torch._dynamo.config", "torch._dynamo.exc.A.b", "torch._inductor.config"]
+    assert private_names(text) == expected
+    assert private_names("import torch._dynamo\ntorch.compile(f)\n'torch._dynamo.x'\n") == []
+
+
+def test_few_private_names_are_used_in_one_file() -> None:
+    """And each stands on the page of internals. `import torch._dynamo` itself, as of `torch.compiler`, is none."""
+    used = {
+        file.name: names for file in ROOT.rglob("*.py") if (names := private_names(file.read_text("utf-8")))
+    }
+    assert list(used) == ["compilers.py"] and len(used["compilers.py"]) <= 8, used
+    page = (ROOT.parents[1] / "docs" / "internals.md").read_text("utf-8")
+    assert [name for name in used["compilers.py"] if f"`{name}`" not in page] == []

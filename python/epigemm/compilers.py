@@ -1,0 +1,84 @@
+"""Who traces the code that runs here, and the names of Dynamo and Inductor that torch does not document.
+
+No other file asks or uses such names. `torch.compiler.is_compiling` does not tell who traces: it reads one flag for all
+threads, which is set while any of them compiles or exports. Dynamo takes seconds to import, so nothing here imports it
+before it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+is_traced = torch.compiler.is_dynamo_compiling
+"""Whether Dynamo traces this code. For Dynamo that is a constant; code that runs gets False, in every thread.
+
+Other tracers (`make_fx`, AOTAutograd, `torch.export`) run the code under modes of their thread. The entry sees those in
+C++, which Dynamo cannot run.
+"""
+
+
+def at_trace_time(function: _Function) -> _Function:
+    """Have Dynamo run `function` and not trace it, so that its result is a constant of the graph.
+
+    Like `torch.compiler.assume_constant_result`, which would import all of Dynamo here. Dynamo guards everything that
+    these functions read: properties of arguments, torch's global state, functorch's levels.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@at_trace_time
+def is_exporting() -> bool:
+    """Whether this thread exports a program. torch's flag alone would be that of any thread."""
+    if not torch.compiler.is_exporting():
+        return False
+    mode = torch._guards.detect_fake_mode()
+    return mode is not None and mode.fake_tensor_converter.export
+
+
+def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, before which Dynamo breaks its graph: it runs at once, not when the graph runs."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    made: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return made
+
+
+def import_dynamo() -> None:
+    """Import Dynamo. This waits if another thread is importing it; the import of one of its modules does not."""
+
+
+def origin(name: str) -> Any:
+    """What symbols of a trace without Dynamo come from."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
+def is_turned_off() -> bool:
+    """Whether Dynamo compiles nothing."""
+    return os.environ.get("TORCHDYNAMO_DISABLE", "") == "1" or bool(torch._dynamo.config.disable)
+
+
+def inductor(mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
+    """What torch.compile calls to have Inductor compile a graph; RuntimeError for a wrong mode or option."""
+    made: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]
+    return made
+
+
+def backend_of(name: Any) -> Callable[..., Any]:
+    """The backend of a name, or the callable that was given."""
+    found: Callable[..., Any] = torch._dynamo.lookup_backend(name)
+    return found
+
+
+def is_request(error: Exception) -> bool:
+    """Whether a backend raised an error in order to have Dynamo trace a frame again, or not at all."""
+    return isinstance(error, (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame))
