@@ -173,13 +173,17 @@ class Op:
         chosen = self.differentiable or tuple(self.operands)
         return [name for name in self.operands if name in chosen and isinstance(arguments.get(name), Tensor)]
 
+    def in_order(self, arguments: Arguments) -> tuple[list[Any], Arguments]:
+        """What the function takes by position, and by name: an epilogue takes the product's tensors by position."""
+        first = ("x", "weight", "z") if self.name.startswith("@") else ()
+        named = {name: value for name, value in arguments.items() if name not in first}
+        return [arguments[name] for name in first if name in arguments], named
+
     def call(self, *args: Any, **arguments: Any) -> Any:
         """The function, or the layer as a function of all its tensors: those that it writes are results, too."""
         if self.function is not None:
-            if self.name.startswith("@"):  # takes the product's tensors by position
-                first = [name for name in ("x", "weight", "z") if name in arguments]
-                args = (*args, *(arguments.pop(name) for name in first))
-            return self.function(*args, **arguments)
+            first, named = self.in_order(arguments)
+            return self.function(*args, *first, **named)
         made, held = self.made(arguments)
         counted = bool(self.of_kind(COUNT))
         kept = {

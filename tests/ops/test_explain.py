@@ -23,7 +23,8 @@ def test_explain(op: Op, rng: torch.Generator) -> None:
     name = op.name.split("-")[0].removeprefix("@").removesuffix(".elementwise")
     for recorded in (False, True):
         kept = map_tensors(given, torch.clone)
-        found = epigemm.explain(function, **given)
+        first, named = op.in_order(given)
+        found = epigemm.explain(function, *first, **named)
         for place, value in tensors_of(kept).items():
             assert torch.equal(given[place], value)
         text = str(found)
@@ -53,8 +54,9 @@ def test_explain_refuses_what_the_call_refuses(op: Op, rng: torch.Generator) -> 
     given = {**arguments, op.input: arguments[op.input].int()}
     with pytest.raises(RuntimeError) as caught:
         op.call(**given)
+    first, named = op.in_order(given)
     with pytest.raises(RuntimeError) as told:
-        epigemm.explain(function, **given)
+        epigemm.explain(function, *first, **named)
     assert str(told.value) == str(caught.value)
 
 
