@@ -93,8 +93,8 @@ def forced_into(
     wanted = (dry_runs.ARITHMETICS.index(arithmetic), *plan)
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
     given = _in_order(spec, bias, operands, scalars, is_pair=weight2 is not None)
-    call = LinearCall(spec, x, weight, given, out=out)
-    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted, weight2=weight2)
+    call = LinearCall(spec, x, weight, given, out=out, weight2=weight2)
+    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted)
     if found.refused:
         raise RuntimeError(f"plan: {found.refused}")
     if reason := loading.link(spec, ",".join(found.missing), x.device):
@@ -102,13 +102,7 @@ def forced_into(
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
     asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
-    answer: Tensor | int | tuple[Tensor, int]
-    if stored is not None:
-        answer = entry.ask_with_store(*asked, stored)
-    elif moments is not None:
-        answer = entry.ask_with_moments(*asked, moments, None)
-    else:
-        answer = entry.ask(*asked)
+    answer: Tensor | int | tuple[Tensor, int] = entry.ask(*asked, stored, moments, None)
     if isinstance(answer, int):
         raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")
     return answer if isinstance(answer, Tensor) else answer[0]

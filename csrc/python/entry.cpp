@@ -54,12 +54,14 @@ struct ByNode {
 };
 
 // linear(epilogue, x, weight, operands, fold, out, fp32, packs, slices, strict, invariant, circumstances, plan,
-//        weight2) -> Tensor | int
+//        weight2, stored, columns, blocks) -> Tensor | (Tensor, int) | int
 //   fp32: a row of call::fp32_orders
 //   circumstances: a sum of call::Circumstances
 //   packs: None, or the weight's for split and for scaled, each a tensor or None; slices: see call/forced.h
 //   plan: None, or a tuple, see call/forced.h
 //   weight2: None, or of a pair of products, whose first matrix is None among the operands
+//   stored, columns, blocks: None, or stored, column_moments and column_blocks of call/linear.h
+//   with columns the result is a pair, the second of which is left_rows
 struct LinearArguments {
   enum {
     Epilogue,
@@ -76,9 +78,12 @@ struct LinearArguments {
     Circumstances,
     Plan,
     Weight2,
+    Stored,
+    Columns,
+    Blocks,
     Count
   };
-  call::Tensor x, weight, weight2, out;
+  call::Tensor x, weight, weight2, out, stored, columns, blocks;
   OperandTuple operands;
   call::LinearCall linear;
   call::ForcedPlan forced;
@@ -98,19 +103,26 @@ struct LinearArguments {
     linear.weight = &weight;
     if (!reader.read(given[X], &x) || !reader.read(given[Weight], &weight) ||
         !reader.read_optional(given[Weight2], &weight2, &linear.weight2) ||
-        !reader.read_optional(given[Out], &out, &linear.out)) {
+        !reader.read_optional(given[Out], &out, &linear.out) ||
+        !reader.read_optional(given[Stored], &stored, &linear.stored) ||
+        !reader.read_optional(given[Columns], &columns, &linear.column_moments) ||
+        !reader.read_optional(given[Blocks], &blocks, &linear.column_blocks)) {
       return false;
     }
     return operands.read(reader, given[Operands], given[Folded], &linear.operands) && read_packs(given[Packs]) &&
            read_plan(given[Plan]);
   }
 
-  PyObject* run(PyObject* const* given) const {
+  PyObject* run(PyObject* const* given) {
     if (weight.dim != 2) return reason(call::Answer::DoesNotFit);
+    int left_rows = 0;
+    linear.left_rows = &left_rows;
     PyObject* const vectors = linear.operands.fold ? given[Folded] : given[Operands];
     const bool raises_shortage = PyLong_AsLong(given[Circumstances]) & call::kRaisesShortage;
     PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out]}, x, weight.sizes[0], raises_shortage);
-    return torch.finish(state.functions->linear(linear, torch));
+    PyObject* const found = torch.finish(state.functions->linear(linear, torch));
+    if (!found || !linear.column_moments || PyLong_Check(found)) return found;
+    return Py_BuildValue("(Ni)", found, left_rows);
   }
 
   call::Answer recorder() const { return state.functions->recorder_of(linear); }
@@ -145,41 +157,6 @@ struct LinearArguments {
     if (!wrong.empty()) PyErr_Format(PyExc_RuntimeError, "plan: %s", wrong.c_str());
     linear.forced = &forced;
     return wrong.empty();
-  }
-};
-
-// linear_with_moments(..., columns, blocks) -> (Tensor, int) | int: `linear`, which also writes statistics of its
-// result
-//   columns, blocks: column_moments and column_blocks of call/linear.h; blocks may be None. Behind the result:
-//   left_rows
-struct MomentsArguments : LinearArguments {
-  enum { Columns = LinearArguments::Count, Blocks, Count };
-  call::Tensor columns, blocks;
-
-  bool read(Reader& reader, PyObject* const* given) {
-    linear.column_moments = &columns;
-    return LinearArguments::read(reader, given) && reader.read(given[Columns], &columns) &&
-           reader.read_optional(given[Blocks], &blocks, &linear.column_blocks);
-  }
-
-  PyObject* run(PyObject* const* given) {
-    int left_rows = 0;
-    linear.left_rows = &left_rows;
-    Object found(LinearArguments::run(given));
-    if (!found || PyLong_Check(found.get())) return found.release();
-    return Py_BuildValue("(Ni)", found.release(), left_rows);
-  }
-};
-
-// linear_with_store(..., stored) -> Tensor | int: `linear` of an epilogue that has a second value for each element
-//   stored: see call/linear.h
-struct StoreArguments : LinearArguments {
-  enum { Stored = LinearArguments::Count, Count };
-  call::Tensor stored;
-
-  bool read(Reader& reader, PyObject* const* given) {
-    linear.stored = &stored;
-    return LinearArguments::read(reader, given) && reader.read(given[Stored], &stored);
   }
 };
 
@@ -356,8 +333,6 @@ PyMODINIT_FUNC PyInit__entry() {
   static PyMethodDef methods[] = {method("init", &init),
                                   method("sees", &sees),
                                   method("linear", &answer<LinearArguments>),
-                                  method("linear_with_moments", &answer<MomentsArguments>),
-                                  method("linear_with_store", &answer<StoreArguments>),
                                   method("products", &answer<ProductsArguments>),
                                   method("elementwise", &answer<ElementwiseArguments>),
                                   method("derivative", &answer<DerivativeArguments>),

@@ -17,7 +17,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import considered, entry, pairs
+from epigemm.calls import considered, entry, one_kernel
 from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.library import BIAS, FUNCTIONS
@@ -51,8 +51,8 @@ def _paired(
     read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
     """
     if x.dtype.itemsize == 2 and not is_traced():
-        found = pairs.linear(
-            pair_call(epilogue, x, first.weight, first.bias, second.bias, out), second.weight
+        found = one_kernel.pair(
+            pair_call(epilogue, x, first.weight, first.bias, second.weight, second.bias, out)
         )
         if found is not None:
             return found
@@ -68,16 +68,16 @@ def pair_call(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    weight2: Tensor,
     bias2: Tensor | None,
     out: Tensor | None,
 ) -> LinearCall:
-    """A pair in 16 bits as one call, without the second product: what `calls.pairs.linear` takes."""
+    """A pair in 16 bits as one call."""
     operands = (bias, None) if bias2 is None else (bias, bias2, None)
     function = FUNCTIONS[epilogue if bias2 is None else epilogue + BIAS2]
     is_invariant = invariance.active and invariance.enabled()
-    return LinearCall(
-        forms.of_types(function, x, operands), x, weight, operands, invariant=is_invariant, out=out
-    )
+    made = forms.of_types(function, x, operands)
+    return LinearCall(made, x, weight, operands, invariant=is_invariant, out=out, weight2=weight2)
 
 
 def _require_fused(name: str, x: Tensor, first: _Product, precision: str | None) -> None:

@@ -15,7 +15,7 @@ from epigemm._native import build_info
 from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import elementwise_kernels, stores
+from epigemm.calls import elementwise_kernels, one_kernel
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
 from epigemm.linking import loading
@@ -276,7 +276,7 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
     """
     if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
         return
-    if form.is_pair and stores.order_on(call, "cuda") is None:
+    if form.is_pair and not one_kernel.may_store(call):
         return
     for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
         run = dry_runs.dry_run(call, slices, gpu=gpu)

@@ -3,7 +3,7 @@
 `epigemm.epilogues.parts` takes the function apart: the product and what all results share are one kernel, each other
 matrix is an elementwise one, reductions are PyTorch's operators. All of these are calls that differentiate, batch and
 compile by themselves, and so do calls with several results. Where no gradient is recorded, one kernel may compute two
-matrices behind the product, if these are all that is read (`epigemm.calls.stores`).
+matrices behind the product, if these are all that is read (`epigemm.calls.one_kernel`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
-from epigemm.calls import reductions, stores
+from epigemm.calls import one_kernel, reductions
 from epigemm.calls.layouts import unflattened
 from epigemm.compilers import is_traced
 from epigemm.decorated import Decorated, absent
@@ -310,7 +310,7 @@ class ResultsEpilogue(Decorated):
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
         call = pair.call(x, weight, given, precision, strict=strict)
-        found = stores.linear(call._replace(pack_use=pack_use))
+        found = one_kernel.both(call._replace(pack_use=pack_use))
         if found is None:
             return None
         return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}

@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.autograd import nodes
-from epigemm.calls import stores
+from epigemm.calls import one_kernel
 from epigemm.planning import plans
 from tests.gemm.query import H200
 
@@ -29,17 +29,17 @@ class Kernel:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        monkeypatch.setattr(stores, "linear", self)
+        monkeypatch.setattr(one_kernel, "both", self)
         monkeypatch.setattr(nodes, "elementwise_forward", self.refuse)
 
-    def __call__(self, call: Any, *, is_recorded: bool) -> stores.Both:
+    def __call__(self, call: Any, *, is_recorded: bool) -> one_kernel.Both:
         assert is_recorded and not torch.is_grad_enabled()
         self.count += 1
         acc = call.x.float() @ call.weight.float().t()
         wide = [each.float() if isinstance(each, Tensor) else each for each in call.operands]
         assert call.epilogue.traced.stored.steps
         stored = acc if call.bias is None else acc + call.bias
-        return stores.Both(call.epilogue.reference(acc, wide).to(call.x.dtype), stored.to(call.x.dtype))
+        return one_kernel.Both(call.epilogue.reference(acc, wide).to(call.x.dtype), stored.to(call.x.dtype))
 
     def refuse(self, *_: Any) -> Tensor:
         raise AssertionError("a second kernel")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow
-from epigemm.calls import stores
+from epigemm.calls import one_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -52,8 +52,8 @@ def test_gradients(
         runs.append(found := run(*arguments, **options))
         return found
 
-    run = stores.linear
-    monkeypatch.setattr(stores, "linear", noted)
+    run = one_kernel.both
+    monkeypatch.setattr(one_kernel, "both", noted)
     result = function(*given)
     explained = epigemm.explain(function, *given)
     assert len(runs) == 1 and (runs[0] is not None) == ("stores the product" in explained.reasons[0])

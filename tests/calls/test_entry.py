@@ -338,23 +338,3 @@ def test_results_can_be_resized() -> None:
     """They are torch's own allocations."""
     result = epigemm.linear(torch.randn(4, 8), torch.randn(16, 8))
     assert result.resize_(8, 16).shape == (8, 16)
-
-
-def test_a_reason_is_mended_once() -> None:
-    """Each is; a result ends it, and so does what cannot be mended."""
-    asked: list[int] = []
-
-    def answers(*given: int | str) -> object:
-        rest = iter(given)
-        asked.clear()
-
-        def mend(reason: int) -> bool:
-            asked.append(reason)
-            return reason != 9
-
-        return entry.ask_again(lambda: next(rest), mend)
-
-    assert answers("found") == "found" and asked == []
-    assert answers(1, 2, "found") == "found" and asked == [1, 2]
-    assert answers(1, 1, "not asked") == 1 and asked == [1]
-    assert answers(1, 9, "not asked") == 9 and asked == [1, 9]

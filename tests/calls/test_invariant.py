@@ -44,7 +44,7 @@ class Launches(Pretended):
             raise torch.OutOfMemoryError
         return allocate(size)
 
-    def linear(self, number: int, x: Tensor, weight: Tensor, *others: Any) -> Tensor | int:
+    def linear(self, number: int, x: Tensor, weight: Tensor, *others: Any) -> Any:
         before = len(self.ran), len(self.launches)
         found = super().linear(number, x, weight, *others)
         if not isinstance(found, Tensor) or len(self.ran) == before[0]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -27,10 +25,18 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
 
 
-def launches(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, **options: Any) -> list[str]:
+def launches(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    statistics: bool = True,
+    plan: tuple[int, ...] = (),
+) -> list[str]:
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), n))
-    call = LinearCall(BIAS, x, weight, (bias,))
-    return dry_runs.dry_run(call, **{"moments": True, **options}).launches
+    call = LinearCall(BIAS, x, weight, (bias,), statistics=statistics)
+    return dry_runs.dry_run(call, plan=plan).launches
 
 
 @pytest.mark.usefixtures("described")
@@ -61,7 +67,7 @@ def test_without_them_nothing_is_launched() -> None:
 def test_a_pass_over_the_result_counts_against_a_kernel_that_needs_it() -> None:
     """PyTorch's GEMM adds a bias itself; statistics take it another kernel."""
     shapes = [(m, n, k) for m in (4096, 8192) for n in (1024, 4096) for k in (512, 1024)]
-    assert ["torch_gemm"] in [launches(*shape, moments=False) for shape in shapes]
+    assert ["torch_gemm"] in [launches(*shape, statistics=False) for shape in shapes]
     assert [launches(*shape) for shape in shapes] == [["fused", "merge"]] * len(shapes)
 
 
@@ -114,9 +120,9 @@ def test_arguments_that_do_not_fit() -> None:
 def test_the_module_wants_a_gpu() -> None:
     x = torch.empty(8, 16)
     given = (BIAS.number, x, x, (None,), None, None, 0, None, 0, False, False, 0, None, None)
-    assert entry.ask_with_moments(*given, torch.empty(2, 8), None) == Reason.DOES_NOT_FIT
-    with pytest.raises(TypeError, match="got 14 arguments; accepted are 16"):
-        entry.ask_with_moments(*given)
+    assert entry.ask(*given, None, torch.empty(2, 8), None) == Reason.DOES_NOT_FIT
+    with pytest.raises(TypeError, match="got 14 arguments; accepted are 17"):
+        entry.ask(*given)
 
 
 # --- in 16 bits on a GPU: what is done about reasons ---------------------------------------------------------------
@@ -132,7 +138,7 @@ def half_precision() -> tuple[Tensor, Tensor, Tensor]:
 def test_the_bias_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", (result, 0))
+    answers = Answers(monkeypatch, "ask", (result, 0))
     z, (mean, variance, *_) = moments.linear(x, weight, bias, None, False, None)
     assert z is result and mean.shape == variance.shape == (2048,) and mean.dtype is torch.float32
     (asked,) = answers.asked
@@ -144,7 +150,7 @@ def test_the_bias_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = half_precision()
     result = torch.empty(4096, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", int(Reason.NOT_LINKED), (result, 0))
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_LINKED), (result, 0))
     assert moments.linear(x, weight, bias, None, False, None)[0] is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
@@ -154,7 +160,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = half_precision()
     z, statistics = torch.empty(64, 8), moments.Moments(torch.empty(8), torch.empty(8))
-    Answers(monkeypatch, "ask_with_moments", int(reason))
+    Answers(monkeypatch, "ask", int(reason))
     monkeypatch.setattr(entry, "linear", lambda *arguments: reason)
     monkeypatch.setattr(deeds, "linear", lambda call: z)
     monkeypatch.setattr(moments, "column_moments", lambda of, leaves_blocks: statistics)
@@ -164,11 +170,11 @@ def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest
 
 def test_under_autocast_the_result_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = half_precision()
-    answers = Answers(monkeypatch, "ask_with_moments", (torch.empty(0), 0))
+    answers = Answers(monkeypatch, "ask", (torch.empty(0), 0))
     with torch.autocast("cpu", torch.bfloat16):
         moments.linear(x, weight, bias, None, False, None)
     (asked,) = answers.asked
-    assert asked[5].shape == (4096, 2048) and asked[-5] == dry_runs.ROUTED | dry_runs.OUT_APART
+    assert asked[5].shape == (4096, 2048) and asked[-6] == dry_runs.ROUTED | dry_runs.OUT_APART
 
 
 @pytest.mark.parametrize(("rows", "block_rows"), [(1024, 64), (1024, 0), (2048, 128), (4096, 0)])
@@ -176,7 +182,7 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
     """Memory for them is there if the rows may be few blocks. The call says whether it has left any."""
     _, weight, bias = half_precision()
     x, result = torch.empty(rows, 1024, dtype=torch.bfloat16), torch.empty(rows, 2048)
-    answers = Answers(monkeypatch, "ask_with_moments", (result, block_rows))
+    answers = Answers(monkeypatch, "ask", (result, block_rows))
     z, found = moments.linear(x, weight, bias, None, False, None, leaves_blocks=True)
     given = answers.asked[0][-1]
     assert z is result and found.block_rows == block_rows

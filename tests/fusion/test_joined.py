@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import pairs
+from epigemm.calls import one_kernel
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.fusion import FusionReport, joined
 from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
@@ -22,7 +22,7 @@ from tests.fusion.eager import fuse_eagerly
 from tests.gemm.query import H200
 
 M, N, K = 1024, 512, 128
-_LINEAR = pairs.linear
+_PAIR = one_kernel.pair
 ONE = "computed by one kernel with "
 
 
@@ -122,15 +122,15 @@ class Kernel:
         self.calls = 0
         self.runs = True
 
-    def __call__(self, call: LinearCall, weight2: Tensor) -> Tensor | None:
+    def __call__(self, call: LinearCall) -> Tensor | None:
         if not self.runs:
             return None
         self.calls += 1
         place = next(i for i, each in enumerate(call.epilogue.operands) if each.kind == MATRIX)
         x, weight = call.x.double(), call.weight.double()
         operands = [each.double() if isinstance(each, Tensor) else each for each in call.operands]
-        assert operands[place] is None
-        operands[place] = x @ weight2.double().t()
+        assert operands[place] is None and call.weight2 is not None
+        operands[place] = x @ call.weight2.double().t()
         return call.epilogue.reference(x @ weight.t(), operands).to(call.x.dtype)
 
 
@@ -141,7 +141,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
     monkeypatch.setattr(joined, "place_of", lambda chain: torch.empty(0))
     monkeypatch.setattr(loading, "would_link", lambda *call: "")
-    monkeypatch.setattr(pairs, "linear", made)
+    monkeypatch.setattr(one_kernel, "pair", made)
     return made
 
 
@@ -263,7 +263,7 @@ def test_the_halves_of_one_product(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("forward", JOINED, **by_name)
 def test_explained_as_one(forward: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "linear", _LINEAR)
+    monkeypatch.setattr(one_kernel, "pair", _PAIR)
     made, _, _ = fused(forward)
     lead = (M,) if forward is with_a_residual else (2, M // 2)
     found = epigemm.explain(made, torch.randn(*lead, K).to(torch.bfloat16))

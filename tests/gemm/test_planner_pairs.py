@@ -46,8 +46,8 @@ def ask(
     m, n, k = sizes
     first, second = weights or (torch.empty(n, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
     given = (torch.empty(n, dtype=dtype),) if operands is None else operands
-    call = LinearCall(epilogue, torch.empty(m, k, dtype=dtype), first, operands=given)
-    return dry_runs.dry_run(call._replace(**changed), plan=tuple(plan), tried=tried, weight2=second)
+    call = LinearCall(epilogue, torch.empty(m, k, dtype=dtype), first, operands=given, weight2=second)
+    return dry_runs.dry_run(call._replace(**changed), plan=tuple(plan), tried=tried)
 
 
 def forced(tile: int = 0, family: str = TMA) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ class Pretended:
         """PyTorch's operators compute it."""
         return int(Reason.NOT_PLAIN)
 
-    derivative = products = linear_with_store = linear_with_moments = elementwise
+    derivative = products = elementwise
 
     def linear(
         self,
@@ -103,16 +103,17 @@ class Pretended:
         circumstances: int,
         plan: tuple[int, ...] | None,
         weight2: Tensor | None,
-    ) -> Tensor | int:
+        *beside: Tensor | None,
+    ) -> Any:
         """As the module's."""
-        if not circumstances & dry_runs.ROUTED:
+        if not circumstances & dry_runs.ROUTED or any(each is not None for each in beside):
             return int(Reason.NOT_PLAIN)
         epilogue = epilogue_at(number)
         if fold is not None:
             folded = fold_batch_norm_reference(x, fold[:-1], fold[-1])
             given = tuple(folded.unbind(0))
         options = ("default", "find", strict, invariant)
-        call = LinearCall(epilogue, x, weight, given, *options, out)
+        call = LinearCall(epilogue, x, weight, given, *options, out, weight2)
         there = sum(
             dry_runs.THERE << shift
             for pack, shift in zip(packs or (None, None), dry_runs.SHIFTS.values(), strict=True)
@@ -120,14 +121,15 @@ class Pretended:
         )
         wanted = ORDERS[order]._replace(overrides=bool(circumstances & dry_runs.OTHER_SETTING))
         found = dry_runs.dry_run(
-            call, slices | there, order=wanted, circumstances=circumstances, plan=plan or (), weight2=weight2
+            call, slices | there, order=wanted, circumstances=circumstances, plan=plan or ()
         )
         if self.native is None:
             result = self._compute(call, found, packs, circumstances)
         else:
             arguments = (number, x, weight, given if fold is None else (), fold, out, order, packs, slices)
             with self._allocating():
-                result = self.native.linear(*arguments, strict, invariant, circumstances, plan, weight2)
+                further = (strict, invariant, circumstances, plan, weight2)
+                result = self.native.linear(*arguments, *further, *beside)
         if isinstance(result, Tensor) and found.fused:
             self.ran.append((found.arithmetic, plan[1:] if plan else ()))
         if isinstance(result, Tensor) and found.on_slices:

@@ -36,6 +36,12 @@ class LinearCall(NamedTuple):
     strict: bool = False  # raise instead of running torch's GEMM
     invariant: bool = False  # the bits of a row may not depend on the others
     out: Tensor | None = None  # where the result goes; None: a new contiguous tensor
+    weight2: Tensor | None = (
+        None  # of a pair: x @ weight2.T is the epilogue's first matrix, which is None here
+    )
+    statistics: bool = (
+        False  # whether the kernel also gives the mean and the variance of each column of the result
+    )
 
     @property
     def rows(self) -> int:
@@ -56,7 +62,8 @@ class LinearCall(NamedTuple):
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """Every tensor that is read."""
-        return (self.x, self.weight, *tensors_of(self.operands))
+        weights = (self.weight,) if self.weight2 is None else (self.weight, self.weight2)
+        return (self.x, *weights, *tensors_of(self.operands))
 
     @property
     def others(self) -> list[tuple[str, Tensor]]:
@@ -110,7 +117,7 @@ class ElementwiseCall(NamedTuple):
 
 def linear_arguments(call: LinearCall) -> tuple[Any, ...]:
     """The arguments of the operator `epigemm::linear`."""
-    epilogue, x, weight, operands, *options, _ = call
+    epilogue, x, weight, operands, *options = call[:8]
     return (epilogue.name, x, weight, *epilogue.apart(operands), *options)
 
 

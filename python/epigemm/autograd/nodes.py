@@ -22,7 +22,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, stores
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, one_kernel
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
@@ -125,9 +125,9 @@ class _LinearKeepingProduct(Function):
         return None, grad_x, grad_weight, *found
 
 
-def _both(call: LinearCall) -> stores.Both | None:
+def _both(call: LinearCall) -> one_kernel.Both | None:
     """The result and the product by one kernel; None where they are two."""
-    found = stores.linear(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
+    found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
     if found is not None and call.pack_use == weight_packs.NONE:
         weight_packs.expire(call.weight)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels, weight_slices
@@ -31,20 +30,16 @@ class Considered(NamedTuple):
         return tried.why_not or self.why_not_linked
 
 
-def consider(
-    call: LinearCall, *, insists: bool = False, weight2: Tensor | None = None, moments: bool = False
-) -> Considered:
+def consider(call: LinearCall, *, insists: bool = False) -> Considered:
     """A dry run of what `deeds.linear` would try, in the same order. It launches nothing.
 
-    `insists`: earlier shortages of memory are ignored. `weight2`, `moments`: as of `dry_runs.dry_run`.
+    `insists`: earlier shortages of memory are ignored.
     """
     has_kernels = plans.has_gpu_kernels(call.x)  # the first call of this loads what was measured on the GPU
     choices = {}
     if has_kernels and call.x.dtype == torch.float32:
         choices = weight_slices.find_all(call, ignore_shortage=insists)
-    found = dry_runs.dry_run(
-        call, weight_slices.number_of(choices), tried=True, weight2=weight2, moments=moments
-    )
+    found = dry_runs.dry_run(call, weight_slices.number_of(choices), tried=True)
     reason = ""
     if has_kernels and any(not each.why_not for each in found.tried):
         reason = loading.would_link(call.epilogue, ",".join(found.missing), call.x.device)

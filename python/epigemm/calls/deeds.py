@@ -11,7 +11,7 @@ running out of memory raises `torch.OutOfMemoryError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,23 +30,49 @@ from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun
 from epigemm.planning.reasons import Reason
 
+_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_profiling = torch._C._autograd._profiler_enabled
 _MOST_DEEDS = 24  # of one call. Each is needed a few times at most; this bound ends an endless loop
 _STORED_BYTES = 16  # which the kernels on fp16 slices store at a time
 
 
+class Beside(NamedTuple):
+    """Memory for what a kernel gives beside a call's result; see csrc/call/linear.h."""
+
+    stored: Tensor | None = None  # of an epilogue that has second values: theirs
+    moments: Tensor | None = None  # `[2, N]`: the mean and the biased variance of each column
+    blocks: Tensor | None = None  # `[blocks, N, 2]`: the same of blocks of rows, unmerged
+
+
+_NOTHING = Beside()
+
+
 class _Linear:
     """A linear call that is in progress: its arguments for the next attempt, and the reasons so far."""
 
-    def __init__(self, call: LinearCall, plan: tuple[int, ...] | None, fold: FoldCall | None) -> None:
+    def __init__(
+        self,
+        call: LinearCall,
+        plan: tuple[int, ...] | None = None,
+        fold: FoldCall | None = None,
+        circumstances: int = dry_runs.ROUTED,
+        beside: Beside | None = None,
+    ) -> None:
         self.call = call
         self.plan = plan
         self.fold = fold
+        self.beside = beside or _NOTHING
         self.order = call.order
+        self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
+        # A call whose weight needs a gradient uses no pack.
+        learns = self.has_other_way and _grad_enabled() and call.weight.requires_grad
+        self.reads_packs = (
+            self.order.slices > 0 and not learns and (self.has_other_way or plans.has_gpu_kernels(call.x))
+        )
         self.out = call.out  # as the kernels write it
         self.read(call)
-        self.circumstances = dry_runs.ROUTED
+        self.circumstances = circumstances
         self.met: set[Reason] = set()
         self.is_copied = False  # whether the call's tensors are copies that every kernel can read
         self.packs: dict[str, Choice] = {}
@@ -54,7 +80,7 @@ class _Linear:
         self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
         self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
         self.shortage: torch.OutOfMemoryError | None = None  # of a call that must run on a fused kernel
-        if self.out is None and _any_autocast():
+        if self.out is None and _any_autocast() and not self.has_other_way:
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
             self.circumstances |= dry_runs.OUT_APART
 
@@ -68,7 +94,7 @@ class _Linear:
         for _ in range(_MOST_DEEDS):
             found = self._ask()
             if type(found) is not int:
-                return self._stored(found)  # type: ignore[arg-type]
+                return self._stored(found)
             reason = Reason(found)
             result = _DEEDS[reason](self)
             self.met.add(reason)
@@ -82,7 +108,8 @@ class _Linear:
     def again(self) -> Tensor:
         """Make a call that was made before once more."""
         found = self._ask()
-        return self.run() if type(found) is int else found  # type: ignore[return-value]
+        result: Tensor = self.run() if type(found) is int else found
+        return result
 
     def read(self, inputs: LinearCall) -> None:
         """Set the inputs that kernels will read: the call's own, or copies of them."""
@@ -103,6 +130,8 @@ class _Linear:
 
     def dry(self) -> DryRun:
         """A dry run of the call in its present state."""
+        if self.reads_packs and not self.packs:
+            self._look_for_packs()
         slices = weight_slices.number_of(self.packs) | self.short
         call = self._with_operands(self.inputs)._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
@@ -119,25 +148,71 @@ class _Linear:
             self.uses[arithmetic] = weight_packs.FIND
             self.shortage = error if self.insists else None
 
-    def _ask(self) -> Tensor | int:
+    def run_once(self) -> Any:
+        """What a kernel gives, or the reason why none runs. What it lacks is made; all else is left to the caller."""
+        met: set[int] = set()
+        while type(found := self._ask()) is int and found not in met and self._provide(found):
+            met.add(found)
+        return found
+
+    def _provide(self, reason: int) -> bool:
+        """Whether the call can be made again, after what the reason says is lacking was made."""
+        if reason == Reason.NOT_READY:
+            return plans.has_gpu_kernels(self.x)  # this has loaded what was measured on the device
+        if reason == Reason.NOT_LINKED:
+            return not self.link(self.dry())
+        if reason != Reason.LACKS_PACK or not self.reads_packs:
+            return False
+        self.find_packs()  # stale ones are made again
+        found = self.dry()
+        if found.on_slices and self.packs[found.arithmetic].source == weight_slices.MAKE:
+            self.make_pack(found.arithmetic)
+        return True
+
+    def link(self, found: DryRun) -> str:
+        """Link what a dry run found missing; why it cannot be."""
+        return loading.link(self.call.epilogue, ",".join(found.missing), self.call.x.device)
+
+    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int] | int:
+        """The weight's packs and what its slices cost; or why the call is not made here."""
+        call = self.call
+        if self.has_other_way and not self.packs:
+            # Only the pack for the first arithmetic is looked up, which suffices as a rule.
+            found = entry.slices_at_hand(call.weight, self.order, call.pack_use, call.invariant)
+            if found is not None:
+                return found
+            # Packs are made again for plain calls alone.
+            seen = None if self.circumstances & dry_runs.ROUTED else entry.sees(*call.inputs)
+            if seen is not None:
+                return int(seen)
+        return self.find_packs()
+
+    def _ask(self) -> Any:
         packs, slices, ran_short = None, 0, None
-        if self.order.slices and plans.has_gpu_kernels(self.x):
-            packs, slices = self.find_packs()
-            ran_short = self.dry() if weight_slices.has_been_short() or self.shortage else None
+        if self.reads_packs:
+            known = self._slices()
+            if isinstance(known, int):
+                return known
+            packs, slices = known
+            ran_short = (
+                self.dry() if self.packs and (weight_slices.has_been_short() or self.shortage) else None
+            )
             if self.shortage and not (
                 ran_short and ran_short.on_slices and self.uses[ran_short.arithmetic] == weight_packs.FIND
             ):
                 raise self.shortage
         call = self.call
         more = dry_runs.OTHER_SETTING if self.order.overrides else 0
-        more |= dry_runs.RAISES_SHORTAGE if self.insists else 0
+        more |= dry_runs.RAISES_SHORTAGE if self.insists and not self.has_other_way else 0
         about = (self.order.number, packs, slices, call.strict, call.invariant)
         fold = None if self.fold is None else (*self.fold.vectors, self.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
         try:
-            found = entry.ask(*tensors, *about, self.circumstances | more, self.plan, None)
+            found = entry.ask(
+                *tensors, *about, self.circumstances | more, self.plan, call.weight2, *self.beside
+            )
         except torch.OutOfMemoryError:
-            if packs is not None and self.may_try_again(self.note_shortage()):
+            if self.packs and self.may_try_again(self.note_shortage()):
                 return self._ask()
             raise
         if ran_short and ran_short.on_slices and type(found) is not int:
@@ -293,7 +368,7 @@ def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
         call = call._replace(operands=elementwise_kernels.fold_batch_norm(attempt.fold).unbind(0))
     if by_rows:
         return invariant.row_by_row(call, linear)
-    on_copies = _Linear(invariant.on_zeros(call), None, None)
+    on_copies = _Linear(invariant.on_zeros(call))
     on_copies.is_copied = True
     result = on_copies.run()[..., : call.weight.shape[0]]
     out = call.new_out() if call.out is None else call.out
@@ -309,7 +384,7 @@ def _run_at_full_fp32(attempt: _Linear) -> Tensor:
 def _link(attempt: _Linear) -> Tensor | None:
     """Link the kernel. If that fails, the fallback runs, or PyTorch's operators."""
     call, found = attempt.call, attempt.dry()
-    reason = loading.link(call.epilogue, ",".join(found.missing), call.x.device)
+    reason = attempt.link(found)
     if not reason:
         return None
     if call.invariant:
@@ -341,26 +416,6 @@ _DEEDS: dict[Reason, Callable[[_Linear], Tensor | None]] = {
 }
 
 
-class Packs:
-    """The packs of a call's weight: looked up, and made where the call lacks one."""
-
-    def __init__(self, call: LinearCall) -> None:
-        self._attempt = _Linear(call, None, None)
-
-    def find(self) -> tuple[tuple[Tensor | None, ...], int]:
-        """The packs as the entry takes them, and what the weight's slices cost. Stale packs are made again."""
-        return self._attempt.find_packs()
-
-    def make(self, order: _precision.Order, *, moments: bool) -> None:
-        """Make the pack that the call reads, if it may make one. `moments`: as of `dry_runs.dry_run`."""
-        attempt = self._attempt
-        attempt.find_packs()
-        slices = weight_slices.number_of(attempt.packs) | attempt.short
-        found = dry_runs.dry_run(attempt.call, slices, order=order, moments=moments)
-        if found.on_slices and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
-            attempt.make_pack(found.arithmetic)
-
-
 def run_linear(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear`, if nothing traces or differentiates it."""
     found = entry.call_linear(call)
@@ -384,6 +439,21 @@ def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall |
         return attempt.run()
 
 
+def one_kernel(
+    call: LinearCall,
+    circumstances: int,
+    stored: Tensor | None = None,
+    moments: Tensor | None = None,
+    blocks: Tensor | None = None,
+) -> Any:
+    """What one kernel gives of a call, or the reason (an int) why none runs; the caller has another way then.
+
+    The result; with `moments` also the rows of a block, if the blocks' moments were left unmerged, else 0.
+    `circumstances`: `dry_runs.ROUTED` for a call that autograd, tracers and modes have handled. See `Beside`.
+    """
+    return _Linear(call, circumstances=circumstances, beside=Beside(stored, moments, blocks)).run_once()
+
+
 class Forced:
     """A call with a forced plan that is made many times. The deeds are done at the first time.
 
@@ -398,6 +468,6 @@ class Forced:
     def __call__(self) -> Tensor:
         """Make the call; RuntimeError if the plan cannot run."""
         if self._attempt is None:
-            self._attempt = _Linear(self._call, self.plan, None)
+            self._attempt = _Linear(self._call, self.plan)
             return self._attempt.run()
         return self._attempt.again()

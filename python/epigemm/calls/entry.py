@@ -9,8 +9,7 @@ If the module does not load (`_native.no_entry`), PyTorch's operators compute ev
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +29,6 @@ from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 
 _FP32 = torch.float32
-_Found = TypeVar("_Found")
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -41,6 +39,7 @@ NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
+_NOTHING_MORE = (None,) * 5  # no forced plan, no second weight, and nothing beside the result
 # Plain ints: to compare an IntEnum with what the module returns, or to make one, takes several times as long.
 _REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
@@ -146,13 +145,13 @@ def linear(
                 return sees(*tensors) or Reason.LACKS_PACK
             packs, slices = at_hand
     call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, slices, strict, invariant)
-    found: Any = _module.linear(*call, circumstances, None, None)
+    found: Any = _module.linear(*call, circumstances, *_NOTHING_MORE)
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
     if found == _NOT_READY:
         if not plans.has_gpu_kernels(x):  # the question makes the device known
             return Reason.NOT_READY
-        found = _module.linear(*call, circumstances, None, None)
+        found = _module.linear(*call, circumstances, *_NOTHING_MORE)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
@@ -163,44 +162,15 @@ def linear(
         return RECORDED_BY_TORCH if _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
         with _precision.full_fp32(x.device.type):
-            found = _module.linear(*call, 0, None, None)
+            found = _module.linear(*call, 0, *_NOTHING_MORE)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     return _REASONS[found]
 
 
-def ask(*arguments: Any) -> Tensor | int:
-    """The module's `linear`, with its arguments, for plain calls."""
-    found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear(*arguments)
-    return found
-
-
-def ask_with_moments(*arguments: Any) -> tuple[Tensor, int] | int:
-    """The same, with the tensors for statistics of the result's columns behind the arguments (csrc/python/entry.cpp).
-
-    Behind the result are the rows of a block, if the blocks' moments were left unmerged; else 0.
-    """
-    found: tuple[Tensor, int] | int = (
-        _NOT_PLAIN if _module is None else _module.linear_with_moments(*arguments)
-    )
-    return found
-
-
-def ask_with_store(*arguments: Any) -> Tensor | int:
-    """The same, with the tensor for the epilogue's second values behind the arguments."""
-    found: Tensor | int = _NOT_PLAIN if _module is None else _module.linear_with_store(*arguments)
-    return found
-
-
-def ask_again(ask: Callable[[], _Found | int], mend: Callable[[int], bool]) -> _Found | int:
-    """What `ask` returns: a result, or the reason why there is none.
-
-    `mend` does what can be done about a reason, and says whether the call can be made again. A reason is mended once.
-    """
-    met: set[int] = set()
-    while isinstance(found := ask(), int) and found not in met and mend(found):
-        met.add(found)
-    return found
+def ask(*arguments: Any) -> Any:
+    """The module's `linear`, with its arguments (csrc/python/entry.cpp), for plain calls."""
+    return _NOT_PLAIN if _module is None else _module.linear(*arguments)
 
 
 def _may_torch_record(x: Tensor, precision: str | None) -> bool:
@@ -271,7 +241,7 @@ def slices_at_hand(
 
 def call_linear(call: LinearCall) -> Tensor | Reason:
     """`linear`, with the arguments of a call."""
-    epilogue, x, weight, operands, precision, pack_use, strict, invariant, out = call
+    epilogue, x, weight, operands, precision, pack_use, strict, invariant, out, *_ = call
     if is_traced():
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT else precision

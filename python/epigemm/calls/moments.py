@@ -16,7 +16,7 @@ from epigemm._native import operator
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import beside, deeds, entry
+from epigemm.calls import deeds, entry
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import keep_mode
@@ -78,10 +78,14 @@ def linear(
     """
     asked = DEFAULT if precision is None else checks.precision(precision)
     use = keep_mode.pack_use(weight) if pack_use is None else pack_use
-    call = LinearCall(BIAS, x, weight, (bias,), precision=asked, pack_use=use, strict=strict)
+    call = LinearCall(BIAS, x, weight, (bias,), asked, use, strict)
     if is_served(x):
         moments, blocks = _memory(x, weight.shape[0], leaves_blocks)
-        found = _run(call, moments, blocks)
+        circumstances, wanted = dry_runs.ROUTED, call._replace(statistics=True)
+        if _any_autocast():
+            wanted = wanted._replace(out=call.new_out())  # torch's GEMM with out= keeps the dtype
+            circumstances |= dry_runs.OUT_APART
+        found = deeds.one_kernel(wanted, circumstances, None, moments, blocks)
         if not isinstance(found, int):
             (z, block_rows), (mean, var) = found, moments.unbind(0)
             return z, Moments(mean, var, blocks if block_rows else None, block_rows)
@@ -124,14 +128,3 @@ def _memory(x: Tensor, columns: int, leaves_blocks: bool) -> tuple[Tensor, Tenso
     if not leaves_blocks or rows > MOST_LEFT * 2 * BLOCK_ROWS:  # no kernel's blocks have more rows
         return moments, None
     return moments, torch.empty((MOST_LEFT, columns, 2), **like)
-
-
-def _run(call: LinearCall, moments: Tensor, blocks: Tensor | None) -> tuple[Tensor, int] | int:
-    """A call, or the reason why there is no result, after what can be done about it."""
-    out, circumstances = None, dry_runs.ROUTED
-    if _any_autocast():
-        out = call.new_out()  # torch's GEMM with out= keeps the dtype
-        circumstances |= dry_runs.OUT_APART
-    tensors = (call.epilogue.number, call.x, call.weight, (call.bias,), None, out)
-    asking = beside.Asking(call, dry_runs.order_on(call, call.x.device.type), moments=True)
-    return asking.run(entry.ask_with_moments, tensors, circumstances, moments, blocks)

@@ -199,7 +199,7 @@ class Epilogue:
     def with_product(self) -> Epilogue:
         """The epilogue with what its derivative reads as its second value: the product and its bias.
 
-        A GEMM may store it beside the result (`epigemm.calls.stores`).
+        A GEMM may store it beside the result (`epigemm.calls.one_kernel`).
         """
         from epigemm.epilogues.declaring import made
 

@@ -15,7 +15,7 @@ from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.autograd import gradients
-from epigemm.calls import beside, elementwise_kernels, entry, invariant, stores, weight_slices
+from epigemm.calls import elementwise_kernels, entry, invariant, one_kernel, weight_slices
 from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
@@ -104,9 +104,9 @@ def of_recorded(
     return found
 
 
-def _explain_pair(pair: pairs.Pair) -> Explanation | None:
+def _explain_pair(call: LinearCall) -> Explanation | None:
     """Two products of one x as one kernel; None if they are two calls."""
-    call, tried = pair[0], pairs.taken(pair)
+    tried = pairs.taken(call)
     if tried is None:
         return None
     why = _why(call, tried, None, changing=False, other="two calls")
@@ -171,10 +171,10 @@ def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: b
 def _explain_kept(call: LinearCall, wants_gradients: bool) -> Explanation | None:
     """A recorded call as one kernel that also stores the product; None where it is two."""
     kept = call._replace(epilogue=call.epilogue.with_product)
-    if stores.order_on(call, call.x.device.type) is None:
+    if not one_kernel.may_store(call):
         return None
     found = explain_linear(kept, wants_gradients)
-    if found.path != FUSED or not beside.is_made(dry_runs.dry_run(kept, weight_slices.number_for(kept))):
+    if found.path != FUSED or not dry_runs.dry_run(kept, weight_slices.number_for(kept)).copies_nothing:
         return None
     return replace(found, reasons=[_KEPT, *found.reasons])
 
@@ -204,8 +204,8 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def explain_linear(call: LinearCall, wants_gradients: bool, *, moments: bool = False) -> Explanation:
-    """A call that records nothing. `moments`: whether it also gives statistics of its result."""
+def explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
+    """A call that records nothing."""
     changing = wants_gradients and call.weight.requires_grad
     if changing:
         call = call._replace(pack_use=weight_packs.NONE)
@@ -215,7 +215,7 @@ def explain_linear(call: LinearCall, wants_gradients: bool, *, moments: bool = F
         require_fused(call)
     if unavailable := elementwise_kernels.why_none(call.x):
         return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
-    considered = consider(call, moments=moments)
+    considered = consider(call)
     reasons: list[str] = []
     candidates: list[dict[str, Any]] = []
     for tried in considered.found.tried:

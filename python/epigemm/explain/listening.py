@@ -59,7 +59,7 @@ class Listener(TorchFunctionMode):
         self._last: tuple[Recorded, Any] = (self._pending, None)
         self._node: Place | None = None
         self._model = ""  # the name of the fused model that runs
-        self._asked: list[pairs.Pair] = []
+        self._asked: list[LinearCall] = []
         self._norms: list[Asked] = []
         self._noting = ExitStack()
 
@@ -142,7 +142,7 @@ class Listener(TorchFunctionMode):
             recorded.folded_bias = last.folded_bias
         else:
             is_read = name.startswith("linear") and any(_share_memory(operand, result) for operand in args[4])
-            if is_read and self._asked and self._asked[-1][0].weight is args[2]:
+            if is_read and self._asked and self._asked[-1].weight is args[2]:
                 # Both products of a pair. Without this mode they may be one call.
                 self._products.pop()
                 recorded.note_earlier(last)

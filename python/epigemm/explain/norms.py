@@ -11,7 +11,7 @@ import torch
 from epigemm import batch_statistics
 from epigemm.arguments.calls import LinearCall
 from epigemm.batch_statistics import Asked, noted
-from epigemm.calls import beside, weight_slices
+from epigemm.calls import weight_slices
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.library import BIAS
 from epigemm.explain.derivatives import PRODUCTS
@@ -50,7 +50,7 @@ def explained(
         return _with_torchs(found, asked, call, f"PyTorch's BatchNorm follows: {why}")
     product = call._replace(epilogue=BIAS, operands=(bias,))
     launches = _launched(product, wants_gradients)
-    of_product = explain_linear(product, wants_gradients, moments=bool(launches))
+    of_product = explain_linear(product._replace(statistics=bool(launches)), wants_gradients)
     in_gemm = bool(launches) and "blocks" not in launches
     rows = product.x.numel() // product.x.shape[-1]
     merges = "merge" in launches if in_gemm else rows > MOST_LEFT * BLOCK_ROWS
@@ -71,8 +71,8 @@ def _launched(product: LinearCall, wants_gradients: bool) -> list[str]:
         return []
     if wants_gradients and product.weight.requires_grad:
         product = product._replace(pack_use=weight_packs.NONE)
-    dry = dry_runs.dry_run(product, weight_slices.number_for(product), moments=True)
-    return dry.launches if beside.is_made(dry) else []
+    dry = dry_runs.dry_run(product._replace(statistics=True), weight_slices.number_for(product))
+    return dry.launches if dry.copies_nothing else []
 
 
 def _launches(asked: Asked, in_gemm: bool, merges: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.batch_statistics import Asked
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.explain.pairs import Pair, noting
+from epigemm.explain.pairs import noting
 from epigemm.operators.registration import elementwise_call, linear_call, linear_out_call
 from epigemm.user_epilogue import UserEpilogue
 
@@ -62,7 +62,7 @@ class Recorded:
         self.call: tuple[str, tuple[Any, ...]] | None = None
         self.earlier: list[LinearCall] = []  # product calls whose results the last call reads
         self.between: list[str] = []  # casts of such a result
-        self.pair: Pair | None = None  # one kernel for the last two products
+        self.pair: LinearCall | None = None  # one kernel for the last two products
         self.norm: Asked | None = None  # BatchNorm by batch statistics behind the product
         self._gradients_of_operands = False
 

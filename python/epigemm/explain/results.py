@@ -13,7 +13,7 @@ from torch import Tensor
 
 from epigemm import functional
 from epigemm.arguments import invariance
-from epigemm.calls import beside, reductions, stores, weight_slices
+from epigemm.calls import one_kernel, reductions, weight_slices
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
@@ -136,10 +136,10 @@ def _of_both(call: _Call) -> Explanation | None:
         return None
     options = {**call.options, "strict": False}
     made = pair.call(call.like, call.weight, call.given, **options)
-    if stores.order_on(made, call.like.device.type) is None:
+    if not one_kernel.may_store(made):
         return None
     found = explanation.explain_linear(made, wants_gradients=False)
-    if found.path != FUSED or not beside.is_made(dry_runs.dry_run(made, weight_slices.number_for(made))):
+    if found.path != FUSED or not dry_runs.dry_run(made, weight_slices.number_for(made)).copies_nothing:
         return None
     parts = pair.matrices
     readers = _readers(call.form, call.like.dtype, parts.result, parts.stored)

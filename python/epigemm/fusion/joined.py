@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import pairs
+from epigemm.calls import one_kernel
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
@@ -54,14 +54,14 @@ class Joined(NamedTuple):
         _, weight2, *others = self.second.sources
         return (x, weight, weight2, *others, *given[: self.place], *given[self.place + 1 :])
 
-    def call(self) -> tuple[LinearCall, Tensor]:
-        """The call of meta tensors, and its second weight."""
+    def call(self) -> LinearCall:
+        """The call of meta tensors."""
         call, other = profit.call_of(self.first), profit.call_of(self.second)
         others = [each for each in other.operands if each is not None]
         every = [*others, *call.operands]
         linked = forms.of_types(self.epilogue.traced, call.x, every)
         every[len(others) + self.place] = None
-        return call._replace(epilogue=linked, operands=every), other.weight
+        return call._replace(epilogue=linked, operands=every, weight2=other.weight)
 
 
 def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
@@ -76,8 +76,8 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged
         place = place_of(first)
         if place is None:
             continue
-        call, weight2 = both.call()
-        dry = dry_runs.dry_run(call, 0, place, tried=True, weight2=weight2)
+        call = both.call()
+        dry = dry_runs.dry_run(call, 0, place, tried=True)
         if dry.fused and not loading.would_link(call.epilogue, ",".join(dry.missing), place.device):
             us = plans.fused_us(dry.tried[0].plan)
             one, other = found[first], found[both.second]
@@ -207,8 +207,10 @@ class TwoSites:
         """Compute both chains."""
         place = self._others + self._place
         operands = (*sources[:place], None, *sources[place:])
-        call = LinearCall(self._linked or self._find_linked(x, operands), x, weight, operands)
-        found = pairs.linear(call._replace(invariant=invariance.active and invariance.enabled()), weight2)
+        epilogue = self._linked or self._find_linked(x, operands)
+        is_invariant = invariance.active and invariance.enabled()
+        call = LinearCall(epilogue, x, weight, operands, invariant=is_invariant, weight2=weight2)
+        found = one_kernel.pair(call)
         if found is not None:
             return found
         others, rest = sources[: self._others], sources[self._others :]

@@ -246,7 +246,7 @@ def flat(call: LinearCall) -> Tensor | None:
     """A call in a trace for Inductor, as a C++ operator; None if the operator `linear` has to compute it."""
     if not _is_for_inductor.get():
         return None
-    epilogue, x, weight, given, _, pack_use, strict, invariant, out = call
+    epilogue, x, weight, given, _, pack_use, strict, invariant, out, *_ = call
     if (
         any(isinstance(each, float) for each in given)
         or pack_use != FIND

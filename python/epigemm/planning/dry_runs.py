@@ -72,6 +72,11 @@ class DryRun(NamedTuple):
     missing: list[str]  # the kernels into which the epilogue has to be linked first; of a GPU elsewhere: all
     tried: list[Tried]  # every arithmetic, in order, if `tried` was asked for
 
+    @property
+    def copies_nothing(self) -> bool:
+        """Whether a kernel can read and write the tensors as they lie, so that the call needs no other."""
+        return not self.answer and not {Reason.NOT_STORABLE, Reason.NOT_READABLE} & set(self.reasons)
+
 
 def dry_run(
     call: LinearCall,
@@ -82,23 +87,19 @@ def dry_run(
     circumstances: int = 0,
     plan: tuple[int, ...] = (),
     tried: bool = False,
-    weight2: Tensor | None = None,
-    moments: bool = False,
     gpu: tuple[int, ...] = (),
 ) -> DryRun:
     """A dry run of a call on a CPU or a CUDA device.
 
     `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
-    csrc/call/forced.h. `weight2`: the second weight of a pair of products. The second product takes the place of the
-    epilogue's first matrix, which is None in the call. `moments`: whether the call also
-    returns statistics of its result's columns; the launches "blocks" and "merge" are theirs. `gpu`: a GPU that this
+    csrc/call/forced.h. The launches "blocks" and "merge" are those of the result's statistics. `gpu`: a GPU that this
     machine need not have, as `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
 
     Raises:
         RuntimeError: the numbers of `plan` name none.
     """
-    epilogue, x, weight, operands, *_, strict, invariant, out = call
+    epilogue, x, weight, operands, _, _, strict, invariant, out, weight2, statistics = call
     bias, tensors, scalars = epilogue.apart(operands)
     device = -1 if gpu else (x if place is None else place).get_device()
     if device >= 0:
@@ -127,7 +128,7 @@ def dry_run(
         plan or None,
         tried,
         weight2,
-        moments,
+        statistics,
     )
     found: dict[str, Any] = json.loads(answer)
     found["reasons"] = [Reason(number) for number in found["reasons"]]

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from epigemm import glu
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import pairs
+from epigemm.calls import one_kernel
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -26,28 +25,28 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
 
 
-def call(**changed: Any) -> tuple[LinearCall, Tensor]:
-    """A pair whose both products have a bias; its second weight."""
+def call(**changed: Any) -> LinearCall:
+    """A pair whose both products have a bias."""
     x, weight, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((M, K), (N, K), (N,)))
-    made = glu.pair_call("gated_silu", x, weight, bias, bias, None)
-    return made._replace(**changed), torch.empty_like(weight)
+    made = glu.pair_call("gated_silu", x, weight, bias, torch.empty_like(weight), bias, None)
+    return made._replace(**changed)
 
 
 def test_the_second_product_takes_the_place_of_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, weight2 = call()
+    made = call()
     result = torch.empty(M, N)
     answers = Answers(monkeypatch, "ask", result)
-    assert pairs.linear(made, weight2) is result
+    assert one_kernel.pair(made) is result
     (asked,) = answers.asked
     bias, bias2, gate = asked[3]
     assert bias is made.operands[0] and bias2 is made.operands[1] and gate is None
-    assert asked[0] == made.epilogue.number and asked[-1] is weight2
+    assert asked[0] == made.epilogue.number and asked[-4] is made.weight2
 
 
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
     answers = Answers(monkeypatch, "ask", int(Reason.NOT_READY), int(Reason.NOT_LINKED), result)
-    assert pairs.linear(*call()) is result
+    assert one_kernel.pair(call()) is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_") and linked.endswith("_pair")
 
@@ -55,48 +54,50 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_READY, Reason.NOT_LINKED}))
 def test_two_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask", int(reason))
-    assert pairs.linear(*call()) is None and len(answers.asked) == 1 and not answers.linked
+    assert one_kernel.pair(call()) is None and len(answers.asked) == 1 and not answers.linked
 
 
 @pytest.mark.parametrize("reason", [Reason.NOT_READY, Reason.NOT_LINKED], ids=str)
 def test_no_reason_is_met_twice(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask", int(reason), int(reason))
-    assert pairs.linear(*call()) is None and len(answers.asked) == 2
+    assert one_kernel.pair(call()) is None and len(answers.asked) == 2
 
 
 def test_autocast_with_nothing_to_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
     answers = Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN), int(Reason.NOT_LINKED), result)
     with torch.autocast("cpu", torch.bfloat16):
-        assert pairs.linear(*call()) is result
-    assert [each[-3] for each in answers.asked] == [0, dry_runs.ROUTED, dry_runs.ROUTED]
+        assert one_kernel.pair(call()) is result
+    assert [each[-6] for each in answers.asked] == [0, dry_runs.ROUTED, dry_runs.ROUTED]
 
 
 def test_two_calls_where_autocast_would_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN))
     with torch.autocast("cpu", torch.float16):
-        assert pairs.linear(*call()) is None and len(answers.asked) == 1
+        assert one_kernel.pair(call()) is None and len(answers.asked) == 1
 
 
 def test_two_calls_where_autograd_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN))
-    made, weight2 = call()
+    made = call()
     with torch.autocast("cpu", torch.bfloat16):
-        assert pairs.linear(made, weight2.requires_grad_()) is None and len(answers.asked) == 1
+        assert made.weight2 is not None
+        made.weight2.requires_grad_()
+        assert one_kernel.pair(made) is None and len(answers.asked) == 1
 
 
 def test_a_profiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
     Answers(monkeypatch, "ask", int(Reason.NOT_PLAIN), result)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        assert pairs.linear(*call()) is result
+        assert one_kernel.pair(call()) is result
     assert "epigemm::gated_silu_bias2.000" in {event.key for event in profile.key_averages()}
 
 
 def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch, "ask", int(Reason.NOT_LINKED))
     monkeypatch.setattr(loading, "link", lambda *about: "no NVRTC")
-    assert pairs.linear(*call()) is None
+    assert one_kernel.pair(call()) is None
 
 
 @pytest.mark.parametrize(
@@ -111,12 +112,12 @@ def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_epilogue_has_the_biases_that_there_are(bias: bool, bias2: bool, name: str) -> None:
     x = torch.empty(8, 16, dtype=torch.float16)
     vector = torch.empty(8, dtype=torch.float16)
-    made = glu.pair_call("gated_gelu", x, x, vector if bias else None, vector if bias2 else None, None)
+    made = glu.pair_call("gated_gelu", x, x, vector if bias else None, x, vector if bias2 else None, None)
     given = (vector if bias else None, *([vector] if bias2 else []), None)
     assert made.epilogue.name == name and len(made.operands) == len(given)
     assert all(each is other for each, other in zip(made.operands, given, strict=True))
 
 
 def test_on_a_cpu_there_are_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, weight2 = call()
-    assert pairs.linear(made, weight2) is None
+    made = call()
+    assert one_kernel.pair(made) is None

@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import beside, deeds, entry, weight_slices
+from epigemm.calls import deeds, entry, weight_slices
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
@@ -20,6 +20,8 @@ from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 from tests.gemm.query import H200
 from tests.support.answers import Answers
+
+MOMENTS = torch.empty(2, 2048)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def reduced_setting() -> Iterator[None]:
 
 def call(dtype: torch.dtype = torch.float32, **more: str) -> LinearCall:
     x, weight = torch.empty(4096, 1024, dtype=dtype), torch.empty(2048, 1024, dtype=dtype)
-    return LinearCall(BIAS, x, weight, **more)  # type: ignore[arg-type]
+    return LinearCall(BIAS, x, weight, statistics=True, **more)  # type: ignore[arg-type]
 
 
 def asked(made: LinearCall, *answers: Any, circumstances: int = dry_runs.ROUTED) -> list[tuple[Any, ...]]:
@@ -52,18 +54,32 @@ def asked(made: LinearCall, *answers: Any, circumstances: int = dry_runs.ROUTED)
         seen.append(arguments)
         return next(to_come)
 
-    found = beside.Asking(made, dry_runs.order_on(made, "cpu")).run(ask, (), circumstances, "further")
-    assert found == answers[-1] and all(each[-1] == "further" for each in seen)
-    return seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "ask", ask)
+        found = deeds.one_kernel(made, circumstances, moments=MOMENTS)
+    assert found == answers[-1] and all(each[-2] is MOMENTS for each in seen)
+    return [each[6:] for each in seen]
 
 
 def told(made: LinearCall) -> tuple[Any, ...]:
-    ((*options, _),) = asked(made, "result")
-    return tuple(options)
+    (options,) = asked(made, "result")
+    return options
 
 
 def test_other_types_have_one_arithmetic() -> None:
-    assert told(call(torch.bfloat16)) == (0, None, 0, False, False, dry_runs.ROUTED, None, None)
+    assert told(call(torch.bfloat16)) == (
+        0,
+        None,
+        0,
+        False,
+        False,
+        dry_runs.ROUTED,
+        None,
+        None,
+        None,
+        MOMENTS,
+        None,
+    )
 
 
 @pytest.mark.parametrize(("precision", "order"), [("highest", 1), ("high", 3), ("tf32", 4), ("ieee", 0)])
@@ -81,7 +97,7 @@ def test_packs_are_looked_up_by_the_deeds_where_the_entry_cannot(monkeypatch: py
     """As where one is stale."""
     found = (torch.empty(1), None), 7
     monkeypatch.setattr(entry, "slices_at_hand", lambda *_: None)
-    monkeypatch.setattr(deeds.Packs, "find", lambda self: found)
+    monkeypatch.setattr(deeds._Linear, "find_packs", lambda self: found)
     assert told(call())[1:3] == found
 
 
@@ -89,9 +105,8 @@ def test_packs_are_made_again_for_plain_calls_alone(monkeypatch: pytest.MonkeyPa
     """A call that autograd records, for one, does not end here."""
     monkeypatch.setattr(entry, "slices_at_hand", lambda *_: None)
     monkeypatch.setattr(entry, "sees", lambda *_: Reason.RECORDED)
-    made = call()
-    found = beside.Asking(made, dry_runs.order_on(made, "cpu")).run(lambda *_: "result", (), 0)
-    assert found == Reason.RECORDED
+    monkeypatch.setattr(entry, "ask", lambda *_: "result")
+    assert deeds.one_kernel(call(), 0) == Reason.RECORDED
 
 
 def test_a_weight_that_needs_a_gradient_reads_no_pack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +169,7 @@ def doubled(acc: Tensor, bias: PerColumn) -> Tensor:
     ("dtype", "kernel"), [(torch.float32, "_fp16x3_split_"), (torch.bfloat16, "_tma_bfloat16_")]
 )
 def test_a_kernel_is_linked(dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "ask_with_moments")
+    answers = Answers(monkeypatch, "ask")
     plain = call(dtype)
     epilogue = typed(doubled.traced, [False])
     made = LinearCall(epilogue, plain.x, plain.weight, (torch.empty(2048, dtype=dtype),))
@@ -169,6 +184,6 @@ def test_nothing_is_done_about_other_reasons(reason: Reason) -> None:
 
 def test_a_call_that_would_be_copied_for_is_not_made() -> None:
     for columns, is_made in ((2048, True), (2046, False)):
-        made = LinearCall(BIAS, torch.empty(4096, 1024), torch.empty(columns, 1024))
-        dry = dry_runs.dry_run(made, moments=True)
-        assert dry.fused and beside.is_made(dry) == is_made
+        made = LinearCall(BIAS, torch.empty(4096, 1024), torch.empty(columns, 1024), statistics=True)
+        dry = dry_runs.dry_run(made)
+        assert dry.fused and dry.copies_nothing == is_made

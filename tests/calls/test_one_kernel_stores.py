@@ -10,7 +10,7 @@ from torch import Tensor
 import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import stores
+from epigemm.calls import one_kernel
 from epigemm.epilogues.registry import typed
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.dry_runs import DryRun
@@ -123,34 +123,36 @@ def test_rows_that_tma_does_not_store_are_left_to_several_calls() -> None:
 
 def test_both_tensors_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     result = torch.empty(M, N)
-    answers = Answers(monkeypatch, "ask_with_store", result)
+    answers = Answers(monkeypatch, "ask", result)
     made = call()
-    found = stores.linear(made)
+    found = one_kernel.both(made)
     assert found is not None and found.result is result
     (asked,) = answers.asked
-    assert asked[0] == made.epilogue.number and asked[3] is made.operands and asked[-1] is found.stored
+    assert asked[0] == made.epilogue.number and asked[3] is made.operands and asked[-3] is found.stored
     assert found.stored.shape == (M, N) and found.stored.dtype is torch.bfloat16
 
 
 def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "ask_with_store", int(Reason.NOT_LINKED), torch.empty(M, N))
-    assert stores.linear(call()) is not None
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_LINKED), torch.empty(M, N))
+    assert one_kernel.both(call()) is not None
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
 
 
-@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
+@pytest.mark.parametrize(
+    "reason", sorted(set(Reason) - {Reason.NOT_READY, Reason.NOT_LINKED, Reason.LACKS_PACK})
+)
 def test_several_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "ask_with_store", int(reason))
-    assert stores.linear(call()) is None and len(answers.asked) == 1 and not answers.linked
+    answers = Answers(monkeypatch, "ask", int(reason))
+    assert one_kernel.both(call()) is None and len(answers.asked) == 1 and not answers.linked
 
 
 def test_types_that_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "ask_with_store", *[torch.empty(M, N)] * 3)
-    assert stores.linear(call(dtype=torch.float32, precision="high")) is None
-    assert stores.linear(call(dtype=torch.float64)) is None
+    answers = Answers(monkeypatch, "ask", *[torch.empty(M, N)] * 3)
+    assert one_kernel.both(call(dtype=torch.float32, precision="high")) is None
+    assert one_kernel.both(call(dtype=torch.float64)) is None
     made = call()
-    assert stores.linear(made._replace(invariant=True)) is None
+    assert one_kernel.both(made._replace(invariant=True)) is None
     assert not answers.asked
     for precision in ("tf32", "highest", None):
-        assert stores.linear(call(dtype=torch.float32, precision=precision)) is not None
+        assert one_kernel.both(call(dtype=torch.float32, precision=precision)) is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import routed
+from epigemm.calls import one_kernel
 from epigemm.epilogues.library import BIAS
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -34,7 +34,7 @@ class Asked:
 def attempt(asked: Asked, x: Tensor | None = None) -> Any:
     x = torch.ones(2, 4, dtype=torch.bfloat16) if x is None else x
     weight = torch.ones(3, 4, dtype=torch.bfloat16)
-    return routed.attempt(LinearCall(BIAS, x, weight), [weight, None], asked)
+    return one_kernel.attempt(LinearCall(BIAS, x, weight), [weight, None], asked)
 
 
 def test_a_plain_call() -> None:
