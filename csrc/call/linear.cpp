@@ -49,12 +49,10 @@ bool run_fold_of(const FoldVectors* fold, const LinearCall& call, void* memory, 
   return run_fold(*fold, *call.x, problem->n, memory, torch, problem->stream, problem->operands);
 }
 
-// How much PyTorch's GEMM computes. It also adds the bias of a fold if the product is rounded to 16 bits, and on CPUs,
-// where nothing is gained by a fold of it: folded, an infinite scale of both is inf - inf.
+// How much PyTorch's GEMM computes. It also adds the bias of a fold if the product is rounded to 16 bits.
 Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
   const bool folds_bias = call.operands.fold && call.operands.fold->vectors[0];
-  const bool adds_first = element_bytes(call.x->element) == 2 || !call.x->is_cuda();
-  return folds_bias && adds_first ? Gemm::WithBias : choose_gemm(prepared);
+  return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
 }
 
 // Runs the compiled elementwise kernel of the epilogue, in place on the product.
