@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "epigemm"
+REGISTRY = PACKAGE.parents[1] / "csrc" / "epilogue" / "registry.def"
 ARCHITECTURE = "sm_90a"
 OF_PAIRS = "gated_silu"
 """Linked into the kernels of pairs of products for their code to be checked: the wheel has them without an epilogue."""
@@ -31,22 +32,31 @@ def import_parts() -> None:
 
 
 def write_sources(folder: Path) -> None:
-    """The functors of epigemm/epilogues/formulas.py, for each type of results; prints their names for CMake.
+    """The functors of registry.def and of epigemm/epilogues/formulas.py, for each type of results.
 
-    Behind them that of `OF_PAIRS`.
+    Prints the names of the latter for CMake, and behind them that of `OF_PAIRS`.
     """
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
-    from epigemm.epilogues.tracing.source import functor_text, kernel_functions
+    from epigemm.epilogues.tracing import cost
+    from epigemm.epilogues.tracing.source import functor_text, kernel_functions, named_functor
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*PRELINKED, OF_PAIRS):
+    lines = re.findall(r"^EPIGEMM_EPILOGUE\((\w+), (\w+), PRELINKED\)", REGISTRY.read_text(), re.MULTILINE)
+    functors = dict(lines)
+    for name in (*functors, *PRELINKED, OF_PAIRS):
         formula = FORMULAS[name]
-        elements = [2 if kind == "scalar" else 1 for kind in formula.kinds]
+        elements = [2 if is_folded else 1 for is_folded in formula.folded]
         for suffix, apply in (("", "apply"), ("_float16", "apply_float16"), ("_bfloat16", "apply_bfloat16")):
             parts = ("operand", apply, "apply_double", "slope", "slope_double")
-            functions = kernel_functions(formula.program, formula.kinds, elements, parts)
-            functor = functor_text(formula.program, formula.kinds)
-            text = f'#include "epilogue/primitives.h"\n\n{functor}\n{functions}'
+            long = {apply} if cost.is_long(formula.program, formula.kinds, apply) else ()
+            functions = kernel_functions(formula.program, formula.kinds, elements, parts, long)
+            include = f'#include "epilogue/{name if name in functors else "primitives"}.h"'
+            functor = (
+                named_functor(functors[name])
+                if name in functors
+                else functor_text(formula.program, formula.kinds)
+            )
+            text = f'#include "epilogue/primitives.h"\n{include}\n\n{functor}\n{functions}'
             file = folder / f"{name}{suffix}.cu"
             if not file.is_file() or file.read_text() != text:
                 file.write_text(text)

@@ -33,7 +33,6 @@ install(
   FILES_MATCHING
   PATTERN "*.h"
   PATTERN "costs.def")
-install(FILES "${csrc}/open/contract.h" "${csrc}/open/functor.h" DESTINATION epigemm/include/open)
 
 # The entry: `_entry.abi3.so`, for every CPython from 3.10 on. Without Python's headers, or with a torch whose headers
 # know no exchange API, it is left out: PyTorch's operators compute every call then.

@@ -32,13 +32,6 @@ foreach(line IN LISTS lines)
   endif()
   if(forms STREQUAL "PRELINKED")
     list(APPEND EPIGEMM_PRELINKED "${EPIGEMM_NAME}")
-    # Their functors, for results of 32 bits, of fp16 and of bf16.
-    set(EPIGEMM_NUMBER float)
-    configure_file("${PROJECT_SOURCE_DIR}/csrc/open/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}.cu" @ONLY)
-    set(EPIGEMM_NUMBER epigemm::Rounded)
-    configure_file("${PROJECT_SOURCE_DIR}/csrc/open/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}_float16.cu" @ONLY)
-    set(EPIGEMM_NUMBER epigemm::RoundedToBFloat16)
-    configure_file("${PROJECT_SOURCE_DIR}/csrc/open/functor_unit.cu.in" "${EPIGEMM_GENERATED_DIR}/functors/${EPIGEMM_NAME}_bfloat16.cu" @ONLY)
   endif()
 endforeach()
 

@@ -4,8 +4,7 @@
 //
 //   static constexpr auto operands = operand_list(accumulator(), per_column("bias"), scalar("scale"));
 //
-// From that one list the open kernels derive their slots (open/functor.h), the elementwise CUDA kernel its loads and
-// the torch binding its argument checks.
+// From that one list the elementwise CUDA kernel derives its loads, and the torch binding its argument checks.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,7 +1,7 @@
 // The contract between a kernel whose epilogue is left open and the functor that is linked into it.
 //
 // An open kernel is compiled once, to LTO-IR. It calls `epigemm_apply`, which a functor defines, compiled to
-// LTO-IR too: of a built-in epilogue with the package (functor.h), of a Python function by NVRTC. The linker
+// LTO-IR too: with the package, or by NVRTC (epigemm/epilogues/tracing/source.py writes its text). The linker
 // (nvJitLink) inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither loaded nor
 // given registers.
 #pragma once
@@ -77,10 +77,8 @@ extern "C" __device__ int epigemm_operand(int slot);
 // Whether a slot's matrix shares rows (SharedRows). A constant too, so kernels of other functors have no code for it.
 extern "C" __device__ bool epigemm_shares_rows(int slot);
 
-// The operands' values by slot: parameters of these functions, and their names.
+// The operands' values by slot: parameters of these functions.
 #define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
-#define EPIGEMM_VALUES c0, c1, c2, c3, s0, s1, s2, s3, r0, r1, m0, m1
-#define EPIGEMM_VALUES_IN(v) v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]
 
 // The epilogue of one element.
 extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));

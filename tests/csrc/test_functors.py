@@ -34,18 +34,19 @@ KEYWORDS = {
     "__noinline__": "",
     "__forceinline__": "inline",
 }
-PROBE = """
+VALUES = ", ".join(f"v[{slot}]" for slot in range(len(SLOTS)))
+PROBE = f"""
 #define EPIGEMM_PROBE(name) \\
-  extern "C" void probe_##name(const double* given, double* out, long n) { \\
-    constexpr int kIn = 1 + epigemm::open::kSlots, kOut = kIn + 2; \\
-    for (long i = 0; i < n; ++i, given += kIn, out += kOut) { \\
+  extern "C" void probe_##name(const double* given, double* out, long n) {{ \\
+    constexpr int kIn = 1 + {len(SLOTS)}, kOut = kIn + 2; \\
+    for (long i = 0; i < n; ++i, given += kIn, out += kOut) {{ \\
       const double* const v = given + 1; \\
-      out[0] = name::epigemm_apply(*given, EPIGEMM_VALUES_IN(v)); \\
-      out[1] = name::epigemm_apply_double(*given, EPIGEMM_VALUES_IN(v)); \\
+      out[0] = name::epigemm_apply(*given, {VALUES}); \\
+      out[1] = name::epigemm_apply_double(*given, {VALUES}); \\
       for (int slot = -1; slot < kIn - 1; ++slot) \\
-        out[3 + slot] = name::epigemm_slope_double(*given, EPIGEMM_VALUES_IN(v), slot); \\
-    } \\
-  }
+        out[3 + slot] = name::epigemm_slope_double(*given, {VALUES}, slot); \\
+    }} \\
+  }}
 """
 
 
@@ -58,17 +59,21 @@ class Functor(NamedTuple):
 
 
 def of_program(program: Traced) -> Functor:
-    # What `program.kernel_source` puts behind the headers.
-    whole = program.kernel_source([1] * len(program.kinds), PARTS)
-    return Functor(whole.removeprefix(prelude()), program.kinds, program.reference)
+    return Functor(text_of(program), program.kinds, program.reference)
+
+
+def text_of(program: Traced, own: tuple[str, str] | None = None) -> str:
+    """What `program.kernel_source` puts behind the headers."""
+    whole = program.kernel_source([1] * len(program.kinds), PARTS, own=own)
+    return whole.removeprefix(prelude(*([] if own is None else [f"epilogue/{own[0]}.h"])))
 
 
 def of_library() -> dict[str, Functor]:
     """The functors of csrc/epilogue, and the programs of the package, which has one for each of these, too."""
     built_in = {
         name: Functor(
-            f"EPIGEMM_LINKED_FUNCTOR(epigemm::{each.functor}, float)",
-            tuple(operand.kind for operand in each.operands),
+            text_of(each.traced, (name, each.functor)),
+            each.traced.kinds,
             lambda acc, *given, each=each: each.reference(acc, given),
         )
         for name, each in EPILOGUES.items()
@@ -94,7 +99,7 @@ class Library:
 
     def __init__(self, functors: Mapping[str, Functor], folder: Path) -> None:
         assert COMPILER is not None
-        headers = prelude("open/functor.h", *(f"epilogue/{name}.h" for name in EPILOGUES))
+        headers = prelude(*(f"epilogue/{name}.h" for name in EPILOGUES))
         names = "".join(
             f"namespace {name} {{\n{each.text}\n}}\nEPIGEMM_PROBE({name})\n"
             for name, each in functors.items()

@@ -18,8 +18,8 @@ def test_the_traits_are_those_of_the_kernels() -> None:
 
 
 def test_the_slots_are_those_of_the_kernels() -> None:
-    values = re.search(r"#define EPIGEMM_VALUES (.*)", (CSRC / "open/contract.h").read_text())
-    assert values and tuple(values[1].split(", ")) == SLOTS
+    values = re.search(r"#define EPIGEMM_SLOTS\(T\) (.*)", (CSRC / "open/contract.h").read_text())
+    assert values and tuple(values[1].removeprefix("T ").split(", T ")) == SLOTS
 
 
 def test_operands_take_the_slots_of_their_kind_in_order() -> None:

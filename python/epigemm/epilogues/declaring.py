@@ -141,13 +141,20 @@ class Traced(Declared):
         elements: Sequence[int],
         parts: Sequence[str] = ("operand", "apply"),
         shared: Sequence[int] = (),
+        own: tuple[str, str] | None = None,
     ) -> str:
-        """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call."""
+        """The text for NVRTC, which needs no include path: headers, functor, and what open kernels call.
+
+        `own`: the name of a functor's header in csrc/epilogue and of its struct, in place of that of the program.
+        """
         long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
         functions = source.kernel_functions(
             self.program, self.kinds, elements, parts, long, self.stored, shared
         )
-        return f"{source.prelude()}\n{self.source}\n{functions}"
+        if own is None:
+            return f"{source.prelude()}\n{self.source}\n{functions}"
+        header, functor = own
+        return f"{source.prelude(f'epilogue/{header}.h')}\n{source.named_functor(functor)}\n{functions}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,11 +35,17 @@ class NamedProgram(NamedTuple):
 
     operands: tuple[tuple[str, str], ...]  # kind and name of each
     program: Program  # its steps
+    is_folded: bool = False  # whether its vectors are folded from others, and have the arithmetic's type
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The operands' kinds."""
         return tuple(kind for kind, _ in self.operands)
+
+    @property
+    def folded(self) -> tuple[bool, ...]:
+        """For each operand, whether it has the arithmetic's type; else it has x's."""
+        return tuple(self.is_folded or kind == SCALAR for kind in self.kinds)
 
 
 def _formula(operands: dict[str, str], *steps: tuple[str, ...], has_bias: bool = True) -> NamedProgram:
@@ -76,7 +82,8 @@ def _all() -> Iterator[tuple[str, NamedProgram]]:
     )
     yield "relu_div", _formula({"divisor": SCALAR}, ("r", "relu", "z"), ("d", "div", "r", "divisor"))
     folded = (("scaled", "mul", "multiplier", "acc"), ("d", "add", "scaled", "offset"))
-    yield "scale_batch_norm", _formula(vectors, *folded, has_bias=False)
+    # Rounding what is folded from other vectors to 16 bits would cost accuracy for nothing.
+    yield "scale_batch_norm", _formula(vectors, *folded, has_bias=False)._replace(is_folded=True)
     yield "residual", _formula({"residual": MATRIX}, ("d", "add", "z", "residual"))
     steps = (("scaled", "mul", "z", "layer_scale"), ("d", "add", "residual", "scaled"))
     yield "layer_scale_residual", _formula({"layer_scale": PER_COLUMN, "residual": MATRIX}, *steps)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from epigemm._native import registry
 from epigemm.epilogues import formulas
 from epigemm.epilogues.declaring import OperandSpec, Traced, made
-from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, Operand, typed
 
 _TEXTS = {
@@ -36,11 +35,8 @@ def traced(name: str) -> Traced:
 
 for _number, _half in enumerate(registry()):
     _name, _traced = _half["name"], traced(_half["name"])
-    # The vectors of scale_batch_norm are folded from others: rounding them to 16 bits would cost accuracy for nothing.
-    _are_folded = _name == "scale_batch_norm"
-    _operands = [
-        Operand(each.kind, each.name, _are_folded or each.kind == SCALAR) for each in _traced.operands
-    ]
+    _forms = zip(_traced.operands, formulas.FORMULAS[_name].folded, strict=True)
+    _operands = [Operand(each.kind, each.name, is_folded) for each, is_folded in _forms]
     EPILOGUES[_name] = Epilogue(
         _name, _TEXTS[_name], _traced, _operands, _number, _half["functor"], linear=_half["linear"]
     )

@@ -108,23 +108,16 @@ class Epilogue:
         # For results of 16 bits shorter instructions are used.
         is_derivative, is_narrow = "_derivative_" in symbol, "float16" in symbol
         half = "bfloat16" if "bfloat16" in symbol else "float16"
-        if self.functor:
-            from epigemm.epilogues.tracing.source import built_in_source
-
-            rounded = "RoundedToBFloat16" if half == "bfloat16" else "Rounded"
-            number = f"epigemm::{rounded}" if is_narrow and not is_derivative else "float"
-            return built_in_source(self.name, self.functor, number)
         function = "slope" if is_derivative else f"apply_{half}" if is_narrow else "apply"
         function += "_double" if "float64" in symbol else ""
         elements = [_COMPUTE_TYPE if operand.folded else _ELEMENT_TYPE for operand in self.operands]
         slots = zip(self.operands, self.traced.slots, strict=True)
         shared = [slot for operand, slot in slots if operand.shared]
-        return self.traced.kernel_source(elements, ("operand", function), shared)
+        own = (self.name, self.functor) if self.functor else None
+        return self.traced.kernel_source(elements, ("operand", function), shared, own)
 
     def describe_error(self, source: str, log: str) -> str:
         """NVRTC's error for a source, in one line: with that of the user's function where it comes from one."""
-        if self.functor:
-            return log.strip().split("\n")[0]
         from epigemm.epilogues.tracing.source import describe_compile_error
 
         return describe_compile_error(self.traced.program, source, log)

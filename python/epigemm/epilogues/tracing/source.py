@@ -147,7 +147,7 @@ def header_folder() -> Path:
 
 @functools.cache
 def prelude(*headers: str) -> str:
-    """Headers as one text without includes under NVRTC; by default those that functors call."""
+    """Headers as one text without includes under NVRTC, behind those that functors call."""
     folder = header_folder()
     seen: set[str] = set()
 
@@ -164,14 +164,13 @@ def prelude(*headers: str) -> str:
                 lines.append(line.split("  // ")[0])
         return lines
 
-    every = [line for name in headers or ("epilogue/primitives.h",) for line in expanded(name)]
+    every = [line for name in ("epilogue/primitives.h", *headers) for line in expanded(name)]
     return "\n".join(line for line in every if line) + "\n"
 
 
-def built_in_source(name: str, functor: str, number: str) -> str:
-    """The whole text for NVRTC of a built-in epilogue whose functor computes in `number`."""
-    headers = prelude("open/functor.h", f"epilogue/{name}.h")
-    return f"{headers}\nEPIGEMM_LINKED_FUNCTOR(epigemm::{functor}, {number})\n"
+def named_functor(name: str) -> str:
+    """The functor that is a struct of csrc/epilogue, in place of `functor_text`."""
+    return f"using Functor = epigemm::{name};\n"
 
 
 def kernel_functions(
