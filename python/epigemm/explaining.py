@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from epigemm.compilers import outside_of_graphs
-from epigemm.explain import explanation, results
+from epigemm.explain import log, results
 from epigemm.explain.explained import Explanation
 from epigemm.explain.listening import Listener
 from epigemm.explain.products import BY_TORCH, ModuleExplanation
@@ -73,7 +73,7 @@ def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     if results.takes(fn_or_module):
         return results.explain(fn_or_module, *args, **kwargs)
     if not isinstance(fn_or_module, nn.Module):
-        return explanation.explain(fn_or_module, *args, **kwargs)
+        return log.explain(fn_or_module, *args, **kwargs)
     module, name = fn_or_module, type(fn_or_module).__name__
     _refuse(module)
     if any(map(_is_fused, module.modules())):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 import epigemm
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.explain.recorder import Recorder
+from epigemm.explain.log import CallLog, explained
 from epigemm.packs import weight_packs
 from epigemm.planning import plans
 from tests.support.arithmetic import STORAGE, Arithmetic
@@ -19,8 +18,6 @@ from tests.support.cases import fused_unavailable
 from tests.support.pieces import HOPPER, Road
 from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
 
-# The package's `explain` is the function.
-explain_module: Any = importlib.import_module("epigemm.explain.explanation")
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
 
 
@@ -149,10 +146,10 @@ def test_what_it_says_of_a_pack(road: Road, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_module_about_to_pack_says_so(road: Road) -> None:
     call: tuple[Any, ...] = ("bias", road.x(), road.weight(), None, [], [], "highest", "keep", False, False)
-    recorder = Recorder()
-    with recorder:
+    opened = CallLog()
+    with opened:
         torch.ops.epigemm.linear(*call)
-    reasons = explain_module.of_recorded("linear", recorder, False, False).reasons
+    reasons = explained("linear", opened.calls).reasons
     assert any("made by this call and kept" in reason for reason in reasons)
 
 

@@ -6,13 +6,12 @@ compares one kernel with two calls (`alternative_microseconds` in csrc/gemm/plan
 
 from __future__ import annotations
 
-import threading
-
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.calls import entry
+from epigemm.calls.log import current
 from epigemm.calls.routed import attempt
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
@@ -21,23 +20,14 @@ from epigemm.planning.reasons import Reason
 _OF_16_BITS = ORDERS[0].number
 
 
-class _Noted(threading.local):
-    """The pairs that this thread has asked for since `calls` was set, for explanations; None: they are not noted."""
-
-    calls: list[tuple[LinearCall, Tensor]] | None = None
-
-
-noted = _Noted()
-
-
 def linear(call: LinearCall, weight2: Tensor) -> Tensor | None:
     """The result of one kernel; None if the caller has to make two calls.
 
     That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
     read or write the tensors as they lie. `call` has None for the first matrix, which is the second product.
     """
-    if noted.calls is not None:
-        noted.calls.append((call, weight2))
+    if current.log is not None:
+        return current.log.made(linear, call, weight2)  # type: ignore[no-any-return]
     tensors = (*call.inputs[1:], weight2, call.out)
     return attempt(call, tensors, lambda circumstances: _run(call, weight2, circumstances))
 

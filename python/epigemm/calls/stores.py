@@ -14,6 +14,7 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import Order
 from epigemm.calls import beside, entry
+from epigemm.calls.log import current
 from epigemm.calls.routed import attempt
 from epigemm.planning import dry_runs, plans
 
@@ -47,6 +48,8 @@ def linear(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
+    if current.log is not None:
+        return current.log.made(linear, call)  # type: ignore[no-any-return]
     x = call.x
     order = order_on(call, x.device.type)
     if order is None or not plans.has_gpu_kernels(x):

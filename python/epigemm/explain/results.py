@@ -19,7 +19,9 @@ from epigemm.epilogues.parts import Matrix
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain import explanation
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
-from epigemm.explain.recorder import Recorder, dtype_name
+from epigemm.explain.log import CallLog, explained
+from epigemm.explain.log import explain as _explain
+from epigemm.explain.words import dtype_name
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planning import dry_runs
 from epigemm.results_epilogue import ResultsEpilogue
@@ -110,10 +112,11 @@ def _of_promoted(
     promoted = form.promoted_results(x, given)
     if not any(promoted):
         return None
-    with torch.no_grad(), Recorder() as recorded:
+    recorded = CallLog()
+    with torch.no_grad(), recorded:
         z, wide = form.promoted(x, weight, given, precision, strict, None)
     wants = _wants_gradients(x, weight, *given)
-    product = explanation.of_recorded("linear", recorded, wants, torch.is_grad_enabled())
+    product = explained("linear", recorded.calls, recorded.pending)
     found = explain(form.elementwise, z.requires_grad_(wants), *wide, out=out)
     names = [f"r{number}" for number in range(len(form.results))]
     every = zip(names, form.results, promoted, strict=True)
@@ -200,7 +203,7 @@ def _taken(fn: Any) -> Callable[..., _Call]:
     ) -> _Call:
         form, given = made.form(operands, named)
         plain = weight.weight if isinstance(weight, PackedWeight) else weight
-        with torch.no_grad(), Recorder():  # which makes no copies where autocast casts
+        with torch.no_grad(), CallLog():  # which makes no copies where autocast casts
             cast, plain = form.checked(x, plain, given, out)
         matrix, epilogue = form.matrices(cast.dtype)[0]
         options = {"precision": precision, "strict": strict}
@@ -221,7 +224,7 @@ def _taken(fn: Any) -> Callable[..., _Call]:
 
 def _of_shared(call: _Call) -> Explanation:
     if call.function is not None:
-        return explanation.explain(call.function, *call.args, **call.options)
+        return _explain(call.function, *call.args, **call.options)
     z, form = call.like, call.form
     launches = ["torch copy of z"] if form.parts(z.dtype).stores_shared(form.results) else []
     return _by_torch(launches, dtype_name(compute_dtype(z.dtype)))
@@ -240,7 +243,7 @@ def _of_matrix(
         is_cast = matrix.is_wide and kind != SCALAR and each.dtype != wide
         casts += [_cast(each, wide)] if is_cast else []
         operands.append(torch.empty_like(each, dtype=wide) if is_cast else each)
-    found = explanation.explain(epilogue.elementwise, z, *operands)
+    found = _explain(epilogue.elementwise, z, *operands)
     return replace(found, kernels=[*casts, *found.kernels])
 
 

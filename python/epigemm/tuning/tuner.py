@@ -23,7 +23,8 @@ from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
 from epigemm.compilers import is_traced
 from epigemm.explain import results
-from epigemm.explain.recorder import dtype_name, record
+from epigemm.explain.log import logged
+from epigemm.explain.words import dtype_name
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
@@ -119,14 +120,15 @@ def tune(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> 
     asked = fn_or_name
     if results.takes(fn_or_name):
         fn_or_name, args, kwargs = results.product_of(fn_or_name, *args, **kwargs)
-    _, recorder = record(fn_or_name, *args, **kwargs)
-    _, last = recorder.taken_apart()
-    if not isinstance(last, LinearCall):
+    with torch.no_grad():
+        _, opened = logged(fn_or_name, *args, is_single=True, **kwargs)
+    calls = [each.call for each in opened.calls if isinstance(each.call, LinearCall)]
+    if len(calls) < len(opened.calls):
         raise ValueError(
             f"fn_or_name: got {asked!r}, which has one kernel only; accepted are linear functions"
         )
     # Batch-invariant calls have nothing to choose.
-    calls = [call._replace(invariant=False) for call in (*recorder.earlier, last)]
+    calls = [call._replace(invariant=False) for call in calls]
     for call in calls:
         _check(call)
     found = Tuning("; ".join(map(_problem, calls)))

@@ -1,0 +1,326 @@
+"""The calls that a function or a module makes, each as an `Explanation`: what `epigemm.calls.log` is told.
+
+A function of ours gets zeros in place of results. All else runs, and so does all of a module.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm import batch_statistics, formula_functions, functional, glu
+from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
+from epigemm.autograd import batch_norm, gradients, nodes
+from epigemm.autograd.batch_norm import BatchNormCall
+from epigemm.batch_statistics import Vectors
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, pairs, reductions, stores
+from epigemm.calls.log import Log, current
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import Epilogue, compute_dtype
+from epigemm.explain import explanation, norms
+from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
+from epigemm.explain.explained import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
+from epigemm.explain.words import dtype_name, kernel_owner
+from epigemm.user_epilogue import UserEpilogue
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    name: getattr(module, name) for module in (functional, formula_functions, glu) for name in module.__all__
+}
+_requires_grad: Any = operator.attrgetter("requires_grad")
+_APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
+
+
+@dataclass
+class Call:
+    """One call of a public function, as it is told.
+
+    Attributes:
+        call: as it was asked for.
+        found: what it runs.
+        before: the casts and folds ahead of it.
+        differentiates: whether its derivative is recorded.
+        norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it.
+        function: the name of what it computes.
+        is_apart: whether the epilogue is a kernel of its own behind the product.
+    """
+
+    call: LinearCall | ElementwiseCall
+    found: Explanation
+    before: list[str]
+    differentiates: bool
+    norm: norms.ByTorch | None
+    function: str
+    is_apart: bool = False
+
+
+class CallLog(Log):
+    """The calls of a function, or of a module.
+
+    Args:
+        runs: whether calls are also made. If not, their results are zeros.
+        is_single: whether each product is told as a call of one result, as for tuning.
+
+    Attributes:
+        calls: the calls, in order.
+        noted: PyTorch's functions that are told, too.
+    """
+
+    noted: Mapping[Any, object] = {}
+
+    def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.pending: list[str] = []  # casts and folds since the last call
+        self._runs, self._is_single = runs, is_single
+        self._norm: norms.ByTorch | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """As of `Log`."""
+        self._is_new = True
+        self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
+
+    def made(self, function: Callable[..., Any], *args: Any) -> Any:
+        """As of `Log`."""
+        if not self._runs:
+            return self.note(function, *args)
+        with self.closed():
+            result = function(*map(_without_pack, args))
+        if result is not None:
+            self.note(function, *args)
+        return result
+
+    def note(self, function: Callable[..., Any], *args: Any) -> Any:
+        """As of `Log`. Returns what stands for the result; None if the call is several calls."""
+        with self.closed():
+            return _TELL[function](self, *args)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if str(func).startswith("epigemm."):
+            return func(*args, **kwargs)
+        if func is Tensor.to and len(args) == 2 and isinstance(args[1], torch.dtype):
+            found = self._cast(*args, sys._getframe(1))
+            if found is not None:
+                return found
+        elif func in self.noted:
+            self._note_product(func, args, kwargs)
+        current.log = None  # what one function of PyTorch's calls is its own
+        try:
+            return func(*args, **kwargs)
+        finally:
+            current.log = self
+
+    def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A function of `noted` is called."""
+
+    def _cast(self, source: Tensor, dtype: torch.dtype, caller: FrameType) -> Tensor | None:
+        """A cast by epigemm, as autocast makes it; None: it runs."""
+        name = str(caller.f_globals.get("__name__", ""))
+        if source.dtype == dtype or not name.startswith("epigemm."):
+            return None
+        names = f"from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
+        self.pending.append(f"torch cast of {list(source.shape)} {names}")
+        if self._runs:
+            return None
+        return torch.zeros_like(source, dtype=dtype, requires_grad=source.requires_grad)
+
+    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
+        if not function:
+            function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
+        function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
+        differentiates = self._wants_gradients and any(map(_requires_grad, call.inputs))
+        about = (self.pending, differentiates, self._norm, function)
+        self.calls.append(Call(call, found, *about))
+        self.pending, self._norm, self._is_new = [], None, False
+
+    def _zeros(self, call: LinearCall | ElementwiseCall) -> Tensor | None:
+        """What stands for a call's result."""
+        if self._runs or call.out is not None:
+            return call.out
+        if isinstance(call, ElementwiseCall):
+            return torch.zeros_like(call.x)
+        return call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]))
+
+    def _linear(self, call: LinearCall, plan: object = None, fold: FoldCall | None = None) -> Tensor | None:
+        if fold is not None:
+            wide = compute_dtype(call.x.dtype)
+            call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
+            self._fold(fold)
+        found = explanation.of_linear(call, self._wants_gradients)
+        # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
+        is_added = call.x.element_size() == 2 or found.path == REFERENCE
+        if fold is not None and fold.vectors[0] is not None and is_added:
+            found = explanation.with_bias(found)
+        self._add(call, found)
+        return self._zeros(call)
+
+    def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        self.begin()
+        call = LinearCall(epilogue, x, weight, (bias,))
+        self._add(call, explanation.recorded_by_torch(call))
+        return self._zeros(call)
+
+    def _elementwise(self, call: ElementwiseCall) -> Tensor | None:
+        last = self.calls[-1] if self.calls and not self._is_new else None
+        if last is None or not isinstance(last.call, LinearCall):
+            self._add(call, explanation.of_elementwise(call))
+            return self._zeros(call)
+        epilogue, operands, product = call.epilogue, [*call.operands], last.call
+        if epilogue.bias_place:
+            operands[epilogue.bias_place - 1] = product.bias
+        last.call = product._replace(epilogue=epilogue, operands=operands, out=call.out)
+        last.function = epilogue.name.partition(".")[0]
+        last.differentiates |= self._wants_gradients and any(map(_requires_grad, call.inputs))
+        last.is_apart = True
+        last.found = explanation.apart(last.found, last.call, self._take(), is_recorded=last.differentiates)
+        return self._zeros(call)
+
+    def _fold(self, call: FoldCall) -> Tensor:
+        text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
+        self.pending.append(f"{kernel_owner(call.like)} {text}")
+        return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
+
+    def _keeping_product(self, call: LinearCall) -> stores.Both | None:
+        found = None if self._is_single else explanation.keeping_product(call, self._wants_gradients)
+        return None if found is None else self._two(call, found)
+
+    def _both(self, call: LinearCall) -> stores.Both | None:
+        found = None if self._is_single or entry.sees(*call.inputs) else explanation.of_both(call)
+        return None if found is None else self._two(call, found)
+
+    def _two(self, call: LinearCall, found: Explanation) -> stores.Both | None:
+        self._add(call, found)
+        return None if self._runs else stores.Both(call.new_out().zero_(), call.new_out().zero_())
+
+    def _pair(self, call: LinearCall, weight2: Tensor) -> Tensor | None:
+        if self._is_single or entry.sees(*call.inputs, weight2, call.out):
+            return None
+        found = explanation.of_pair(call, weight2)
+        if found is None:
+            return None
+        self._add(call, found)
+        return self._zeros(call)
+
+    def _batch_norm(self, call: BatchNormCall, inputs: batch_norm.Inputs) -> None:
+        x, weight, bias, *vectors = inputs
+        options = {"precision": call.precision, "pack_use": call.pack_use, "strict": call.strict}
+        product = LinearCall(BIAS, x, weight, (bias,), **options)  # type: ignore[arg-type]
+        found = norms.explained(product, call, vectors[0], self._wants_gradients)
+        self._add(product, found, norms.function_of(call, vectors[0]))
+        learnt = [each for each in vectors if each is not None]
+        self.calls[-1].differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
+
+    def _norm_by_torch(self, call: BatchNormCall, vectors: Vectors, why: str) -> None:
+        self._norm = norms.ByTorch(call, vectors.scale, why)
+
+    def _reduce(
+        self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
+    ) -> tuple[Tensor, Tensor | None] | None:
+        return None
+
+    def _take(self) -> list[str]:
+        taken, self.pending = self.pending, []
+        return taken
+
+
+_TELL: dict[Any, Callable[..., Any]] = {
+    deeds.linear: CallLog._linear,
+    nodes.linear_forward: CallLog._linear,
+    nodes.linear_by_torch: CallLog._by_torch,
+    nodes.keeping_product: CallLog._keeping_product,
+    elementwise_deeds.elementwise: CallLog._elementwise,
+    elementwise_kernels.fold_batch_norm: CallLog._fold,
+    stores.linear: CallLog._both,
+    pairs.linear: CallLog._pair,
+    batch_norm.forward: CallLog._batch_norm,
+    batch_statistics.linear_batch_norm: CallLog._norm_by_torch,
+    reductions.reduce: CallLog._reduce,
+}
+
+
+def _without_pack(argument: Any) -> Any:
+    """A call that makes no pack."""
+    keeps = getattr(argument, "pack_use", None) == KEEP
+    return argument._replace(pack_use=FIND) if keeps else argument
+
+
+def logged(
+    fn_or_name: Callable[..., Tensor] | str, /, *args: Any, is_single: bool = False, **kwargs: Any
+) -> tuple[str, CallLog]:
+    """The name of a public function, and the calls that it would make; nothing is launched.
+
+    Raises:
+        ValueError: `fn_or_name` is no public function of epigemm.
+        Exception: whatever the call itself raises for these arguments.
+    """
+    is_elementwise = getattr(fn_or_name, "__func__", None) is UserEpilogue.elementwise
+    made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
+    function: Callable[..., Tensor] | None
+    if isinstance(made, UserEpilogue):
+        name, function = made.traced.name, made.elementwise if is_elementwise else made
+    else:
+        name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
+        function = _FUNCTIONS.get(name)
+    if function is None or (not isinstance(made, UserEpilogue) and callable(made) and made is not function):
+        accepted = ", ".join(_FUNCTIONS)
+        raise ValueError(
+            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"epigemm's functions or their names: {accepted}"
+        )
+    opened = CallLog(is_single=is_single)
+    with opened:
+        function(*args, **kwargs)
+    return name, opened
+
+
+def explain(fn_or_name: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> Explanation:
+    """`epigemm.explain` of a function with one result."""
+    name, opened = logged(fn_or_name, *args, **kwargs)
+    return explained(name, opened.calls, opened.pending)
+
+
+def explained(function: str, calls: Sequence[Call], behind: Sequence[str] = ()) -> Explanation:
+    """The explanation of a function's calls, of which the last gives the result. `behind`: what follows it."""
+    *earlier, last = calls
+    call, found = last.call, last.found
+    op = "linear" if isinstance(call, LinearCall) else "elementwise"
+    op = f"epigemm::{op if call.out is None else f'{op}_out'}, epilogue {call.epilogue.name}"
+    if found.backward:
+        backward = found.backward
+    elif isinstance(call, LinearCall) and not (last.is_apart and not gradients.keeps_product(call)):
+        backward = backward_linear(call)
+    else:
+        what = f"product; {PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
+        backward = f"{derivative(call)} on the saved {what}"
+    if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
+        found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
+    if call.out is not None:
+        backward = "none: a call with out= has no derivative"
+    elif True not in [each.differentiates for each in calls]:
+        backward = f"not needed: no argument requires grad (otherwise: {backward})"
+    reasons, launches = [*found.reasons], list[str]()
+    for each in calls:
+        launches += [*each.before, *each.found.kernels]
+    for each in earlier:
+        reasons.append(f"it reads another product: {'; '.join(each.found.kernels)}")
+    found = replace(
+        found,
+        op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
+        reasons=reasons,
+        backward=backward,
+        kernels=[*launches, *behind],
+    )
+    for each in earlier:
+        us = None if each.found.us is None or found.us is None else each.found.us + found.us
+        found = replace(found, us=us, is_measured=each.found.is_measured and found.is_measured)
+    return found if last.norm is None else last.norm.behind(found, call.epilogue)
