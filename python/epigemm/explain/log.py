@@ -9,13 +9,12 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm import batch_statistics, formula_functions, functional, glu
+from epigemm import batch_statistics, formula_functions, functional, glu, results_epilogue, route
 from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
@@ -24,17 +23,30 @@ from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, 
 from epigemm.calls.log import Log, current
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
+from epigemm.epilogues.tracing.results import VAR
 from epigemm.explain import explanation, norms
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explained import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.words import dtype_name, kernel_owner
+from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     name: getattr(module, name) for module in (functional, formula_functions, glu) for name in module.__all__
 }
+COPY = "torch copy"
+_ELEMENTWISE = (UserEpilogue.elementwise, ResultsEpilogue.elementwise)
+_COPIES = {Tensor.to: None, Tensor.float: torch.float32, Tensor.clone: None, torch.batch_norm: None}
 _requires_grad: Any = operator.attrgetter("requires_grad")
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
+
+
+class Launch(NamedTuple):
+    """What is launched beside the calls: a cast, a fold, a copy, a reduction."""
+
+    text: str
+    results: tuple[Tensor, ...] = ()
+    source: Tensor | None = None
 
 
 @dataclass
@@ -44,20 +56,22 @@ class Call:
     Attributes:
         call: as it was asked for.
         found: what it runs.
-        before: the casts and folds ahead of it.
+        before: what is launched ahead of it.
         differentiates: whether its derivative is recorded.
         norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it.
         function: the name of what it computes.
         is_apart: whether the epilogue is a kernel of its own behind the product.
+        results: what stands for its results.
     """
 
     call: LinearCall | ElementwiseCall
     found: Explanation
-    before: list[str]
+    before: list[Launch]
     differentiates: bool
     norm: norms.ByTorch | None
     function: str
     is_apart: bool = False
+    results: tuple[Tensor, ...] = ()
 
 
 class CallLog(Log):
@@ -69,6 +83,8 @@ class CallLog(Log):
 
     Attributes:
         calls: the calls, in order.
+        pending: what was launched since the last call.
+        returned: what a function has returned.
         noted: PyTorch's functions that are told, too.
     """
 
@@ -77,7 +93,8 @@ class CallLog(Log):
     def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.pending: list[str] = []  # casts and folds since the last call
+        self.pending: list[Launch] = []
+        self.returned: Any = None
         self._runs, self._is_single = runs, is_single
         self._norm: norms.ByTorch | None = None
         self.begin()
@@ -108,8 +125,8 @@ class CallLog(Log):
         kwargs = kwargs or {}
         if str(func).startswith("epigemm."):
             return func(*args, **kwargs)
-        if func is Tensor.to and len(args) == 2 and isinstance(args[1], torch.dtype):
-            found = self._cast(*args, sys._getframe(1))
+        if func in _COPIES:
+            found = self._copy(func, args, str(sys._getframe(1).f_globals.get("__name__", "")))
             if found is not None:
                 return found
         elif func in self.noted:
@@ -123,16 +140,28 @@ class CallLog(Log):
     def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function of `noted` is called."""
 
-    def _cast(self, source: Tensor, dtype: torch.dtype, caller: FrameType) -> Tensor | None:
-        """A cast by epigemm, as autocast makes it; None: it runs."""
-        name = str(caller.f_globals.get("__name__", ""))
-        if source.dtype == dtype or not name.startswith("epigemm."):
+    def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
+        """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
+        source, wanted = args[0], _COPIES[function]
+        dtype = args[1] if wanted is None and len(args) == 2 else wanted
+        is_of_results = module == results_epilogue.__name__
+        if function is torch.batch_norm and module == route.__name__:
+            dtype, text = source.dtype, "torch batch_norm"
+        elif function is Tensor.clone and is_of_results:
+            dtype, text = source.dtype, COPY
+        elif not isinstance(dtype, torch.dtype) or dtype == source.dtype or not module.startswith("epigemm."):
             return None
-        names = f"from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
-        self.pending.append(f"torch cast of {list(source.shape)} {names}")
+        elif function is Tensor.to:
+            origin = "" if is_of_results else f" from {dtype_name(source.dtype)}"
+            text = f"torch cast of {list(source.shape)}{origin} to {dtype_name(dtype)}"
+        else:
+            text = f"torch cast to {dtype_name(dtype)}"
         if self._runs:
+            self.pending += [Launch(text)] if function is Tensor.to else []
             return None
-        return torch.zeros_like(source, dtype=dtype, requires_grad=source.requires_grad)
+        found = torch.zeros_like(source, dtype=dtype, requires_grad=source.requires_grad)
+        self.pending.append(Launch(text, (found,), source))
+        return found
 
     def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
         if not function:
@@ -147,9 +176,9 @@ class CallLog(Log):
         """What stands for a call's result."""
         if self._runs or call.out is not None:
             return call.out
-        if isinstance(call, ElementwiseCall):
-            return torch.zeros_like(call.x)
-        return call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]))
+        found = call.new_out().zero_() if isinstance(call, LinearCall) else torch.zeros_like(call.x)
+        self.calls[-1].results = (found,)
+        return found
 
     def _linear(self, call: LinearCall, plan: object = None, fold: FoldCall | None = None) -> Tensor | None:
         if fold is not None:
@@ -157,8 +186,7 @@ class CallLog(Log):
             call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
             self._fold(fold)
         found = explanation.of_linear(call, self._wants_gradients)
-        # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
-        is_added = call.x.element_size() == 2 or found.path == REFERENCE
+        is_added = found.path == REFERENCE or route.adds_bias_first(call.x)
         if fold is not None and fold.vectors[0] is not None and is_added:
             found = explanation.with_bias(found)
         self._add(call, found)
@@ -168,7 +196,8 @@ class CallLog(Log):
         self.begin()
         call = LinearCall(epilogue, x, weight, (bias,))
         self._add(call, explanation.recorded_by_torch(call))
-        return self._zeros(call)
+        found = self._zeros(call)
+        return None if found is None else found.requires_grad_()
 
     def _elementwise(self, call: ElementwiseCall) -> Tensor | None:
         last = self.calls[-1] if self.calls and not self._is_new else None
@@ -182,25 +211,35 @@ class CallLog(Log):
         last.function = epilogue.name.partition(".")[0]
         last.differentiates |= self._wants_gradients and any(map(_requires_grad, call.inputs))
         last.is_apart = True
-        last.found = explanation.apart(last.found, last.call, self._take(), is_recorded=last.differentiates)
+        between, self.pending = [each.text for each in self.pending], []
+        last.found = explanation.apart(last.found, last.call, between, is_recorded=last.differentiates)
         return self._zeros(call)
 
     def _fold(self, call: FoldCall) -> Tensor:
         text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
-        self.pending.append(f"{kernel_owner(call.like)} {text}")
+        self.pending.append(Launch(f"{kernel_owner(call.like)} {text}"))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
     def _keeping_product(self, call: LinearCall) -> stores.Both | None:
         found = None if self._is_single else explanation.keeping_product(call, self._wants_gradients)
-        return None if found is None else self._two(call, found)
+        if found is None:
+            return None
+        both = self._two(call, found)
+        self.calls[-1].results = self.calls[-1].results[:1]  # the product is for the derivative
+        return both
 
     def _both(self, call: LinearCall) -> stores.Both | None:
         found = None if self._is_single or entry.sees(*call.inputs) else explanation.of_both(call)
-        return None if found is None else self._two(call, found)
+        each = "each matrix by a kernel of its own"
+        return None if found is None else self._two(call, replace(found, backward=each))
 
     def _two(self, call: LinearCall, found: Explanation) -> stores.Both | None:
         self._add(call, found)
-        return None if self._runs else stores.Both(call.new_out().zero_(), call.new_out().zero_())
+        if self._runs:
+            return None
+        both = stores.Both(call.new_out().zero_(), call.new_out().zero_())
+        self.calls[-1].results = both
+        return both
 
     def _pair(self, call: LinearCall, weight2: Tensor) -> Tensor | None:
         if self._is_single or entry.sees(*call.inputs, weight2, call.out):
@@ -226,11 +265,15 @@ class CallLog(Log):
     def _reduce(
         self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
     ) -> tuple[Tensor, Tensor | None] | None:
-        return None
-
-    def _take(self) -> list[str]:
-        taken, self.pending = self.pending, []
-        return taken
+        if self._runs:
+            return None
+        names = reductions.launches(kind, matrix.dtype, invariant=invariant and axis == 1)
+        self.pending += [Launch(f"torch {each}") for each in names[:-1]]
+        like: Any = {"dtype": compute_dtype(matrix.dtype), "device": matrix.device}
+        count = 2 if kind == VAR else 1
+        found = tuple([torch.zeros(matrix.shape[1 - axis], **like) for _ in range(count)])
+        self.pending.append(Launch(f"torch {names[-1]} of each {'row' if axis else 'column'}", found))
+        return found if len(found) == 2 else (found[0], None)
 
 
 _TELL: dict[Any, Callable[..., Any]] = {
@@ -255,7 +298,7 @@ def _without_pack(argument: Any) -> Any:
 
 
 def logged(
-    fn_or_name: Callable[..., Tensor] | str, /, *args: Any, is_single: bool = False, **kwargs: Any
+    fn_or_name: Callable[..., Any] | str, /, *args: Any, is_single: bool = False, **kwargs: Any
 ) -> tuple[str, CallLog]:
     """The name of a public function, and the calls that it would make; nothing is launched.
 
@@ -263,15 +306,17 @@ def logged(
         ValueError: `fn_or_name` is no public function of epigemm.
         Exception: whatever the call itself raises for these arguments.
     """
-    is_elementwise = getattr(fn_or_name, "__func__", None) is UserEpilogue.elementwise
+    is_elementwise = getattr(fn_or_name, "__func__", None) in _ELEMENTWISE
     made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
-    function: Callable[..., Tensor] | None
-    if isinstance(made, UserEpilogue):
+    function: Callable[..., Any] | None
+    if isinstance(made, UserEpilogue | ResultsEpilogue):
         name, function = made.traced.name, made.elementwise if is_elementwise else made
     else:
         name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
         function = _FUNCTIONS.get(name)
-    if function is None or (not isinstance(made, UserEpilogue) and callable(made) and made is not function):
+        if callable(made) and made is not function:
+            function = None
+    if function is None:
         accepted = ", ".join(_FUNCTIONS)
         raise ValueError(
             f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
@@ -279,17 +324,26 @@ def logged(
         )
     opened = CallLog(is_single=is_single)
     with opened:
-        function(*args, **kwargs)
+        opened.returned = function(*args, **kwargs)
     return name, opened
 
 
-def explain(fn_or_name: Callable[..., Tensor] | str, /, *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Explanation:
     """`epigemm.explain` of a function with one result."""
     name, opened = logged(fn_or_name, *args, **kwargs)
-    return explained(name, opened.calls, opened.pending)
+    if opened.calls:
+        return explained(name, opened.calls, opened.pending)
+    launches = [each.text for each in opened.pending]
+    return replace(by_torch(opened.returned), op=f"{name}: PyTorch's operators", kernels=launches)
 
 
-def explained(function: str, calls: Sequence[Call], behind: Sequence[str] = ()) -> Explanation:
+def by_torch(result: Tensor) -> Explanation:
+    """What no kernel of epigemm's computes, and no product is in."""
+    arithmetic, backward = dtype_name(compute_dtype(result.dtype)), "by PyTorch's own operators"
+    return Explanation("z", REFERENCE, "PyTorch's operators", arithmetic, [], backward=backward)
+
+
+def explained(function: str, calls: Sequence[Call], behind: Sequence[Launch] = ()) -> Explanation:
     """The explanation of a function's calls, of which the last gives the result. `behind`: what follows it."""
     *earlier, last = calls
     call, found = last.call, last.found
@@ -310,7 +364,7 @@ def explained(function: str, calls: Sequence[Call], behind: Sequence[str] = ()) 
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
     reasons, launches = [*found.reasons], list[str]()
     for each in calls:
-        launches += [*each.before, *each.found.kernels]
+        launches += [*[launch.text for launch in each.before], *each.found.kernels]
     for each in earlier:
         reasons.append(f"it reads another product: {'; '.join(each.found.kernels)}")
     found = replace(
@@ -318,7 +372,7 @@ def explained(function: str, calls: Sequence[Call], behind: Sequence[str] = ()) 
         op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
         reasons=reasons,
         backward=backward,
-        kernels=[*launches, *behind],
+        kernels=[*launches, *[launch.text for launch in behind]],
     )
     for each in earlier:
         us = None if each.found.us is None or found.us is None else each.found.us + found.us
