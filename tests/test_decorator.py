@@ -61,7 +61,8 @@ def normalised(
 
 def test_help_says_what_it_returns() -> None:
     assert (
-        str(inspect.signature(normalised)) == "(x, weight, /, bias, *, scale=1.0, precision=None, strict=False)"
+        str(inspect.signature(normalised))
+        == "(x, weight, /, bias, *, scale=1.0, precision=None, strict=False)"
     )
     text = pydoc.plain(pydoc.render_doc(normalised))
     for words in (

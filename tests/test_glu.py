@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import route
 from epigemm.arguments.calls import LinearCall
-from epigemm.explain.recorder import record
+from epigemm.explain.log import logged
 from tests.support.gated import Pair, assert_right, draw
 from tests.support.stage import Stage
 
@@ -45,9 +45,9 @@ def test_the_first_half_is_activated() -> None:
 def test_no_copy_of_a_weight_is_made() -> None:
     """Both products are of views."""
     x, weight, bias = draw((M,), N, K, torch.float32).whole
-    _, recorder = record("linear_glu", x, weight, bias)
-    (second,), (_, first) = recorder.earlier, recorder.taken_apart()
-    assert isinstance(first, LinearCall)
+    _, opened = logged("linear_glu", x, weight, bias)
+    second, first = (each.call for each in opened.calls)
+    assert isinstance(first, LinearCall) and isinstance(second, LinearCall)
     assert first.weight.data_ptr() == weight.data_ptr() and first.weight.shape == (N, K)
     assert second.weight.data_ptr() == weight[N:].data_ptr() and second.weight.shape == (N, K)
 

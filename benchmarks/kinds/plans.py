@@ -23,7 +23,7 @@ from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_prec
 from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.considered import consider
-from epigemm.explain.recorder import record
+from epigemm.explain.log import logged
 from epigemm.tuning import candidates
 from epigemm.tuning.timing import Effort
 
@@ -75,7 +75,7 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
     data = make_data(case, bench.device, bench.seed)
     data.refill(signed=True, seed=bench.seed + 1)
     function, given, _ = our_call(case, data)
-    _, call = record(function, *given)[1].taken_apart()
+    call = logged(function, *given, is_single=True)[1].calls[-1].call
     assert isinstance(call, LinearCall)
     answers = {each.arithmetic: each.plan for each in consider(call).found.tried}
     for family in candidates.families(call, within=float("inf")):

@@ -7,7 +7,6 @@ they do not: PyTorch's operators compute it then, and raise the errors.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from epigemm.autograd import batch_norm as _nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, entry
 from epigemm.calls.batch_norm import NOTHING_RUNS, Running
+from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import weight_packs
@@ -34,26 +34,6 @@ class Vectors(NamedTuple):
     scale: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
-
-
-class Asked(NamedTuple):
-    """What a caller has asked for, for explanations."""
-
-    vectors: Vectors
-    call: BatchNormCall
-    is_plain: bool  # the BatchNorm layer, if there is one
-
-
-class _Noted(threading.local):
-    """What this thread has asked for since `calls` was set; None: it is not noted.
-
-    While it is noted PyTorch's operators compute all of it: a mode looks at them.
-    """
-
-    calls: list[Asked] | None = None
-
-
-noted = _Noted()
 
 
 def of_module(
@@ -72,13 +52,13 @@ def of_module(
     if is_traced():
         return None
     is_plain = _is_plain(bn)
-    if not is_plain and noted.calls is None:
+    if not is_plain and current.log is None:
         return None
     vectors = Vectors(scale, bn.weight, bn.bias)
     asked = DEFAULT if precision is None else checks.precision(precision)
     call = BatchNormCall(_running_of(bn), bn.eps, relu, asked, pack_use, strict)
-    if noted.calls is not None:
-        noted.calls.append(Asked(vectors, call, is_plain))
+    if not is_plain and current.log is not None:
+        current.log.note(linear_batch_norm, call, vectors, _CHANGED)
         return None
     return linear_batch_norm(x, weight, bias, vectors, call)
 
@@ -87,8 +67,8 @@ def linear_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall
 ) -> Tensor | None:
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
-    if noted.calls is not None:
-        noted.calls.append(Asked(vectors, call, True))
+    if current.log is not None and (why := _why_not(x, weight, bias, vectors, call)):
+        current.log.note(linear_batch_norm, call, vectors, why)
         return None
     if not isinstance(x, Tensor) or not is_served(x) or (invariance.active and invariance.enabled()):
         return None
@@ -114,17 +94,19 @@ def is_served(x: Tensor) -> bool:
     return elementwise_kernels.has_native(x)
 
 
-def why_not(asked: Asked, x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
+_CHANGED = "the BatchNorm has hooks or a forward of its own, or is a subclass"
+
+
+def _why_not(x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall) -> str:
     """Why PyTorch's BatchNorm runs behind this product; empty if epigemm's kernels do."""
-    if not asked.is_plain:
-        return "the BatchNorm has hooks or a forward of its own, or is a subclass"
     if not is_served(x):
         return f"epigemm has no kernels for batch statistics on {x.device}"
     if invariance.active and invariance.enabled():
         return "in the batch-invariant mode"
-    if _any_autocast() and _route.promotes(x, asked.vectors[:1]):
+    if _any_autocast() and _route.promotes(x, vectors[:1]):
         return "under autocast a float32 scale makes its input float32"
-    if not _fits((x, weight, bias, *asked.vectors), asked.call):
+    x, weight, (bias,) = _route.autocast(x, weight, bias)
+    if not _fits((x, weight, bias, *vectors), call):
         return "epigemm's kernels for batch statistics do not take these shapes, types or options"
     return ""
 

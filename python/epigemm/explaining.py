@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from epigemm.compilers import outside_of_graphs
-from epigemm.explain import explanation, results
+from epigemm.explain import log, results
 from epigemm.explain.explained import Explanation
 from epigemm.explain.listening import Listener
 from epigemm.explain.products import BY_TORCH, ModuleExplanation
@@ -32,10 +32,11 @@ def explain(fn_or_module: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
 def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Say which kernels a call of a function or a module would launch, and why.
 
-    A function is not called. A module is called, because what it does may depend on values, and each of its products is
-    explained as a function's call would be. A fused model is explained as it is. For any other module the layers and
-    functions of epigemm in it are explained. If it has none, the explanation is of what `epigemm.fuse` would make of
-    it, tried with a copy. `ModuleExplanation.about` says which.
+    Of a function no kernel of epigemm's runs, no product, cast or reduction: zeros stand for their results. Neither is
+    `out` written nor a pack made. A module is called, because what it does may depend on values, and each of its
+    products is explained as a function's call would be. A fused model is explained as it is. For any other module the
+    layers and functions of epigemm in it are explained. If it has none, the explanation is of what `epigemm.fuse` would
+    make of it, tried with a copy. `ModuleExplanation.about` says which.
 
     Afterwards the module's buffers, attributes and training flags, and torch's random generators, are restored, and no
     gradients or packs have been made. Not restored is what a call writes elsewhere: into parameters in place, into its
@@ -49,7 +50,7 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         kwargs: its keyword arguments, `out=` and `precision=` of a function included.
 
     Returns:
-        An `Explanation` of a function's call. For this, the call's result is allocated if there is no `out`. Or a
+        An `Explanation` of a function's call. For this, the memory of its results is allocated. Or a
         `ModuleExplanation` of a module's call: it prints one line for each product, and has each in full by its number
         or by the name of its layer.
 
@@ -73,7 +74,7 @@ def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     if results.takes(fn_or_module):
         return results.explain(fn_or_module, *args, **kwargs)
     if not isinstance(fn_or_module, nn.Module):
-        return explanation.explain(fn_or_module, *args, **kwargs)
+        return log.explain(fn_or_module, *args, **kwargs)
     module, name = fn_or_module, type(fn_or_module).__name__
     _refuse(module)
     if any(map(_is_fused, module.modules())):

@@ -323,7 +323,7 @@ class ResultsEpilogue(Decorated):
         flat = (math.prod(lead), columns)
         invariant = invariance.enabled()
         reduced = [
-            reductions.reduce(matrices[number].reshape(flat), kind, axis, correction, invariant=invariant)
+            reductions.reduce(matrices[number].reshape(flat), kind, axis, correction, invariant)
             for number, kind, axis, correction in parts.reductions
         ]
         made: list[Tensor] = []

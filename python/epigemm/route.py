@@ -33,6 +33,7 @@ from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, needs_override
 from epigemm.autograd import nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
+from epigemm.calls.log import current
 from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.declaring import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -96,6 +97,8 @@ def linear(
         found = entry.linear(epilogue, x, weight, given, fold, precision, out, pack_use, strict)
     if isinstance(found, Tensor):
         return found
+    if current.log is not None:
+        current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
     if out is not None:
@@ -355,6 +358,8 @@ def elementwise(
         found = entry.elementwise(epilogue, x, given, fold, out)
     if isinstance(found, Tensor):
         return found
+    if current.log is not None:
+        current.log.begin()
     first = "x" if function.is_compiled else "z"
     if found is _OPERATOR:
         named = _named(fold)

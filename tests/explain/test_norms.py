@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm import batch_statistics
+from epigemm.calls.log import current
 from epigemm.explain.explained import Explanation
 from epigemm.planning import plans
 from tests.gemm.query import H200
@@ -28,7 +29,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
 def explained(layer: nn.Module, x: Tensor) -> Explanation:
     """Of its only product. Afterwards nothing is noted any more."""
     (product,) = epigemm.explain(layer, x).products
-    assert batch_statistics.noted.calls is None
+    assert current.log is None
     assert product.explanation is not None
     return product.explanation
 

@@ -21,6 +21,7 @@ from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import batch_norm, moments
 from epigemm.calls.batch_norm import Norm, Running
+from epigemm.calls.log import current
 from epigemm.epilogues.library import BIAS
 from epigemm.packs import weight_packs
 
@@ -50,6 +51,8 @@ def linear_batch_norm(call: BatchNormCall, inputs: Inputs) -> Tensor:
 
 def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same below autograd; also the product with its bias, and the mean and the biased variance of its columns."""
+    if current.log is not None:
+        return current.log.made(forward, call, inputs)  # type: ignore[no-any-return]
     x, weight, bias, *vectors = inputs
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(weight)

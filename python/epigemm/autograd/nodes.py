@@ -23,6 +23,7 @@ from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, one_kernel
+from epigemm.calls.log import current
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
@@ -30,6 +31,8 @@ from epigemm.packs import weight_packs
 
 def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
+    if current.log is not None:
+        return current.log.made(linear_forward, call)  # type: ignore[no-any-return]
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(call.weight)
     return deeds.run_linear(call)
@@ -43,6 +46,8 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
 
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
+    if current.log is not None:
+        current.log.begin()
     if not gradients.keeps_product(call):
         result: Tensor = _linear(call, call.x, call.weight, *call.operands)
         return result
@@ -55,6 +60,8 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
 
 def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators (csrc/call/recorded.h says when)."""
+    if current.log is not None:
+        return current.log.made(linear_by_torch, epilogue, x, weight, bias)  # type: ignore[no-any-return]
     if weight.requires_grad:
         weight_packs.expire(weight)
     product = torch.nn.functional.linear(x, weight, bias)
@@ -82,7 +89,7 @@ class _LinearKeepingProduct(Function):
 
     @staticmethod
     def forward(ctx: Any, call: LinearCall, *inputs: Tensor | float | None) -> tuple[Tensor, Tensor]:
-        found = _both(call)
+        found = keeping_product(call)
         if found is not None:
             result, product = found
         else:
@@ -125,8 +132,10 @@ class _LinearKeepingProduct(Function):
         return None, grad_x, grad_weight, *found
 
 
-def _both(call: LinearCall) -> one_kernel.Both | None:
+def keeping_product(call: LinearCall) -> one_kernel.Both | None:
     """The result and the product by one kernel; None where they are two."""
+    if current.log is not None:
+        return current.log.made(keeping_product, call)  # type: ignore[no-any-return]
     found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
     if found is not None and call.pack_use == weight_packs.NONE:
         weight_packs.expire(call.weight)

@@ -22,6 +22,7 @@ from epigemm.arguments.calls import FoldCall, LinearCall
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
 from epigemm.calls.considered import require_fused
 from epigemm.calls.layouts import flattens, readable
+from epigemm.calls.log import current
 from epigemm.calls.weight_slices import KEPT, Choice
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.linking import loading
@@ -432,6 +433,8 @@ def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall |
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run; a plan that cannot run.
         torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
     """
+    if current.log is not None:
+        return current.log.made(linear, call, plan, fold)  # type: ignore[no-any-return]
     attempt = _Linear(call, None if plan is None else tuple(plan), fold)
     if not _is_profiling():
         return attempt.run()

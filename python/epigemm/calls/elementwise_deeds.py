@@ -11,6 +11,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import by_reference, elementwise_kernels, entry
 from epigemm.calls.layouts import readable
+from epigemm.calls.log import current
 from epigemm.linking import loading
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
@@ -20,6 +21,8 @@ _is_profiling = torch._C._autograd._profiler_enabled
 
 def elementwise(call: ElementwiseCall) -> Tensor:
     """D = epilogue(x), with all deeds that it needs; RuntimeError for arguments that do not fit."""
+    if current.log is not None:
+        return current.log.made(elementwise, call)  # type: ignore[no-any-return]
     if not _is_profiling():
         return _elementwise(call)
     with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):

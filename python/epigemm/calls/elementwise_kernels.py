@@ -8,6 +8,7 @@ from torch import Tensor
 from epigemm._native import cuda_status, no_entry, operator, ops
 from epigemm.arguments.calls import ElementwiseCall, FoldCall
 from epigemm.calls.layouts import readable
+from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
 from epigemm.planning import plans
 
@@ -79,6 +80,8 @@ def sums_columns(like: Tensor, columns: int) -> bool:
 
 def fold_batch_norm(call: FoldCall) -> Tensor:
     """The BatchNorm fold, `[2, columns]`: multiplier and offset in the epilogue's arithmetic type."""
+    if current.log is not None:
+        return current.log.made(fold_batch_norm, call)  # type: ignore[no-any-return]
     like, columns, vectors, eps = call
     if not has_native(like):
         return fold_batch_norm_reference(like, vectors, eps)

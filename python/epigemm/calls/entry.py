@@ -22,6 +22,7 @@ from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import by_reference, weight_slices
+from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
 from epigemm.packs import keep_mode, weight_packs
@@ -103,6 +104,9 @@ def sees(*tensors: Tensor | None) -> Reason | None:
     if _module is None or is_traced():
         return NOT_PLAIN
     found = _module.sees(*tensors)
+    if found == _NOT_PLAIN and current.log is not None:
+        with current.log.closed():  # which hides nothing but the log's own mode
+            found = _module.sees(*tensors)
     if found == _RECORDED and _inference():
         return (
             NOT_PLAIN  # enable_grad there turns on the flag that the entry asks for, yet nothing is recorded
@@ -156,6 +160,11 @@ def linear(
             return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
         return by_reference.linear(epilogue, x, weight, operands, fold, out, order.overrides)
+    if found == _NOT_PLAIN and current.log is not None:
+        tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]
+        with current.log.closed():  # a recorded call is not made here
+            if _module.sees(*tensors) == _RECORDED:
+                found = _module.linear(*call, circumstances, *_NOTHING_MORE)
     if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
         return NOT_PLAIN  # as in `sees`
     if found == _RECORDED_BY_TORCH:
@@ -165,7 +174,7 @@ def linear(
             found = _module.linear(*call, 0, *_NOTHING_MORE)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    return _REASONS[found]
+    return _REASONS[int(found)]
 
 
 def ask(*arguments: Any) -> Any:
@@ -242,15 +251,10 @@ def slices_at_hand(
 def call_linear(call: LinearCall) -> Tensor | Reason:
     """`linear`, with the arguments of a call."""
     epilogue, x, weight, operands, precision, pack_use, strict, invariant, out, *_ = call
-    if is_traced():
+    if is_traced() or current.log is not None:
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT else precision
     return linear(epilogue, x, weight, tuple(operands), None, asked, out, pack_use, strict, invariant)
-
-
-def is_left_to_torch(call: LinearCall) -> bool:
-    """Whether PyTorch's own operators should record a call. Some tensor of it requires a gradient."""
-    return call_linear(call) is RECORDED_BY_TORCH
 
 
 def elementwise(
@@ -277,7 +281,9 @@ def elementwise(
 def call_elementwise(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
     """`elementwise`, with the arguments of a call."""
     epilogue, x, operands, out = call
-    return NOT_PLAIN if is_traced() else elementwise(epilogue, x, tuple(operands), None, out, circumstances)
+    if is_traced() or current.log is not None:
+        return NOT_PLAIN
+    return elementwise(epilogue, x, tuple(operands), None, out, circumstances)
 
 
 def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:

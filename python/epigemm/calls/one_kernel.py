@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -17,21 +16,13 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import deeds, entry
+from epigemm.calls.log import current
 from epigemm.planning import dry_runs, plans
 from epigemm.planning.reasons import Reason
 
 _Found = TypeVar("_Found")
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_profiling = torch._C._autograd._profiler_enabled
-
-
-class _Noted(threading.local):
-    """The pairs that this thread has asked for since `calls` was set, for explanations; None: they are not noted."""
-
-    calls: list[LinearCall] | None = None
-
-
-noted = _Noted()
 
 
 class Both(NamedTuple):
@@ -47,8 +38,8 @@ def pair(call: LinearCall) -> Tensor | None:
     That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
     read or write the tensors as they lie. `call` has None for the first matrix, which is the second product.
     """
-    if noted.calls is not None:
-        noted.calls.append(call)
+    if current.log is not None:
+        return current.log.made(pair, call)  # type: ignore[no-any-return]
     return attempt(
         call, (*call.inputs[1:], call.out), lambda circumstances: deeds.one_kernel(call, circumstances)
     )
@@ -76,6 +67,8 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
+    if current.log is not None:
+        return current.log.made(both, call)  # type: ignore[no-any-return]
     if not may_store(call) or not plans.has_gpu_kernels(call.x):
         return None
     stored = call.new_out()

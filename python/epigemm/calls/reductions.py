@@ -9,17 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from epigemm.calls.log import current
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, SUM
 
 
 def reduce(
-    matrix: Tensor, kind: str, axis: int, correction: float, *, invariant: bool
+    matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
 ) -> tuple[Tensor, Tensor | None]:
     """A reduction of `[M, N]` along an axis, in fp32 (fp64 of fp64); with the variance comes the mean.
 
     `kind`: of `results.REDUCTIONS`; `correction`: of the variance; `invariant`: a row's bits depend on no other row.
     """
+    if current.log is not None:
+        return current.log.made(reduce, matrix, kind, axis, correction, invariant)  # type: ignore[no-any-return]
     if invariant and axis == 1:
         return _of_rows(matrix, kind, correction)
     wide = compute_dtype(matrix.dtype)

@@ -1,11 +1,11 @@
-"""`epigemm.explain`: what a call would run, and why, without running it.
+"""`epigemm.explain`: what a call would run, and why: the text of a log of calls.
 
-Imports: the public functions, `batch_statistics`, `route`, `autograd`, `calls`, `planning`. Taken by `tuning`,
-`fusion`, `explaining`.
+Imports: the public functions, `batch_statistics`, `autograd`, `calls`, `planning`. Taken by `tuning`, `fusion`,
+`explaining`.
 """
 
 from epigemm.explain.explained import Explanation
-from epigemm.explain.explanation import explain
+from epigemm.explain.log import explain
 from epigemm.explain.products import ModuleExplanation
 
 __all__ = ["Explanation", "ModuleExplanation", "explain"]

@@ -1,10 +1,8 @@
-"""`explain`: which kernels a call would launch, why these, and what was ruled out; it launches nothing."""
+"""What a call runs, and why, in words: the dry run of it (`epigemm.planning.dry_runs`)."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,112 +12,18 @@ from torch import Tensor
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, entry, invariant, one_kernel, weight_slices
+from epigemm.calls import elementwise_kernels, invariant, one_kernel, weight_slices
 from epigemm.calls.considered import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
-from epigemm.epilogues.library import BIAS, BIAS_RELU
+from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.explain import pairs
-from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
-from epigemm.explain.recorder import Recorded, dtype_name, record
-from epigemm.explain.words import arithmetic_text, in_its_own_kernel, kernel_owner
+from epigemm.explain.words import arithmetic_text, dtype_name, in_its_own_kernel
 from epigemm.packs import weight_packs
 from epigemm.planning import dry_runs, measured, plans
 from epigemm.planning.dry_runs import DryRun, Tried
 
-
-def explain(fn_or_name: Callable[..., Tensor] | str, *args: Any, **kwargs: Any) -> Explanation:
-    """Tell which kernels `fn(*args, **kwargs)` would launch and why.
-
-    Args:
-        fn_or_name: a public function of epigemm, or its name; what `epigemm.epilogue` made, or its `elementwise`.
-        args: the function's arguments.
-        kwargs: its keyword arguments, `out=` and `precision=` included.
-
-    Returns:
-        An `Explanation`; print it to read it. For a result of its own the call is explained with a fresh
-        `out`, which is allocated.
-
-    Raises:
-        ValueError: `fn_or_name` is no public function of epigemm.
-        Exception: whatever the call itself raises for these arguments.
-
-    Example:
-        >>> print(epigemm.explain("linear_relu", torch.randn(8, 64), torch.randn(32, 64)))  # doctest: +SKIP
-    """
-    name, recorded = record(fn_or_name, *args, **kwargs)
-    everything = [*args, *kwargs.values()]
-    wants_gradients = torch.is_grad_enabled()
-    tensors = [
-        value.weight if isinstance(value, weight_packs.PackedWeight) else value for value in everything
-    ]
-    differentiates = wants_gradients and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
-    return of_recorded(name, recorded, differentiates, wants_gradients)
-
-
-def of_recorded(
-    function: str, recorder: Recorded, differentiates: bool, wants_gradients: bool
-) -> Explanation:
-    """The explanation of a call that was recorded, of a public function or a layer."""
-    operator, call = recorder.taken_apart()
-    op = f"{function}: epigemm::{operator}, epilogue {call.epilogue.name}: {call.epilogue.formula}"
-    if isinstance(call, LinearCall):
-        bias = recorder.folded_bias
-        is_apart = bias is not None and differentiates and not call.strict and call.x.element_size() == 2
-        if is_apart and call.out is None:  # the product adds the bias, which is not folded then
-            found = _explain_apart(call, bias, wants_gradients)
-            backward = f"{derivative(call)} on the saved product; {PRODUCTS}"
-        else:
-            backward = backward_linear(call)
-            found = _explain_recorded(call, differentiates, wants_gradients)
-            # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
-            if bias is not None and (call.x.element_size() == 2 or found.path == REFERENCE):
-                found = _with_bias(found)
-    else:
-        backward = f"{derivative(call)} on the saved x"
-        found = _explain_elementwise(call)
-        if recorder.earlier:  # a product in autocast's type
-            backward = f"{derivative(call)} on the saved product; {PRODUCTS}"
-            found = replace(found, path=_APART[found.path], reasons=[PROMOTED])
-    if call.out is not None:
-        backward = "none: a call with out= has no derivative"
-    elif not differentiates:
-        backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    folds = [f"{kernel_owner(call.x)} {fold}" for fold in recorder.folds]
-    pair = None if recorder.pair is None or differentiates else _explain_pair(recorder.pair)
-    earlier = recorder.earlier if pair is None else []
-    found = pair or found
-    before = [_explain_recorded(each, differentiates, wants_gradients) for each in earlier]
-    reasons = [*found.reasons, *(f"it reads another product: {'; '.join(each.kernels)}" for each in before)]
-    products = itertools.chain(*(each.kernels for each in before))
-    launches = [*recorder.casts, *products, *(recorder.between if before else []), *folds, *found.kernels]
-    launches += [] if before else recorder.between
-    found = replace(found, op=op, reasons=reasons, backward=backward, kernels=launches)
-    for each in before:
-        us = None if each.us is None or found.us is None else each.us + found.us
-        found = replace(found, us=us, is_measured=each.is_measured and found.is_measured)
-    return found
-
-
-def _explain_pair(call: LinearCall) -> Explanation | None:
-    """Two products of one x as one kernel; None if they are two calls."""
-    tried = pairs.taken(call)
-    if tried is None:
-        return None
-    why = _why(call, tried, None, changing=False, other="two calls")
-    return _explain_fused(call, tried, None, [_BOTH, *why])
-
-
-def _with_bias(found: Explanation) -> Explanation:
-    """The launches with a bias in PyTorch's GEMM, of which the dry run of a call on folded vectors does not know."""
-    kernel, *kernels = (each.replace("(mm)", _ADDMM) for each in (found.kernel, *found.kernels))
-    return replace(found, kernel=kernel, kernels=kernels)
-
-
-_APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 PROMOTED = (
     "autocast: an operand is float32, and so is the result, as in PyTorch; the product is rounded to autocast's dtype, "
     "and what follows is computed and stored in float32"
@@ -151,40 +55,61 @@ _SLICES_TEXT = {
 }
 
 
-def _explain_recorded(call: LinearCall, differentiates: bool, wants_gradients: bool) -> Explanation:
-    """The forward pass of a recorded call: it saves what the backward pass needs."""
+def of_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
+    """A call that saves nothing for a derivative but its inputs and its result."""
     checks.linear(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.others, in_place=False)
-    is_recorded = call.out is None and differentiates and any(t.requires_grad for t in call.inputs)
-    if is_recorded and call.epilogue in (BIAS, BIAS_RELU) and entry.is_left_to_torch(call):
-        gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
-        launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
-        if _can_be_fused(call):
-            return _by_torch(call, launches, [_LEFT_TO_TORCH + _NONE_FOR_FUSED])
-        return _by_torch(call, launches, [*explain_linear(call, wants_gradients).reasons, _LEFT_TO_TORCH])
-    if call.out is not None or not differentiates or not gradients.keeps_product(call):
-        return explain_linear(call, wants_gradients)
-    return _explain_kept(call, wants_gradients) or _explain_apart(call, call.bias, wants_gradients)
+    return explain_linear(call, wants_gradients)
 
 
-def _explain_kept(call: LinearCall, wants_gradients: bool) -> Explanation | None:
-    """A recorded call as one kernel that also stores the product; None where it is two."""
-    kept = call._replace(epilogue=call.epilogue.with_product)
+def recorded_by_torch(call: LinearCall) -> Explanation:
+    """A call that PyTorch's own operators record."""
+    gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
+    launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
+    if _can_be_fused(call):
+        return _by_torch(call, launches, [_LEFT_TO_TORCH + _NONE_FOR_FUSED])
+    return _by_torch(call, launches, [*explain_linear(call, wants_gradients=True).reasons, _LEFT_TO_TORCH])
+
+
+def with_bias(found: Explanation) -> Explanation:
+    """The launches with a bias in PyTorch's GEMM, of which the dry run of a call on folded vectors does not know."""
+    kernel, *kernels = (each.replace("(mm)", _ADDMM) for each in (found.kernel, *found.kernels))
+    return replace(found, kernel=kernel, kernels=kernels)
+
+
+def of_pair(call: LinearCall) -> Explanation | None:
+    """Two products of one x as one kernel; None if they are two calls."""
+    considered = consider(call)
+    tried = considered.taken if considered.found.fused else None
+    if tried is None:
+        return None
+    why = _why(call, tried, None, changing=False, other="two calls")
+    return _explain_fused(call, tried, None, [_BOTH, *why])
+
+
+def of_both(call: LinearCall, wants_gradients: bool = False) -> Explanation | None:
+    """A call as one kernel that also stores the epilogue's second values; None if there is none."""
     if not one_kernel.may_store(call):
         return None
-    found = explain_linear(kept, wants_gradients)
-    if found.path != FUSED or not dry_runs.dry_run(kept, weight_slices.number_for(kept)).copies_nothing:
-        return None
-    return replace(found, reasons=[_KEPT, *found.reasons])
+    found = explain_linear(call._replace(strict=False), wants_gradients)
+    dry = dry_runs.dry_run(call, weight_slices.number_for(call))
+    return found if found.path == FUSED and dry.copies_nothing else None
 
 
-def _explain_apart(call: LinearCall, bias: Tensor | None, wants_gradients: bool) -> Explanation:
-    """A recorded call as two kernels: the product, with this bias, and the epilogue."""
-    found = explain_linear(call.product()._replace(operands=(bias,)), wants_gradients)
+def keeping_product(call: LinearCall, wants_gradients: bool) -> Explanation | None:
+    """A recorded call as one kernel that also stores the product; None where it is two."""
+    found = of_both(call._replace(epilogue=call.epilogue.with_product), wants_gradients)
+    return None if found is None else replace(found, reasons=[_KEPT, *found.reasons])
+
+
+def apart(found: Explanation, call: LinearCall, before: list[str], is_recorded: bool) -> Explanation:
+    """A call as two kernels: the product, of which there is an explanation, and the epilogue behind it."""
     path = REFERENCE if elementwise_kernels.why_none(call.x) else GEMM_ELEMENTWISE
-    launches = [*found.kernels, in_its_own_kernel(call)]
-    reasons = [_SAVED + _STRICT, *found.reasons] if _can_be_fused(call) else [*found.reasons, _SAVED]
+    launches = [*found.kernels, *before, in_its_own_kernel(call)]
+    reasons = [*found.reasons, _SAVED] if is_recorded else found.reasons
+    if is_recorded and _can_be_fused(call):
+        reasons = [_SAVED + _STRICT, *found.reasons]
     return replace(found, path=path, reasons=reasons, kernels=launches)
 
 
@@ -244,7 +169,7 @@ def _of_fallback(
     if found is not None and found.gemm == dry_runs.WITH_BIAS_AND_RELU:
         gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
     launches = [gemm, *([] if does_everything else [f"{in_its_own_kernel(call)}, in place on the product"])]
-    path = REFERENCE if elementwise_kernels.why_none(call.x) else GEMM_ELEMENTWISE
+    path = REFERENCE if found is None else GEMM_ELEMENTWISE
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
     about: dict[str, Any] = {"candidates": candidates}
     if "fallback_us" in plan:
@@ -356,7 +281,8 @@ def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
     return notes
 
 
-def _explain_elementwise(call: ElementwiseCall) -> Explanation:
+def of_elementwise(call: ElementwiseCall) -> Explanation:
+    """A call of an elementwise function."""
     x = call.x
     checks.elementwise(call)
     if call.out is not None:

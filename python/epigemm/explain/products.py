@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 
 BY_TORCH = "PyTorch's own"
-BY_VMAP = "a call by vmap"
 _RUNS = {
     FUSED: "fused kernel",
     GEMM_ELEMENTWISE: "fallback",
@@ -30,7 +29,6 @@ class Product:
         why: why epigemm does not compute it; empty if there is an explanation.
         explanation: the full explanation of the call; None if it is not a call of epigemm.
         notes: notes of `fuse` about it.
-        otherwise: what runs if there is no explanation: "PyTorch's own", "a call by vmap".
     """
 
     name: str
@@ -41,12 +39,11 @@ class Product:
     why: str = ""
     explanation: Explanation | None = None
     notes: tuple[str, ...] = ()
-    otherwise: str = BY_TORCH
 
     @property
     def runs(self) -> str:
-        """What runs: "fused kernel", "fallback", "elementwise kernel", "PyTorch's operators", or `otherwise`."""
-        return self.otherwise if self.explanation is None else _RUNS[self.explanation.path]
+        """What runs: "fused kernel", "fallback", "elementwise kernel", "PyTorch's operators", "PyTorch's own"."""
+        return BY_TORCH if self.explanation is None else _RUNS[self.explanation.path]
 
     @property
     def columns(self) -> tuple[str, ...]:

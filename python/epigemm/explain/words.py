@@ -11,12 +11,16 @@ from torch import Tensor
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.explain.recorder import dtype_name
 from epigemm.planning import plans
 
 OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
 OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
 WITHIN = "the product's kernel reduces the blocks of rows that it stores"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def kernel_owner(x: Tensor) -> str:

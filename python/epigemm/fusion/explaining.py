@@ -36,7 +36,7 @@ def _call_of(module: nn.Module, listener: Listener) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             listener.graphs += 1
             listener.notes += [note for note in report.notes if note not in listener.notes]
-            with listener.resumed():
+            with listener:
                 return _Nodes(graph_module, report, listener).run(*args)
 
         return run

@@ -24,6 +24,7 @@ from epigemm.arguments.calls import (
 )
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
+from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import batching
 from epigemm.packs import weight_packs
@@ -104,6 +105,8 @@ class _Operator(NamedTuple):
 
 def _linear_fake(call: LinearCall) -> Tensor:
     checks.linear(call)
+    if current.log is not None:
+        current.log.note(nodes.linear_forward, call)
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
 
 
@@ -118,6 +121,8 @@ def _of_changing_weight(call: LinearCall) -> LinearCall:
 
 def _elementwise_fake(call: ElementwiseCall) -> Tensor:
     checks.elementwise(call)
+    if current.log is not None:
+        current.log.note(elementwise_deeds.elementwise, call)
     return torch.empty_like(call.x)
 
 
@@ -180,6 +185,8 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(found, Tensor):
             return found
         inputs = _tensors_in(args)
+        if current.log is not None:
+            current.log.begin()
         if not gradient_products.runs_directly(*inputs):
             return kernel(keyset, *args)
         _refuse_forward_mode(name)

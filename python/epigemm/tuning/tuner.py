@@ -22,8 +22,8 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.considered import consider
 from epigemm.compilers import is_traced
-from epigemm.explain import results
-from epigemm.explain.recorder import dtype_name, record
+from epigemm.explain.log import logged
+from epigemm.explain.words import dtype_name
 from epigemm.packs import weight_packs
 from epigemm.planning import measured, plans
 from epigemm.planning.measured import Entry
@@ -116,17 +116,14 @@ def tune(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> 
     Example:
         >>> print(epigemm.tune("linear_relu", x, weight, bias))  # doctest: +SKIP
     """
-    asked = fn_or_name
-    if results.takes(fn_or_name):
-        fn_or_name, args, kwargs = results.product_of(fn_or_name, *args, **kwargs)
-    _, recorder = record(fn_or_name, *args, **kwargs)
-    _, last = recorder.taken_apart()
-    if not isinstance(last, LinearCall):
-        raise ValueError(
-            f"fn_or_name: got {asked!r}, which has one kernel only; accepted are linear functions"
-        )
+    with torch.no_grad():
+        _, opened = logged(fn_or_name, *args, is_single=True, **kwargs)
+    calls = [each.call for each in opened.calls if isinstance(each.call, LinearCall)]
+    if not calls:
+        count = "one kernel only" if opened.calls else "no kernel"
+        raise ValueError(f"fn_or_name: got {fn_or_name!r}, which has {count}; accepted are linear functions")
     # Batch-invariant calls have nothing to choose.
-    calls = [call._replace(invariant=False) for call in (*recorder.earlier, last)]
+    calls = [call._replace(invariant=False) for call in calls]
     for call in calls:
         _check(call)
     found = Tuning("; ".join(map(_problem, calls)))

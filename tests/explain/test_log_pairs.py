@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import epigemm
+from epigemm.calls import one_kernel
 from epigemm.planning import plans
 from tests.gemm.query import H200
 
@@ -30,9 +31,13 @@ def test_explained_as_one_kernel(lead: tuple[int, ...]) -> None:
     assert len(recorded.kernels) > 1
 
 
-def test_a_layers_products_are_one_in_an_explanation_of_a_module() -> None:
+def test_a_layers_products_are_one_in_an_explanation_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has run, and each one where it has not."""
     model = torch.nn.Sequential(epigemm.nn.LinearGLU(K, N), epigemm.nn.LinearGLU(N, N)).to(torch.bfloat16)
     with torch.no_grad():
+        found = epigemm.explain(model, torch.zeros(2, 2048, K, dtype=torch.bfloat16))
+        assert [each.function for each in found.products] == ["linear", "gated_silu"] * 2
+        monkeypatch.setattr(one_kernel, "attempt", lambda call, *_: call.new_out().zero_())
         found = epigemm.explain(model, torch.zeros(2, 2048, K, dtype=torch.bfloat16))
     assert len(found.products) == 2
     assert all(each.explanation.path == "fused" for each in found.products if each.explanation)

@@ -1,0 +1,380 @@
+"""The calls that a function or a module makes, each as an `Explanation`: what `epigemm.calls.log` is told.
+
+A function of ours gets zeros in place of results. All else runs, and so does all of a module.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import batch_statistics, formula_functions, functional, glu, results_epilogue, route
+from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
+from epigemm.autograd import batch_norm, gradients, nodes
+from epigemm.autograd.batch_norm import BatchNormCall
+from epigemm.batch_statistics import Vectors
+from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, one_kernel, reductions
+from epigemm.calls.log import Log, current
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import Epilogue, compute_dtype
+from epigemm.epilogues.tracing.results import VAR
+from epigemm.explain import explanation, norms
+from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
+from epigemm.explain.explained import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
+from epigemm.explain.words import dtype_name, kernel_owner
+from epigemm.results_epilogue import ResultsEpilogue
+from epigemm.user_epilogue import UserEpilogue
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    name: getattr(module, name) for module in (functional, formula_functions, glu) for name in module.__all__
+}
+COPY = "torch copy"
+_ELEMENTWISE = (UserEpilogue.elementwise, ResultsEpilogue.elementwise)
+_COPIES = {Tensor.to: None, Tensor.float: torch.float32, Tensor.clone: None, torch.batch_norm: None}
+_requires_grad: Any = operator.attrgetter("requires_grad")
+_APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
+
+
+class Launch(NamedTuple):
+    """What is launched beside the calls: a cast, a fold, a copy, a reduction."""
+
+    text: str
+    results: tuple[Tensor, ...] = ()
+    source: Tensor | None = None
+
+
+@dataclass
+class Call:
+    """One call of a public function, as it is told.
+
+    Attributes:
+        call: as it was asked for.
+        found: what it runs.
+        before: what is launched ahead of it.
+        differentiates: whether its derivative is recorded.
+        norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it.
+        function: the name of what it computes.
+        is_apart: whether the epilogue is a kernel of its own behind the product.
+        results: what stands for its results.
+    """
+
+    call: LinearCall | ElementwiseCall
+    found: Explanation
+    before: list[Launch]
+    differentiates: bool
+    norm: norms.ByTorch | None
+    function: str
+    is_apart: bool = False
+    results: tuple[Tensor, ...] = ()
+
+
+class CallLog(Log):
+    """The calls of a function, or of a module.
+
+    Args:
+        runs: whether calls are also made. If not, their results are zeros.
+        is_single: whether each product is told as a call of one result, as for tuning.
+
+    Attributes:
+        calls: the calls, in order.
+        pending: what was launched since the last call.
+        returned: what a function has returned.
+        noted: PyTorch's functions that are told, too.
+    """
+
+    noted: Mapping[Any, object] = {}
+
+    def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.pending: list[Launch] = []
+        self.returned: Any = None
+        self._runs, self._is_single = runs, is_single
+        self._norm: norms.ByTorch | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """As of `Log`."""
+        self._is_new = True
+        self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
+
+    def made(self, function: Callable[..., Any], *args: Any) -> Any:
+        """As of `Log`."""
+        if not self._runs:
+            return self.note(function, *args)
+        with self.closed():
+            result = function(*map(_without_pack, args))
+        if result is not None:
+            self.note(function, *args)
+        return result
+
+    def note(self, function: Callable[..., Any], *args: Any) -> Any:
+        """As of `Log`. Returns what stands for the result; None if the call is several calls."""
+        with self.closed():
+            return _TELL[function](self, *args)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if str(func).startswith("epigemm."):
+            return func(*args, **kwargs)
+        if func in _COPIES:
+            found = self._copy(func, args, str(sys._getframe(1).f_globals.get("__name__", "")))
+            if found is not None:
+                return found
+        elif func in self.noted:
+            self._note_product(func, args, kwargs)
+        current.log = None  # what one function of PyTorch's calls is its own
+        try:
+            return func(*args, **kwargs)
+        finally:
+            current.log = self
+
+    def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A function of `noted` is called."""
+
+    def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
+        """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
+        source, wanted = args[0], _COPIES[function]
+        dtype = args[1] if wanted is None and len(args) == 2 else wanted
+        is_of_results = module == results_epilogue.__name__
+        if function is torch.batch_norm and module == route.__name__:
+            dtype, text = source.dtype, "torch batch_norm"
+        elif function is Tensor.clone and is_of_results:
+            dtype, text = source.dtype, COPY
+        elif not isinstance(dtype, torch.dtype) or dtype == source.dtype or not module.startswith("epigemm."):
+            return None
+        elif function is Tensor.to:
+            origin = "" if is_of_results else f" from {dtype_name(source.dtype)}"
+            text = f"torch cast of {list(source.shape)}{origin} to {dtype_name(dtype)}"
+        else:
+            text = f"torch cast to {dtype_name(dtype)}"
+        if self._runs:
+            self.pending += [Launch(text)] if function is Tensor.to else []
+            return None
+        found = torch.zeros_like(source, dtype=dtype, requires_grad=source.requires_grad)
+        self.pending.append(Launch(text, (found,), source))
+        return found
+
+    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
+        if not function:
+            function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
+        function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
+        differentiates = self._wants_gradients and any(map(_requires_grad, call.inputs))
+        about = (self.pending, differentiates, self._norm, function)
+        self.calls.append(Call(call, found, *about))
+        self.pending, self._norm, self._is_new = [], None, False
+
+    def _zeros(self, call: LinearCall | ElementwiseCall) -> Tensor | None:
+        """What stands for a call's result."""
+        if self._runs or call.out is not None:
+            return call.out
+        found = call.new_out().zero_() if isinstance(call, LinearCall) else torch.zeros_like(call.x)
+        self.calls[-1].results = (found,)
+        return found
+
+    def _linear(self, call: LinearCall, plan: object = None, fold: FoldCall | None = None) -> Tensor | None:
+        if fold is not None:
+            wide = compute_dtype(call.x.dtype)
+            call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
+            self._fold(fold)
+        found = explanation.of_linear(call, self._wants_gradients)
+        is_added = found.path == REFERENCE or route.adds_bias_first(call.x)
+        if fold is not None and fold.vectors[0] is not None and is_added:
+            found = explanation.with_bias(found)
+        self._add(call, found)
+        return self._zeros(call)
+
+    def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        self.begin()
+        call = LinearCall(epilogue, x, weight, (bias,))
+        self._add(call, explanation.recorded_by_torch(call))
+        found = self._zeros(call)
+        return None if found is None else found.requires_grad_()
+
+    def _elementwise(self, call: ElementwiseCall) -> Tensor | None:
+        last = self.calls[-1] if self.calls and not self._is_new else None
+        if last is None or not isinstance(last.call, LinearCall):
+            self._add(call, explanation.of_elementwise(call))
+            return self._zeros(call)
+        epilogue, operands, product = call.epilogue, [*call.operands], last.call
+        if epilogue.bias_place:
+            operands[epilogue.bias_place - 1] = product.bias
+        last.call = product._replace(epilogue=epilogue, operands=operands, out=call.out)
+        last.function = epilogue.name.partition(".")[0]
+        last.differentiates |= self._wants_gradients and any(map(_requires_grad, call.inputs))
+        last.is_apart = True
+        between, self.pending = [each.text for each in self.pending], []
+        last.found = explanation.apart(last.found, last.call, between, is_recorded=last.differentiates)
+        return self._zeros(call)
+
+    def _fold(self, call: FoldCall) -> Tensor:
+        text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
+        self.pending.append(Launch(f"{kernel_owner(call.like)} {text}"))
+        return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
+
+    def _keeping_product(self, call: LinearCall) -> one_kernel.Both | None:
+        found = None if self._is_single else explanation.keeping_product(call, self._wants_gradients)
+        if found is None:
+            return None
+        both = self._two(call, found)
+        self.calls[-1].results = self.calls[-1].results[:1]  # the product is for the derivative
+        return both
+
+    def _both(self, call: LinearCall) -> one_kernel.Both | None:
+        found = None if self._is_single or entry.sees(*call.inputs) else explanation.of_both(call)
+        each = "each matrix by a kernel of its own"
+        return None if found is None else self._two(call, replace(found, backward=each))
+
+    def _two(self, call: LinearCall, found: Explanation) -> one_kernel.Both | None:
+        self._add(call, found)
+        if self._runs:
+            return None
+        both = one_kernel.Both(call.new_out().zero_(), call.new_out().zero_())
+        self.calls[-1].results = both
+        return both
+
+    def _pair(self, call: LinearCall) -> Tensor | None:
+        if self._is_single or entry.sees(*call.inputs, call.out):
+            return None
+        found = explanation.of_pair(call)
+        if found is None:
+            return None
+        self._add(call, found)
+        return self._zeros(call)
+
+    def _batch_norm(self, call: BatchNormCall, inputs: batch_norm.Inputs) -> None:
+        x, weight, bias, *vectors = inputs
+        options = {"precision": call.precision, "pack_use": call.pack_use, "strict": call.strict}
+        product = LinearCall(BIAS, x, weight, (bias,), **options)  # type: ignore[arg-type]
+        found = norms.explained(product, call, vectors[0], self._wants_gradients)
+        self._add(product, found, norms.function_of(call, vectors[0]))
+        learnt = [each for each in vectors if each is not None]
+        self.calls[-1].differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
+
+    def _norm_by_torch(self, call: BatchNormCall, vectors: Vectors, why: str) -> None:
+        self._norm = norms.ByTorch(call, vectors.scale, why)
+
+    def _reduce(
+        self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
+    ) -> tuple[Tensor, Tensor | None] | None:
+        if self._runs:
+            return None
+        names = reductions.launches(kind, matrix.dtype, invariant=invariant and axis == 1)
+        self.pending += [Launch(f"torch {each}") for each in names[:-1]]
+        like: Any = {"dtype": compute_dtype(matrix.dtype), "device": matrix.device}
+        count = 2 if kind == VAR else 1
+        found = tuple([torch.zeros(matrix.shape[1 - axis], **like) for _ in range(count)])
+        self.pending.append(Launch(f"torch {names[-1]} of each {'row' if axis else 'column'}", found))
+        return found if len(found) == 2 else (found[0], None)
+
+
+_TELL: dict[Any, Callable[..., Any]] = {
+    deeds.linear: CallLog._linear,
+    nodes.linear_forward: CallLog._linear,
+    nodes.linear_by_torch: CallLog._by_torch,
+    nodes.keeping_product: CallLog._keeping_product,
+    elementwise_deeds.elementwise: CallLog._elementwise,
+    elementwise_kernels.fold_batch_norm: CallLog._fold,
+    one_kernel.both: CallLog._both,
+    one_kernel.pair: CallLog._pair,
+    batch_norm.forward: CallLog._batch_norm,
+    batch_statistics.linear_batch_norm: CallLog._norm_by_torch,
+    reductions.reduce: CallLog._reduce,
+}
+
+
+def _without_pack(argument: Any) -> Any:
+    """A call that makes no pack."""
+    keeps = getattr(argument, "pack_use", None) == KEEP
+    return argument._replace(pack_use=FIND) if keeps else argument
+
+
+def logged(
+    fn_or_name: Callable[..., Any] | str, /, *args: Any, is_single: bool = False, **kwargs: Any
+) -> tuple[str, CallLog]:
+    """The name of a public function, and the calls that it would make; nothing is launched.
+
+    Raises:
+        ValueError: `fn_or_name` is no public function of epigemm.
+        Exception: whatever the call itself raises for these arguments.
+    """
+    is_elementwise = getattr(fn_or_name, "__func__", None) in _ELEMENTWISE
+    made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
+    function: Callable[..., Any] | None
+    if isinstance(made, UserEpilogue | ResultsEpilogue):
+        name, function = made.traced.name, made.elementwise if is_elementwise else made
+    else:
+        name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
+        function = _FUNCTIONS.get(name)
+        if callable(made) and made is not function:
+            function = None
+    if function is None:
+        accepted = ", ".join(_FUNCTIONS)
+        raise ValueError(
+            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"epigemm's functions or their names: {accepted}"
+        )
+    opened = CallLog(is_single=is_single)
+    with opened:
+        opened.returned = function(*args, **kwargs)
+    return name, opened
+
+
+def explain(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Explanation:
+    """`epigemm.explain` of a function with one result."""
+    name, opened = logged(fn_or_name, *args, **kwargs)
+    if opened.calls:
+        return explained(name, opened.calls, opened.pending)
+    launches = [each.text for each in opened.pending]
+    return replace(by_torch(opened.returned), op=f"{name}: PyTorch's operators", kernels=launches)
+
+
+def by_torch(result: Tensor) -> Explanation:
+    """What no kernel of epigemm's computes, and no product is in."""
+    arithmetic, backward = dtype_name(compute_dtype(result.dtype)), "by PyTorch's own operators"
+    return Explanation("z", REFERENCE, "PyTorch's operators", arithmetic, [], backward=backward)
+
+
+def explained(function: str, calls: Sequence[Call], behind: Sequence[Launch] = ()) -> Explanation:
+    """The explanation of a function's calls, of which the last gives the result. `behind`: what follows it."""
+    *earlier, last = calls
+    call, found = last.call, last.found
+    op = "linear" if isinstance(call, LinearCall) else "elementwise"
+    op = f"epigemm::{op if call.out is None else f'{op}_out'}, epilogue {call.epilogue.name}"
+    if found.backward:
+        backward = found.backward
+    elif isinstance(call, LinearCall) and not (last.is_apart and not gradients.keeps_product(call)):
+        backward = backward_linear(call)
+    else:
+        what = f"product; {PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
+        backward = f"{derivative(call)} on the saved {what}"
+    if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
+        found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
+    if call.out is not None:
+        backward = "none: a call with out= has no derivative"
+    elif True not in [each.differentiates for each in calls]:
+        backward = f"not needed: no argument requires grad (otherwise: {backward})"
+    reasons, launches = [*found.reasons], list[str]()
+    for each in calls:
+        launches += [*[launch.text for launch in each.before], *each.found.kernels]
+    for each in earlier:
+        reasons.append(f"it reads another product: {'; '.join(each.found.kernels)}")
+    found = replace(
+        found,
+        op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
+        reasons=reasons,
+        backward=backward,
+        kernels=[*launches, *[launch.text for launch in behind]],
+    )
+    for each in earlier:
+        us = None if each.found.us is None or found.us is None else each.found.us + found.us
+        found = replace(found, us=us, is_measured=each.found.is_measured and found.is_measured)
+    return found if last.norm is None else last.norm.behind(found, call.epilogue)
