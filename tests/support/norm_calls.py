@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from epigemm import batch_statistics
-from epigemm.autograd import batch_norm as nodes
+from epigemm.calls import batch_norm
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A number for each call from now on. The passes run on the CPU, too."""
     calls: list[int] = []
-    forward = nodes.forward
+    normalise = batch_norm.normalise
 
     def count(*given: Any) -> Any:
         calls.append(1)
-        return forward(*given)
+        return normalise(*given)
 
     monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
-    monkeypatch.setattr(nodes, "forward", count)
+    monkeypatch.setattr(batch_norm, "normalise", count)
     return calls

@@ -38,6 +38,7 @@ COPY = "torch copy"
 _ELEMENTWISE = (UserEpilogue.elementwise, ResultsEpilogue.elementwise)
 _COPIES = {Tensor.to: None, Tensor.float: torch.float32, Tensor.clone: None, torch.batch_norm: None}
 _requires_grad: Any = operator.attrgetter("requires_grad")
+_text: Any = operator.attrgetter("text")
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 
 
@@ -176,7 +177,10 @@ class CallLog(Log):
         """What stands for a call's result."""
         if self._runs or call.out is not None:
             return call.out
-        found = call.new_out().zero_() if isinstance(call, LinearCall) else torch.zeros_like(call.x)
+        if isinstance(call, LinearCall):
+            found = call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]))
+        else:
+            found = torch.zeros_like(call.x)
         self.calls[-1].results = (found,)
         return found
 
@@ -186,9 +190,10 @@ class CallLog(Log):
             call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
             self._fold(fold)
         found = explanation.of_linear(call, self._wants_gradients)
-        is_added = found.path == REFERENCE or route.adds_bias_first(call.x)
-        if fold is not None and fold.vectors[0] is not None and is_added:
-            found = explanation.with_bias(found)
+        if fold is not None and fold.vectors[0] is not None:
+            # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
+            is_first = call.x.element_size() == 2 or found.path == REFERENCE
+            found = explanation.with_bias(found) if is_first else found
         self._add(call, found)
         return self._zeros(call)
 
@@ -333,7 +338,7 @@ def explain(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) 
     name, opened = logged(fn_or_name, *args, **kwargs)
     if opened.calls:
         return explained(name, opened.calls, opened.pending)
-    launches = [each.text for each in opened.pending]
+    launches = [*map(_text, opened.pending)]
     return replace(by_torch(opened.returned), op=f"{name}: PyTorch's operators", kernels=launches)
 
 
@@ -364,7 +369,7 @@ def explained(function: str, calls: Sequence[Call], behind: Sequence[Launch] = (
         backward = f"not needed: no argument requires grad (otherwise: {backward})"
     reasons, launches = [*found.reasons], list[str]()
     for each in calls:
-        launches += [*[launch.text for launch in each.before], *each.found.kernels]
+        launches += [*map(_text, each.before), *each.found.kernels]
     for each in earlier:
         reasons.append(f"it reads another product: {'; '.join(each.found.kernels)}")
     found = replace(
@@ -372,7 +377,7 @@ def explained(function: str, calls: Sequence[Call], behind: Sequence[Launch] = (
         op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
         reasons=reasons,
         backward=backward,
-        kernels=[*launches, *[launch.text for launch in behind]],
+        kernels=[*launches, *map(_text, behind)],
     )
     for each in earlier:
         us = None if each.found.us is None or found.us is None else each.found.us + found.us
