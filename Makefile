@@ -132,7 +132,7 @@ check-wheel: $(installed)/environment
 	PYTHONPATH=build/wheel-installed $(python) tools/check_installed.py --cuda
 	PYTHONPATH=build/wheel-installed $(python) -m tools.link_every_gpu
 	$(python) tools/build_report.py build/wheel-log
-	$(python) tools/check_wheel.py dist/*.whl --pairs build/wheel/cubins/bias_gated_silu.zip --expect-kernels \
+	$(python) tools/check_wheel.py dist/*.whl --pairs build/wheel/cubins/gated_silu.zip --expect-kernels \
 	  "$$(PYTHONPATH=build/wheel-installed $(python) -c 'import epigemm; print(epigemm.build_info()["gemm_kernels"])')"
 
 clean:
