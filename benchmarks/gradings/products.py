@@ -127,7 +127,8 @@ def _in_order(
         elif place + 1 == spec.bias_place and not has_bias:
             given.append(bias)
         elif operand.kind == SCALAR:
-            given.append(next(numbers, None) or next(values))
+            number = next(numbers, None)
+            given.append(next(values) if number is None else number)
         else:
             given.append(next(values))
     return tuple(given)

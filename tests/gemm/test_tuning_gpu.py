@@ -258,6 +258,7 @@ def test_the_choice_is_there_when_the_epilogue_is_made_later() -> None:
     script = textwrap.dedent("""
         import torch, epigemm
         from epigemm import Matrix, PerColumn
+        from epigemm.epilogues.registry import typed
         draw = lambda *size: torch.randn(*size, device="cuda", dtype=torch.bfloat16)
         x, weight, bias = draw(32, 1024), draw(512, 1024), draw(512)
         epigemm.linear_relu(x, weight, bias)
