@@ -1,6 +1,6 @@
 """What PyTorch does to any module: meta devices, assigned states, modes, functional calls.
 
-Copies, pickles, `.to(dtype)`: `test_fused.py`; the packs of changed weights: `test_packs.py`.
+Copies, pickles, `.to(dtype)`: `test_layers.py`; the packs of changed weights: `test_packs.py`.
 """
 
 from __future__ import annotations

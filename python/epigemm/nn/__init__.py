@@ -16,7 +16,9 @@ Imports: `functional`, `formula_functions`, `glu`, `results_epilogue`, `user_epi
 from __future__ import annotations
 
 from epigemm.nn.batch_norm import LinearBatchNormReLU, LinearScaleBatchNorm1d, linear_scale_batch_norm1d
-from epigemm.nn.fused import (
+from epigemm.nn.glu import LinearGLU
+from epigemm.nn.layers import (
+    Linear,
     LinearGated,
     LinearGELU,
     LinearLayerScaleResidual,
@@ -28,8 +30,6 @@ from epigemm.nn.fused import (
     LinearTanh,
     Sigmoid,
 )
-from epigemm.nn.glu import LinearGLU
-from epigemm.nn.linear import Linear
 
 __all__ = [
     "Linear",

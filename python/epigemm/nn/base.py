@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
-from epigemm.epilogues.library import FUNCTIONS
-from epigemm.epilogues.registry import Epilogue
+from epigemm.arguments.forms import Function
 from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
@@ -43,15 +42,23 @@ class Layer(nn.Module):
     strict: bool = False  # also on the class, because pickles of earlier versions do not have it
     _shown: ClassVar[tuple[str, ...]] = ()  # attributes of its own that are printed
 
+    @property
+    def _epilogue_name(self) -> str | None:
+        """The name of the epilogue, as in `explain`."""
+        raise NotImplementedError
+
     def _set_options(self, precision: str | None = None, strict: bool = False) -> None:
         """Keep the options of the calls; TypeError or ValueError for what calls do not accept."""
         self.precision = None if precision is None else checks.precision(precision)
         self.strict = checks.flag("strict", strict)
 
-    @property
-    def _epilogue_name(self) -> str | None:
-        """The name of the epilogue, as in `explain`."""
-        raise NotImplementedError
+    def _share(self, name: str, tensor: Tensor | None, *, is_state: bool = True) -> None:
+        """Add a tensor that was given: a Parameter stays one, another becomes a buffer, of the state dict or not."""
+        self._parameters.pop(name, None)
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(name, tensor)
+        else:
+            self.register_buffer(name, tensor, is_state)
 
     def extra_repr(self) -> str:
         """The options of the calls, with the batch-invariant mode if it is on now, and the layer's own arguments."""
@@ -63,14 +70,19 @@ class Layer(nn.Module):
 
 
 class FusedLinear(Layer):
-    """The parameters of an `nn.Linear`, under the same names and with the same initialisation.
+    """A linear layer with an epilogue: the parameters of an `nn.Linear`, with its names and its initialisation.
 
     It is not a subclass of `nn.Linear`, because code that replaces those (quantisers, adapters) would drop the
-    epilogue.
+    epilogue. A layer names its `_function`. One with further operands has a `forward` that gives them to `_run`.
     """
 
     weight: Tensor
     bias: Tensor | None
+
+    @property
+    def _function(self) -> Function:
+        """What the layer computes of the product, its bias and further operands."""
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -121,6 +133,12 @@ class FusedLinear(Layer):
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
 
+    def _set_scalar(self, name: str, value: float | Tensor) -> None:
+        if isinstance(value, Tensor):  # it follows the layer; a linear layer's state has no such tensor
+            self._share(name, value, is_state=False)
+        else:  # Dynamo does not trace NumPy's numbers
+            setattr(self, name, value if type(value) in (int, float) else checks.scalar_number(name, value))
+
     @property
     def in_features(self) -> int:
         """K, the size of x's last dimension."""
@@ -143,28 +161,12 @@ class FusedLinear(Layer):
         """
         weight_packs.repack(self.weight, self.precision)
 
-    def _run(self, name: str, x: Tensor, *operands: Tensor) -> Tensor:
-        """Run a call with one of the epilogues that read a matrix."""
-        weight, bias = self.weight, self.bias
-        use = pack_use(weight)
-        return _route.linear(
-            FUNCTIONS[name], x, weight, (bias, *operands), self.precision, None, self.strict, use
-        )
-
-    def extra_repr(self) -> str:
-        """The constructor's arguments, as `nn.Linear` prints them."""
-        features = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{features}, bias={self.bias is not None}, {super().extra_repr()}"
-
-
-class EpilogueLinear(FusedLinear):
-    """A layer that is defined by its epilogue, with at most a bias and one scalar."""
-
-    _epilogue: ClassVar[Epilogue]
-    _scalar: ClassVar[str | None] = None  # the name of the epilogue's scalar and of the attribute
-
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
+        return self._run(x)
+
+    def _run(self, x: Tensor, *operands: Tensor | float) -> Tensor:
+        """Apply the layer; `operands`: those of its function behind the bias."""
         # Module.__getattr__ would take half a microsecond for a parameter. Code that replaces a parameter by another
         # tensor (torch.nn.utils.parametrize, weight norm) removes it from this dictionary.
         weight: Tensor | None = self._parameters.get("weight")
@@ -173,24 +175,19 @@ class EpilogueLinear(FusedLinear):
         bias: Tensor | None = self._parameters.get("bias")
         if bias is None:
             bias = self.bias
-        operands = (bias,) if self._scalar is None else (bias, getattr(self, self._scalar))
-        use = pack_use(weight)
-        return _route.linear(self._epilogue, x, weight, operands, self.precision, None, self.strict, use)
+        use = PACK_USE[isinstance(weight, nn.Parameter)]
+        return _route.linear(
+            self._function, x, weight, (bias, *operands), self.precision, None, self.strict, use
+        )
 
     @property
     def _epilogue_name(self) -> str | None:
-        return self._epilogue.name
+        return self._function.name
 
-    def _set_scalar(self, value: float | Tensor) -> None:
-        # A tensor has to follow the module to its device and dtype. The buffer is not persistent, because the replaced
-        # layer has no such state.
-        assert self._scalar is not None
-        if not isinstance(value, Tensor) and type(value) not in (int, float):
-            value = checks.scalar_number(self._scalar, value)  # Dynamo does not trace NumPy's numbers
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            self.register_buffer(self._scalar, value, persistent=False)
-        else:
-            setattr(self, self._scalar, value)
+    def extra_repr(self) -> str:
+        """The constructor's arguments, as `nn.Linear` prints them."""
+        features = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{features}, bias={self.bias is not None}, {super().extra_repr()}"
 
 
 def reset_linear(weight: Tensor, bias: Tensor | None) -> None:
@@ -199,14 +196,11 @@ def reset_linear(weight: Tensor, bias: Tensor | None) -> None:
     nn.Linear.reset_parameters(layer)
 
 
-def pack_use(weight: Tensor) -> str:
-    """What a layer's call may do with its weight's pack.
+PACK_USE = {True: weight_packs.KEEP, False: weight_packs.FIND}
+"""What a layer's call may do with its weight's pack: by whether the weight is a parameter.
 
-    A weight that is not a parameter (parametrised, or passed by `torch.func.functional_call`) may exist only during the
-    call.
-    """
-    return weight_packs.KEEP if isinstance(weight, nn.Parameter) else weight_packs.FIND
-
+Another tensor (parametrised, or passed by `torch.func.functional_call`) may exist only during the call.
+"""
 
 _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
     nn.Linear: ({"weight", "bias"}, set()),
@@ -259,12 +253,3 @@ def _is_special(tensor: Tensor | None) -> bool:
     function = getattr(overrides, "__func__", overrides)
     is_plain = any(function is each for each in _TORCH_FUNCTIONS)  # Dynamo cannot compare them otherwise
     return not is_plain or is_traceable_wrapper_subclass(tensor)
-
-
-def set_vector(module: nn.Module, name: str, vector: Tensor | None) -> None:
-    """Add a shared vector to a layer: a Parameter stays one, another tensor becomes a buffer of the same name."""
-    module._parameters.pop(name, None)
-    if isinstance(vector, nn.Parameter):
-        module.register_parameter(name, vector)
-    else:
-        module.register_buffer(name, vector)

@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from epigemm import batch_statistics, docstrings, formula_functions
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
-from epigemm.nn.base import (
-    CallOptions,
-    Layer,
-    Options,
-    pack_use,
-    require_plain,
-    set_vector,
-)
+from epigemm.nn.base import PACK_USE, CallOptions, Layer, Options, require_plain
 from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
@@ -78,33 +71,32 @@ def _scale_batch_norm(
     if x.dim() != 2:
         raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
     weight, bias = linear.weight, linear.bias
+    use = PACK_USE[isinstance(weight, nn.Parameter)]
     if bn.training or bn.running_mean is None or bn.running_var is None:
         if invariance.active and invariance.enabled():
             raise RuntimeError(
                 "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
                 "may depend on others; accepted there are running statistics and eval()"
             )
-        options: Any = {"precision": precision, "strict": strict, "pack_use": pack_use(weight)}
+        options: Any = {"precision": precision, "strict": strict, "pack_use": use}
         found = batch_statistics.of_module(x, weight, bias, scale, bn, relu=relu, **options)
         if found is not None:
             return found
         scaling = (bias, scale, None, None, None, None)
-        result: Tensor = bn(
-            _route.linear_folded(x, weight, scaling, 0.0, precision, None, strict, pack_use(weight))
-        )
+        result: Tensor = bn(_route.linear_folded(x, weight, scaling, 0.0, precision, None, strict, use))
         return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
     if relu:
-        return formula_functions.batch_norm_relu(
-            x, weight, vectors, bn.eps, None, precision, strict, pack_use(weight)
-        )
-    return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, pack_use(weight))
+        return formula_functions.batch_norm_relu(x, weight, vectors, bn.eps, None, precision, strict, use)
+    return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, use)
 
 
 class _WithBatchNorm(Layer):
-    """A linear layer, BatchNorm, and perhaps a learned scale per column between them."""
+    """A linear layer, BatchNorm, perhaps a learned scale per column between them, and perhaps a ReLU behind them."""
 
+    scale: Tensor | None
     _has_scale: ClassVar[bool] = False
+    _has_relu: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,7 +115,7 @@ class _WithBatchNorm(Layer):
         made: Any = options
         self.linear = nn.Linear(in_features, out_features, bias, **made)
         if self._has_scale:
-            self.scale: Tensor | None = nn.Parameter(torch.randn(out_features, **made))
+            self.scale = nn.Parameter(torch.randn(out_features, **made))
         self.bn = nn.BatchNorm1d(out_features, eps, momentum, affine, track_running_stats, **made)
 
     @classmethod
@@ -146,12 +138,18 @@ class _WithBatchNorm(Layer):
         module.training = bn.training
         return module
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        scale = self.scale if self._has_scale else None
+        return _scale_batch_norm(
+            x, self.linear, scale, self.bn, self.precision, self.strict, relu=self._has_relu
+        )
+
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as the constructor does, and forget the running statistics."""
         self.linear.reset_parameters()
-        scale = self._parameters.get("scale")
-        if scale is not None:
-            nn.init.normal_(scale)
+        if self._has_scale and isinstance(self.scale, nn.Parameter):
+            nn.init.normal_(self.scale)
         self.bn.reset_parameters()
 
     def repack(self) -> None:
@@ -191,12 +189,8 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
         A `scale` that is no Parameter becomes a buffer of the same name.
         """
         module = cls._over(linear, bn, **options)
-        set_vector(module, "scale", scale)
+        module._share("scale", scale)
         return module
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return _scale_batch_norm(x, self.linear, self.scale, self.bn, self.precision, self.strict)
 
     def extra_repr(self) -> str:
         """What the submodules do not print."""
@@ -217,6 +211,7 @@ class LinearBatchNormReLU(_WithBatchNorm):
         torch.Size([8, 32])
     """
 
+    _has_relu = True
     _epilogue_name = "batch_norm_relu"
 
     @classmethod
@@ -225,7 +220,3 @@ class LinearBatchNormReLU(_WithBatchNorm):
     ) -> LinearBatchNormReLU:
         """The fused layer over existing layers, which it shares."""
         return cls._over(linear, bn, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return _scale_batch_norm(x, self.linear, None, self.bn, self.precision, self.strict, relu=True)

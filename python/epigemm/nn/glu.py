@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, glu
+from epigemm.arguments.forms import Function
 from epigemm.epilogues.formulas import GATED
-from epigemm.nn.base import CallOptions, FusedLinear, Options, pack_use, require_plain, reset_linear
+from epigemm.epilogues.library import FUNCTIONS
+from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, require_plain, reset_linear
 from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
@@ -109,16 +111,15 @@ class LinearGLU(FusedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         weight, bias, weight2, bias2 = self.weight, self.bias, self.weight2, self.bias2
-        use = pack_use(weight)
-        if weight2 is not None and use == weight_packs.KEEP:
-            use = pack_use(weight2)
+        is_kept = isinstance(weight, nn.Parameter) and (weight2 is None or isinstance(weight2, nn.Parameter))
+        use = PACK_USE[is_kept]
         return glu.run(
             self.activation, x, weight, bias, weight2, bias2, None, self.precision, self.strict, use
         )
 
     @property
-    def _epilogue_name(self) -> str | None:
-        return GATED + self.activation
+    def _function(self) -> Function:
+        return FUNCTIONS[GATED + self.activation]
 
     def repack(self) -> None:
         """As of `FusedLinear`, for the weights of both products."""

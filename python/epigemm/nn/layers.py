@@ -1,25 +1,28 @@
-"""Layers with an activation, or another epilogue of epigemm's own."""
+"""Linear layers with an epilogue: an activation, another one of epigemm's own, or the user's."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, formula_functions, functional
 from epigemm.arguments import checks
+from epigemm.arguments.forms import Function
+from epigemm.decorated import Decorated
 from epigemm.epilogues import library
 from epigemm.epilogues.formulas import GATED
-from epigemm.epilogues.registry import Epilogue
-from epigemm.nn.base import CallOptions, EpilogueLinear, FusedLinear, Options, set_vector
+from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options
+from epigemm.results_epilogue import ResultsEpilogue
+from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 @docstrings.of_layer
-class LinearReLU(EpilogueLinear):
+class LinearReLU(FusedLinear):
     """relu(x @ weight.T + bias): an `nn.Linear` and the ReLU after it in one kernel.
 
     Example:
@@ -27,11 +30,11 @@ class LinearReLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = library.BIAS_RELU
+    _function = library.BIAS_RELU
 
 
 @docstrings.of_layer
-class LinearGELU(EpilogueLinear):
+class LinearGELU(FusedLinear):
     """gelu(x @ weight.T + bias): an `nn.Linear` and the `nn.GELU` after it in one kernel.
 
     Example:
@@ -55,7 +58,7 @@ class LinearGELU(EpilogueLinear):
         self.approximate = approximate
 
     @property
-    def _epilogue(self) -> Epilogue:  # type: ignore[override]
+    def _function(self) -> Function:
         return library.gelu_epilogue(self.approximate)
 
     @classmethod
@@ -67,7 +70,7 @@ class LinearGELU(EpilogueLinear):
 
 
 @docstrings.of_layer
-class LinearSiLU(EpilogueLinear):
+class LinearSiLU(FusedLinear):
     """z * sigmoid(z),  z = x @ weight.T + bias: an `nn.Linear` and the `nn.SiLU` after it in one kernel.
 
     Example:
@@ -75,11 +78,11 @@ class LinearSiLU(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = library.BIAS_SILU
+    _function = library.BIAS_SILU
 
 
 @docstrings.of_layer
-class LinearTanh(EpilogueLinear):
+class LinearTanh(FusedLinear):
     """tanh(x @ weight.T + bias): an `nn.Linear` and the `nn.Tanh` after it in one kernel.
 
     Example:
@@ -87,11 +90,11 @@ class LinearTanh(EpilogueLinear):
         torch.Size([8, 32])
     """
 
-    _epilogue = library.BIAS_TANH
+    _function = library.BIAS_TANH
 
 
 @docstrings.of_layer
-class LinearSigmoidScaleResidual(EpilogueLinear):
+class LinearSigmoidScaleResidual(FusedLinear):
     """z + scale * sigmoid(z),  z = x @ weight.T + bias, in one kernel.
 
     Example:
@@ -100,8 +103,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
     """
 
     scale: float | Tensor
-    _epilogue = library.SIGMOID_SCALE_RESIDUAL
-    _scalar = "scale"
+    _function = library.SIGMOID_SCALE_RESIDUAL
     _shown = ("scale",)
 
     def __init__(
@@ -113,7 +115,7 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        self._set_scalar(scale)
+        self._set_scalar("scale", scale)
 
     @classmethod
     def from_linear(
@@ -122,9 +124,13 @@ class LinearSigmoidScaleResidual(EpilogueLinear):
         """The fused layer over the parameter objects of `linear`."""
         return cls._sharing(linear, options, scale=scale)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return self._run(x, self.scale)
+
 
 @docstrings.of_layer
-class LinearReLUDiv(EpilogueLinear):
+class LinearReLUDiv(FusedLinear):
     """relu(x @ weight.T + bias) / divisor in one kernel.
 
     Example:
@@ -133,8 +139,7 @@ class LinearReLUDiv(EpilogueLinear):
     """
 
     divisor: float | Tensor
-    _epilogue = library.RELU_DIV
-    _scalar = "divisor"
+    _function = library.RELU_DIV
     _shown = ("divisor",)
 
     def __init__(
@@ -146,7 +151,7 @@ class LinearReLUDiv(EpilogueLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        self._set_scalar(divisor)
+        self._set_scalar("divisor", divisor)
 
     @classmethod
     def from_linear(
@@ -154,6 +159,10 @@ class LinearReLUDiv(EpilogueLinear):
     ) -> LinearReLUDiv:
         """The fused layer over the parameter objects of `linear`."""
         return cls._sharing(linear, options, divisor=divisor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return self._run(x, self.divisor)
 
 
 @docstrings.of_layer
@@ -167,13 +176,11 @@ class LinearResidual(FusedLinear):
         torch.Size([8, 32])
     """
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Apply the layer."""
-        return self._run("residual", x, residual)
+    _function = library.FUNCTIONS["residual"]
 
-    @property
-    def _epilogue_name(self) -> str | None:
-        return "residual"
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Apply the layer."""
+        return self._run(x, residual)
 
 
 @docstrings.of_layer
@@ -208,13 +215,13 @@ class LinearGated(FusedLinear):
         """The fused layer over the parameter objects of `linear`."""
         return cls._sharing(linear, options, activation=activation)
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Apply the layer."""
-        return self._run(GATED + formula_functions.checked_activation(self.activation), x, gate)
-
     @property
-    def _epilogue_name(self) -> str | None:
-        return GATED + self.activation
+    def _function(self) -> Function:
+        return library.FUNCTIONS[GATED + self.activation]
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        """Apply the layer."""
+        return self._run(x, gate)
 
 
 @docstrings.of_layer
@@ -229,6 +236,7 @@ class LinearLayerScaleResidual(FusedLinear):
     """
 
     layer_scale: Tensor
+    _function = library.FUNCTIONS["layer_scale_residual"]
     init_values: float = 1e-5  # also on the class, because pickles of earlier versions do not have it
 
     def __init__(
@@ -252,7 +260,7 @@ class LinearLayerScaleResidual(FusedLinear):
     ) -> LinearLayerScaleResidual:
         """The fused layer over the parameters of `linear` and a `layer_scale`, that becomes a buffer if it is none."""
         module = cls._sharing(linear, options)
-        set_vector(module, "layer_scale", layer_scale)
+        module._share("layer_scale", layer_scale)
         return module
 
     def reset_parameters(self) -> None:
@@ -261,13 +269,96 @@ class LinearLayerScaleResidual(FusedLinear):
         if isinstance(self.layer_scale, nn.Parameter):
             nn.init.constant_(self.layer_scale, self.init_values)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
         """Apply the layer."""
-        return self._run("layer_scale_residual", x, self.layer_scale, residual)
+        return self._run(x, self.layer_scale, residual)
+
+
+@docstrings.of_layer
+class Linear(FusedLinear):
+    """A linear layer with an epilogue of the user's: epilogue(x @ weight.T, operands...) in one kernel.
+
+    If the epilogue has an operand `bias: PerColumn`, it is the layer's own bias. The other operands are arguments of
+    the call, by position or name. Without an epilogue the layer computes the product and the bias. With an epilogue of
+    several results the layer returns several.
+
+    Raises:
+        TypeError: `epilogue` is not an epilogue; `bias=True`, and it has no operand `bias: PerColumn`; `bias=False`,
+            and it has one without the default None.
+
+    Example:
+        >>> layer = epigemm.nn.Linear(64, 32, epilogue=swish_clamp)
+        >>> y = layer(x, residual, limit=0.5)
+    """
+
+    _function = library.BIAS
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool | None = None,
+        *,
+        epilogue: UserEpilogue | ResultsEpilogue | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        if epilogue is not None and not isinstance(epilogue, Decorated):
+            raise TypeError(
+                f"epilogue: got {type(epilogue).__name__}; accepted is what epigemm.epilogue makes of a function"
+            )
+        takes_bias = epilogue is None or epilogue.takes_bias
+        if bias and not takes_bias:
+            raise TypeError(
+                "bias: got True for an epilogue without an operand bias: PerColumn; accepted is False"
+            )
+        specs = () if epilogue is None else epilogue.traced.operands
+        if (
+            bias is False
+            and takes_bias
+            and any(each.name == "bias" and not each.is_optional for each in specs)
+        ):
+            raise TypeError(
+                "bias: got False for an epilogue that needs its operand bias; accepted is True, or an epilogue with "
+                "bias: PerColumn = None"
+            )
+        has_bias = takes_bias if bias is None else bias
+        super().__init__(in_features, out_features, has_bias, **options)
+        self.epilogue = epilogue
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        epilogue: UserEpilogue | ResultsEpilogue | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Linear:
+        """The layer over the parameter objects of `linear`."""
+        bias = isinstance(linear, nn.Linear) and linear.bias is not None
+        return cls._sharing(linear, options, bias=bias, epilogue=epilogue)
+
+    def forward(self, x: Tensor, *operands: Tensor | float | None, **named: Tensor | float | None) -> Any:
+        """Apply the layer. `operands`: those of the epilogue, without the layer's own bias."""
+        if self.epilogue is None:
+            if operands or named:
+                raise TypeError("operands: got some for a layer without an epilogue; accepted is x alone")
+            return super().forward(x)
+        weight, bias = self.weight, self.bias
+        if self.epilogue.takes_bias:
+            others = [spec.name for spec in self.epilogue.traced.operands if spec.name != "bias"]
+            if len(operands) > len(others) or "bias" in named:
+                raise TypeError(
+                    f"operands: got {len(operands)} and {sorted(named)}; accepted are {others}, beside the layer's bias"
+                )
+            by_place = dict(zip(others, operands, strict=False))
+            if twice := by_place.keys() & named.keys():
+                raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
+            operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
+        use = PACK_USE[isinstance(weight, nn.Parameter)]
+        return self.epilogue.call(x, weight, operands, named, None, self.precision, self.strict, use)
 
     @property
     def _epilogue_name(self) -> str | None:
-        return "layer_scale_residual"
+        return None if self.epilogue is None else self.epilogue.traced.name
 
 
 class Sigmoid(nn.Module):
