@@ -119,7 +119,7 @@ class LinearGLU(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return FUNCTIONS[GATED + self.activation]
+        return FUNCTIONS[GATED + formula_functions.checked_activation(self.activation)]
 
     def repack(self) -> None:
         """As of `FusedLinear`, for the weights of both products."""

@@ -217,7 +217,7 @@ class LinearGated(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return library.FUNCTIONS[GATED + self.activation]
+        return library.FUNCTIONS[GATED + formula_functions.checked_activation(self.activation)]
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         """Apply the layer."""
