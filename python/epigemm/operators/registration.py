@@ -24,7 +24,7 @@ from epigemm.arguments.calls import (
 )
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
-from epigemm.calls.log import current
+from epigemm.calls.log import current, within_call
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import batching
 from epigemm.packs import weight_packs
@@ -185,7 +185,7 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if isinstance(found, Tensor):
             return found
         inputs = _tensors_in(args)
-        if current.log is not None:
+        if current.log is not None and not current.log.is_within_call:
             current.log.begin()
         if not gradient_products.runs_directly(*inputs):
             return kernel(keyset, *args)
@@ -213,8 +213,9 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # Checked here: the two operators' own checks would not fit the call as a whole, or come after the first has
         # run.
         checks.linear(call)
-        product: Tensor = ops.linear(*linear_arguments(call.product()))
-        result: Tensor = ops.elementwise(*elementwise_arguments(call.behind(product)))
+        with within_call():
+            product: Tensor = ops.linear(*linear_arguments(call.product()))
+            result: Tensor = ops.elementwise(*elementwise_arguments(call.behind(product)))
         return result
 
     return autograd_kernel
