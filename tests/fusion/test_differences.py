@@ -150,7 +150,7 @@ ROWS: dict[str, Callable[[Callable[[nn.Module], Any]], str]] = {
     "a hook that a layer inside the model gets after the first call": hook,
     "another answer to `self.mode is MODE`": identity,
 }
-PAGE = Path(epigemm.__file__).parents[2] / "docs" / "fuse.md"
+PAGE = Path(__file__).parents[2] / "docs" / "fuse.md"
 
 
 def table() -> list[list[str]]:
