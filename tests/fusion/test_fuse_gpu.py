@@ -143,7 +143,8 @@ def test_sizes_that_change(mode: str | None, learns: bool) -> None:
                 for mine, right in zip(
                     found, torch.autograd.grad(model(x).square().mean(), wanted), strict=True
                 ):
-                    torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-3 * float(right.abs().max()))
+                    # By norms: a hidden unit whose sum is nearly zero may fall on either side of ReLU's kink.
+                    assert float((mine - right).norm()) <= 1e-3 * float(right.norm())
     assert "linear_relu" in {site.function for site in fast.fusion_report.sites}, fast.fusion_report
 
 

@@ -71,9 +71,20 @@ class Off(TorchDispatchMode):  # type: ignore[no-untyped-call]
             *_, a, b = args[: 3 if "addmm" in name else 2]
             terms = a.abs() @ b.abs()
             size = size + (a.shape[-1] * self._of_sum + self._parts) * terms
-        rng = torch.Generator().manual_seed(1000 * self._at + 500 * self._draw + number)
-        signs = torch.randint(2, result.shape, generator=rng, dtype=torch.float64) * 2 - 1
+        signs = self._signs(result, number)
         result.add_(self._sign * torch.where(result.isfinite(), size, 0.0) * signs.to(result.device))
+
+    def _signs(self, result: Tensor, number: int) -> Tensor:
+        """Random signs. `draw` of 1 and -1: both halves of the columns have equal signs, or opposite ones.
+
+        Two halves of one product are multiplied: in one of the two draws their errors add up.
+        """
+        rng = torch.Generator().manual_seed(1000 * self._at + number)
+        *rows, columns = result.shape or (1,)
+        is_halved = self._draw != 0 and columns % 2 == 0
+        drawn = (*rows, columns // 2) if is_halved else result.shape
+        signs = torch.randint(2, drawn, generator=rng, dtype=torch.float64) * 2 - 1
+        return torch.cat([signs, self._draw * signs], -1) if is_halved else signs
 
 
 def bounded(op: Op, arguments: Arguments, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
@@ -91,8 +102,7 @@ def bounded(op: Op, arguments: Arguments, dtype: torch.dtype) -> tuple[list[Tens
         _rounding(result.dtype(dtype), each) for result, each in zip(op.results, expected, strict=True)
     ]
     for at in range(counting.count):
-        # Two halves of one product are multiplied: with one draw of signs their errors may cancel.
-        draws = range(2 if op.of_kind(TWO_WEIGHTS) else 1)
+        draws = (1, -1) if op.of_kind(TWO_WEIGHTS) else (0,)
         every = [
             run(Off(dtype, is_gpu=is_gpu, at=at, sign=sign, draw=draw)) for sign in (1, -1) for draw in draws
         ]
