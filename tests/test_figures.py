@@ -160,7 +160,7 @@ def test_pairs_of_products(row: Row) -> None:
         assert row.cells[column] == f"{mean_of(found):.2f} ({min(found):.2f})"
 
 
-@pytest.mark.parametrize("row", [row for seed in (66, 92) for row in of(f"random-{seed}")], ids=str)
+@pytest.mark.parametrize("row", [row for seed in (66, 92, 530) for row in of(f"random-{seed}")], ids=str)
 def test_random_shapes(row: Row) -> None:
     """Geometric mean and worst ratio."""
     measured = cases(row.folder, row.cells["record"].strip("`"))
@@ -340,14 +340,18 @@ PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf1
 VARIANTS = {
     '`torch.compile` / with the backend "epigemm"': "backend_vs_compile",
     'the same with `mode="reduce-overhead"`': "overhead_vs_compile",
+    'eager / `fuse(model, options={"backend": "eager"})`': "eager_options_vs_eager",
 }
 
 
-def test_whole_models() -> None:
-    """Of the H100: geometric means, and the least upper quartile of a case; of the record that is there."""
+@pytest.mark.parametrize(
+    ("first", "gpu"), [("| what | batch |", "An H100"), ("| operator by operator | batch |", "An H200")]
+)
+def test_whole_models(first: str, gpu: str) -> None:
+    """Geometric means, and the least upper quartile of a case; of the records that are there."""
     variant = ""
-    rows_of_means = table(FUSE, "| what | batch |")
-    assert len(rows_of_means) == 4
+    rows_of_means = table(FUSE, first)
+    assert rows_of_means
     sizes = {
         name: {
             place: "x".join(map(str, batch))
@@ -356,10 +360,10 @@ def test_whole_models() -> None:
         for name, network in NETWORKS.items()
     }
     for row in rows_of_means:
-        variant = VARIANTS.get(row["what"], variant)
+        variant = VARIANTS.get(next(iter(row.values())), variant)
         if variant == "overhead_vs_compile":
             continue
-        record = json.loads((RESULTS / FOLDERS["An H100"] / "models" / "summary.json").read_text())
+        record = json.loads((RESULTS / FOLDERS[gpu] / "models" / "summary.json").read_text())
         least = min(
             case["quartiles"][variant][2]
             for name, case in record["cases"].items()
