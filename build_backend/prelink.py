@@ -25,7 +25,7 @@ OF_PAIRS = "gated_silu"
 
 def import_parts() -> None:
     """Let modules of the package be imported without the package."""
-    for name in ("epigemm", "epigemm.epilogues", "epigemm.epilogues.tracing", "epigemm.linking"):
+    for name in ("epigemm", "epigemm.epilogues", "epigemm.epilogues.tracer", "epigemm.linker"):
         package: Any = types.ModuleType(name)
         package.__path__ = [str(PACKAGE.joinpath(*name.split(".")[1:]))]
         sys.modules[name] = package
@@ -37,8 +37,8 @@ def write_sources(folder: Path) -> None:
     Prints the names of the latter for CMake, and behind them that of `OF_PAIRS`.
     """
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
-    from epigemm.epilogues.tracing import cost
-    from epigemm.epilogues.tracing.source import functor_text, kernel_functions, named_functor
+    from epigemm.epilogues.tracer import cost
+    from epigemm.epilogues.tracer.source import functor_text, kernel_functions, named_functor
 
     folder.mkdir(parents=True, exist_ok=True)
     lines = re.findall(r"^EPIGEMM_EPILOGUE\((\w+), (\w+), PRELINKED\)", REGISTRY.read_text(), re.MULTILINE)
@@ -65,8 +65,8 @@ def write_sources(folder: Path) -> None:
 
 def linker() -> Callable[[bytes, bytes, str], bytes]:
     """Links (kernel's code, functor's code, symbol) to machine code."""
-    from epigemm.linking.libraries import nvjitlink
-    from epigemm.linking.toolchain import link
+    from epigemm.linker.libraries import nvjitlink
+    from epigemm.linker.toolchain import link
 
     library = nvjitlink()
     return lambda kernel, functor, symbol: link(kernel, functor, symbol, ARCHITECTURE, library=library)

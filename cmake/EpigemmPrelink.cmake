@@ -1,6 +1,6 @@
 # The built-in epilogues that registry.def calls PRELINKED, linked into every open kernel that they may need:
 # epigemm/cubins/NAME.zip in the wheel holds the machine code of each kernel under its symbol. They are what
-# epigemm/linking would make at first use: build_backend/prelink.py calls the same functions.
+# epigemm/linker would make at first use: build_backend/prelink.py calls the same functions.
 if(NOT EPIGEMM_GEMM_ARCHITECTURES)
   return()
 endif()
@@ -9,7 +9,7 @@ file(MAKE_DIRECTORY "${EPIGEMM_CUBIN_DIR}")
 # Those that read matrices are not in the registry: epigemm/epilogues/formulas.py has them.
 set(prelink "${PROJECT_SOURCE_DIR}/build_backend/prelink.py")
 set(package "${PROJECT_SOURCE_DIR}/python/epigemm")
-file(GLOB tracing CONFIGURE_DEPENDS "${package}/epilogues/tracing/*.py")
+file(GLOB tracing CONFIGURE_DEPENDS "${package}/epilogues/tracer/*.py")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/epilogues/formulas.py" ${tracing}
                                        "${csrc}/epilogue/costs.def")
 execute_process(COMMAND "${Python_EXECUTABLE}" "${prelink}" --write-sources "${EPIGEMM_GENERATED_DIR}/functors"
@@ -47,7 +47,7 @@ foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices of_pairs)
     OUTPUT "${file}"
     COMMAND "${CMAKE_COMMAND}" -E env "EPIGEMM_CUDA_LIBRARIES=${EPIGEMM_NVJITLINK_PATH}" "${Python_EXECUTABLE}"
             "${prelink}" ${which} --ir "${EPIGEMM_IR_DIR}" --out "${file}" ${functors}
-    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linking/toolchain.py"
+    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linker/toolchain.py"
     COMMENT "Linking ${name}"
     VERBATIM)
   list(APPEND ${list} "${file}")

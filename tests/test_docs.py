@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from epigemm.epilogues import formulas
-from epigemm.epilogues.tracing import aten
+from epigemm.epilogues.tracer import aten
 from tests.csrc.test_open_names import names_of_the_build
 from tests.support import pages, prose
 from tests.support.primitives import ACTIVATIONS

@@ -13,9 +13,9 @@ import epigemm
 from epigemm import __main__ as main
 from epigemm._native import registry
 from epigemm.calls import elementwise_kernels
-from epigemm.linking import libraries
-from epigemm.linking.libraries import Libraries, Library
-from epigemm.planning import plans
+from epigemm.linker import libraries
+from epigemm.linker.libraries import Libraries, Library
+from epigemm.planner import plans
 from tests.support.pieces import pretend_gpu
 
 

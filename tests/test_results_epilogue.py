@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 import epigemm
 from epigemm import PerColumn
-from epigemm.epilogues.tracing.results import SUM, structured
+from epigemm.epilogues.tracer.results import SUM, structured
 from tests.support.moments import assert_close
 from tests.support.results import (
     draw,

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import epigemm
 from epigemm import ResultsEpilogue
-from epigemm.linking import cubins
+from epigemm.linker import cubins
 from tests.support.results import (
     FUNCTIONS,
     NAMES,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from epigemm import ResultsEpilogue
-from epigemm.epilogues.tracing.results import AMAX, AMIN, Result
+from epigemm.epilogues.tracer.results import AMAX, AMIN, Result
 from tests.support.results import (
     draw,
     every_reduction,

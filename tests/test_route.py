@@ -12,7 +12,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.autograd import nodes
-from epigemm.calls import deeds, entry
+from epigemm.calls import entry, resolve
 from tests.support.untyped import backward
 from tests.support.watching import BUILT_IN
 
@@ -27,7 +27,7 @@ def expected(x: Tensor) -> Tensor:
 
 def test_a_plain_call_is_answered_at_once() -> None:
     with (
-        mock.patch.object(deeds, "linear", side_effect=AssertionError),
+        mock.patch.object(resolve, "linear", side_effect=AssertionError),
         mock.patch.object(nodes, "linear", side_effect=AssertionError),
         mock.patch.object(entry, "sees", side_effect=AssertionError),
     ):
@@ -44,7 +44,7 @@ def test_a_recorded_call_is_a_node() -> None:
 def test_a_call_that_cannot_be_answered_is_mended() -> None:
     memory = torch.randn(6, 24)
     x, out = memory[:, :16], memory[:, 16:]  # side by side, without a common byte
-    with mock.patch.object(deeds, "linear", wraps=deeds.linear) as mended:
+    with mock.patch.object(resolve, "linear", wraps=resolve.linear) as mended:
         assert epigemm.linear_silu(x, weight, bias, out=out) is out
     assert mended.call_count == 1
     torch.testing.assert_close(out, expected(x))
@@ -67,7 +67,7 @@ def test_others_take_the_operators(who: str) -> None:
 
 
 def test_a_number_of_another_kind_does_not_change_who_takes_a_call() -> None:
-    with mock.patch.object(deeds, "linear", wraps=deeds.linear) as mended:
+    with mock.patch.object(resolve, "linear", wraps=resolve.linear) as mended:
         found = epigemm.linear_relu_div(x, weight, bias, 2)
     assert mended.call_count == 1, "an integer is made a float, and the call is plain"
     torch.testing.assert_close(found, torch.relu(torch.nn.functional.linear(x, weight, bias)) / 2)

@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, UserEpilogue
 from epigemm.calls import entry
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 from tests.support.watching import BUILT_IN, DONE
 
 pytestmark = BUILT_IN

@@ -18,8 +18,8 @@ import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.epilogues.registry import typed
-from epigemm.linking import cubins, libraries
-from epigemm.planning import dry_runs
+from epigemm.linker import cubins, libraries
+from epigemm.planner import dry_runs
 
 pytestmark = pytest.mark.gpu
 
@@ -200,7 +200,7 @@ def test_operands_written_right_before() -> None:
 def test_the_cache_on_disk_serves_another_process(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import time, torch, epigemm
-        from epigemm.linking import cubins
+        from epigemm.linker import cubins
 
         @epigemm.epilogue
         def halved(acc, bias: epigemm.PerColumn):

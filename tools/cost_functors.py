@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaring import OperandSpec, traced
+from epigemm.epilogues.declaration import OperandSpec, traced
 from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.tracing import cost
-from epigemm.epilogues.tracing.program import words
-from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
+from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
+from epigemm.epilogues.tracer.program import words
 from epigemm.user_epilogue import UserEpilogue
 
 Primitive = Callable[[Tensor, Tensor], Tensor]

@@ -30,12 +30,12 @@ from benchmarks.harness.report import Record, Table, number, progress, show
 from benchmarks.harness.runner import Bench, Budget, describe_error
 from epigemm.arguments.calls import KEEP, LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.calls.deeds import Forced
+from epigemm.calls.resolve import Forced
 from epigemm.epilogues.registry import typed
-from epigemm.linking import cubins, loading
-from epigemm.linking.toolchain import side_by_side
-from epigemm.planning import dry_runs
-from epigemm.tuning.timing import Effort
+from epigemm.linker import cubins, loader
+from epigemm.linker.toolchain import side_by_side
+from epigemm.planner import dry_runs
+from epigemm.tuner.timing import Effort
 from tools import cost_table
 from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
 from tools.cost_table import COLUMNS, Costs
@@ -241,7 +241,7 @@ class Sweep:
                 for functor in (drawn if kernel.column in _CHECKED else ()) if is_drawn else functors:
                     with suppress(RuntimeError):  # said when it is called
                         missing = self.missing(kernel, functor, tensors)
-                        for job in loading._jobs(typed(functor.epilogue.traced, [True]), missing, capability):
+                        for job in loader._jobs(typed(functor.epilogue.traced, [True]), missing, capability):
                             wanted_jobs.setdefault(job, []).append((functor.name, kernel.column))
         started, limit = time.monotonic(), _LINKING * (self.budget_s or float("inf"))
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.linking import cubins
-from epigemm.linking.toolchain import compile_functor, link
-from epigemm.planning import plans
+from epigemm.linker import cubins
+from epigemm.linker.toolchain import compile_functor, link
+from epigemm.planner import plans
 from tools.check_wheel import cuda_tool
 
 FAMILY = "sm80_mma"

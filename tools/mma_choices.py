@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
-from epigemm.planning import plans
-from epigemm.planning.gpus import KNOWN
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
 
 GPUS = {name: KNOWN[name].numbers for name in ("A100 40 GB", "A100 80 GB", "A10", "L40S", "RTX 4090", "B200")}
 """As `plans.ask` takes them."""

@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.harness.report import write_json
 from benchmarks.harness.shards import Shard
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
-from epigemm.epilogues import declaring
+from epigemm.epilogues import declaration
 from epigemm.epilogues.kinds import ANNOTATIONS
-from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
+from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
 from tests.support.results import Given, draw, dtype_of, wanted
 
 SCALAR = 0.75  # as `draw` gives it
@@ -126,11 +126,11 @@ class Made:
     def epilogue(self) -> ResultsEpilogue:
         """The function as an epilogue: its operands and what it reads from outside are known."""
         operands = tuple(
-            declaring.OperandSpec(ANNOTATIONS[kind], f"operand{number}")
+            declaration.OperandSpec(ANNOTATIONS[kind], f"operand{number}")
             for number, kind in enumerate(self.kinds)
         )
-        found = declaring._trace(self.__call__, operands, "random", f"{__file__}:1")
-        assert isinstance(found, declaring.TracedResults)
+        found = declaration._trace(self.__call__, operands, "random", f"{__file__}:1")
+        assert isinstance(found, declaration.TracedResults)
         epilogue = ResultsEpilogue(found)
         vars(epilogue)["__wrapped__"] = self.__call__
         return epilogue

@@ -17,10 +17,10 @@ from epigemm.calls import entry
 from epigemm.epilogues.kinds import MATRIX, SCALAR
 from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import Epilogue
-from epigemm.linking import loading
+from epigemm.linker import loader
 from epigemm.packs.weight_packs import SLICES, pack_bytes
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -97,7 +97,7 @@ def forced_into(
     found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted)
     if found.refused:
         raise RuntimeError(f"plan: {found.refused}")
-    if reason := loading.link(spec, ",".join(found.missing), x.device):
+    if reason := loader.link(spec, ",".join(found.missing), x.device):
         raise RuntimeError(f"{epilogue}: {reason}")
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]

@@ -20,8 +20,8 @@ from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
 from benchmarks.harness.report import Table
 from benchmarks.kinds import Run
-from epigemm.tuning.timing import Run as Call
-from epigemm.tuning.timing import Timer, make_timer
+from epigemm.tuner.timing import Run as Call
+from epigemm.tuner.timing import Timer, make_timer
 
 MOST_WAITING = 0.3
 LIMITED = "limited_by_gpu"

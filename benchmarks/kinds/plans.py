@@ -22,10 +22,10 @@ from benchmarks.harness.report import Table, progress, write_json
 from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
 from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls.considered import consider
+from epigemm.calls.forecast import consider
 from epigemm.explain.log import logged
-from epigemm.tuning import candidates
-from epigemm.tuning.timing import Effort
+from epigemm.tuner import candidates
+from epigemm.tuner.timing import Effort
 
 METHOD = "Medians of calls in turn, the L2 cache flushed before each call. No result is checked."
 _EFFORT = Effort(rounds=5, min_ms=0.0, max_rounds=5)

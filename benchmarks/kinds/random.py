@@ -40,7 +40,7 @@ from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matm
 from benchmarks.harness.sampling import SampledReference
 from benchmarks.kinds import Run, points
 from benchmarks.kinds.points import ours, size
-from epigemm.tuning.timing import Effort
+from epigemm.tuner.timing import Effort
 
 NAMES = {"random": (EAGER, MM, ADDMM, COMPILE), "short": (EAGER, MM)}
 EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21)

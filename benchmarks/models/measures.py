@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from epigemm.tuning.timing import wall_ms
+from epigemm.tuner.timing import wall_ms
 
 Call = Callable[[], object]
 

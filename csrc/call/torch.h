@@ -12,7 +12,7 @@ struct Record;
 enum class Gemm { Product, WithBias, WithBiasAndReLU };
 
 // The result of a call. All but the first two are reasons: nothing was launched or written. What Python does about each
-// of them is called a deed (python/epigemm/calls/deeds.py).
+// of them is called a remedy (python/epigemm/calls/resolve.py).
 enum class Answer {
   Done,             // the result is there
   Raised,           // there is a Python error, from PyTorch or from Torch::raise

@@ -1,5 +1,5 @@
 // All that an epilogue made of a Python function may call: docs/epilogues.md lists it,
-// epigemm/epilogues/tracing/steps.py decides.
+// epigemm/epilogues/tracer/steps.py decides.
 #pragma once
 
 #include "epilogue/primitives/activations.h"

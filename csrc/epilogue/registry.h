@@ -53,7 +53,7 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 const EpilogueInfo* epilogue_at(int64_t index);
 
 // An epilogue whose kernels are linked at run time. `operands`, which are copied, begin with the accumulator. `bias`,
-// `has_store`: as of EpilogueInfo. `cost`: of the primitives that python/epigemm/epilogues/tracing/cost.py counts. A
+// `has_store`: as of EpilogueInfo. `cost`: of the primitives that python/epigemm/epilogues/tracer/cost.py counts. A
 // name stands for one operand list and one functor: registering them again gives the same id. An entry is never moved
 // or removed. Throws std::invalid_argument where the name is taken or the operands have no room, std::length_error when
 // the table is full.

@@ -1,7 +1,7 @@
 // The contract between a kernel whose epilogue is left open and the functor that is linked into it.
 //
 // An open kernel is compiled once, to LTO-IR. It calls `epigemm_apply`, which a functor defines, compiled to
-// LTO-IR too: with the package, or by NVRTC (epigemm/epilogues/tracing/source.py writes its text). The linker
+// LTO-IR too: with the package, or by NVRTC (epigemm/epilogues/tracer/source.py writes its text). The linker
 // (nvJitLink) inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither loaded nor
 // given registers.
 #pragma once

@@ -143,7 +143,7 @@ void linear_folded_into(const TensorView& x, const TensorView& weight, const Opt
             out);
 }
 
-// FNV-1a of a name, without a sign. Python computes the same (operators/compiled.py).
+// FNV-1a of a name, without a sign. Python computes the same (operators/graphs.py).
 int64_t digest_of(std::string_view name) {
   uint64_t digest = 0xcbf29ce484222325u;
   for (const unsigned char letter : name) digest = (digest ^ letter) * 0x100000001b3u;

@@ -11,9 +11,9 @@ from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.decorator import epilogue
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
-from epigemm.explain.explained import Explanation
+from epigemm.explain.answer import Explanation
 from epigemm.explain.products import ModuleExplanation
-from epigemm.explaining import explain
+from epigemm.explanations import explain
 from epigemm.formula_functions import (
     linear_batch_norm_relu,
     linear_gated,
@@ -39,9 +39,9 @@ from epigemm.functional import (
 from epigemm.glu import linear_glu
 from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
-from epigemm.precompiling import precompile
+from epigemm.precompilation import precompile
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.tuning.tuner import Tuning, tune
+from epigemm.tuner.tuner import Tuning, tune
 from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import epigemm
 from epigemm._native import registry
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.calls.considered import consider
+from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU
-from epigemm.linking import cache, libraries
+from epigemm.linker import cache, libraries
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _K = 4096

@@ -9,7 +9,7 @@ from typing import Any, overload
 from torch import Tensor
 
 from epigemm import progress
-from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.signatures import call_doc, call_signature
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue

@@ -17,7 +17,7 @@ from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import considered, entry, one_kernel
+from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.formulas import BIAS2, GATED
 from epigemm.epilogues.library import BIAS, FUNCTIONS
@@ -89,7 +89,7 @@ def _require_fused(name: str, x: Tensor, first: _Product, precision: str | None)
     use = FIND if first.pack_use is None else first.pack_use
     call = LinearCall(epilogue, rows, first.weight, operands, asked, use, True)
     if not call.is_empty:
-        considered.require_fused(call)
+        forecast.require_fused(call)
 
 
 def run(

@@ -22,13 +22,13 @@ from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.calls import one_kernel, reductions
 from epigemm.calls.layouts import unflattened
 from epigemm.compilers import is_traced
-from epigemm.decorated import Decorated, absent
-from epigemm.epilogues.declaring import TracedResults
+from epigemm.decoration import Decorated, absent
+from epigemm.epilogues.declaration import TracedResults
 from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracing.results import AMAX, AMIN, Result, filled, structured, written
+from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.user_epilogue import UserEpilogue

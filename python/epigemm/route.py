@@ -1,7 +1,7 @@
 """Sends each call of the public functions to one of three routes.
 
-- Plain: the entry makes the call in C++ (`epigemm.calls.entry`). Where it returns a reason, `epigemm.calls.deeds` does
-  what is needed, and makes the call again.
+- Plain: the entry makes the call in C++ (`epigemm.calls.entry`). Where it returns a reason, `epigemm.calls.resolve`
+  does what is needed, and makes the call again.
 - Recorded: autograd records the call, and nothing else intercepts it. The call becomes a node of `epigemm.autograd`, or
   for small layers PyTorch's own nodes.
 - Operator: a tracer, a mode, a transform or a tensor subclass intercepts the call. The operators `torch.ops.epigemm.*`
@@ -32,19 +32,19 @@ from epigemm.arguments.calls import (
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, needs_override
 from epigemm.autograd import nodes
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, invariant
+from epigemm.calls import elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.compilers import is_exporting, is_traced
-from epigemm.epilogues.declaring import OperandSpec, Traced
+from epigemm.epilogues.declaration import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operand, Operands, compute_dtype, folded_by_reference
-from epigemm.operators import compiled
 from epigemm.operators import flops as _flops  # noqa: F401
+from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 
 # Looked up once, because a plain call takes the host only microseconds.
 _may_be_exporting = torch.compiler.is_exporting  # of any thread
@@ -89,7 +89,7 @@ def linear(
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         if isinstance(function, Epilogue):
-            found = compiled.linear(function, x, weight, operands, fold, precision, out, strict)
+            found = graphs.linear(function, x, weight, operands, fold, precision, out, strict)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -124,7 +124,7 @@ def linear(
     checks.linear(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
-        return deeds.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
+        return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
     if fold[0] is not None and not strict and adds_bias_first(x):
         product = linear(BIAS, x, weight, fold[:1], precision, None, False, pack_use)
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
@@ -144,7 +144,7 @@ def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Opera
     specs: _Specs = function.operands
     pairs = zip(specs, operands, strict=True)
     return tuple(
-        [compiled.scalar(spec.name, value, x) if spec.kind == SCALAR else value for spec, value in pairs]
+        [graphs.scalar(spec.name, value, x) if spec.kind == SCALAR else value for spec, value in pairs]
     )
 
 
@@ -166,8 +166,8 @@ def _checked(
             checks.scalar_tensor(spec.name, value, x, first)
             value = value.to(wide)
         elif spec.kind == SCALAR:
-            number = value if compiled.is_symbol(value) else checks.scalar_number(spec.name, value)
-            value = compiled.on_device(number, x).to(wide) if has_tensors else number
+            number = value if graphs.is_symbol(value) else checks.scalar_number(spec.name, value)
+            value = graphs.on_device(number, x).to(wide) if has_tensors else number
         elif isinstance(value, Tensor):
             checks.strided(spec.name, value)
             if KINDS[spec.kind].by_row:
@@ -181,7 +181,7 @@ def _checked(
 
 def _is_tensor(scalar: Tensor | float | None) -> bool:
     """Whether a scalar is a tensor, or should become one because each value of a number would be traced again."""
-    return isinstance(scalar, Tensor) or (scalar is not None and compiled.is_symbol(scalar))
+    return isinstance(scalar, Tensor) or (scalar is not None and graphs.is_symbol(scalar))
 
 
 def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
@@ -297,7 +297,7 @@ def _options(
     """The checked options of a call: precision, pack use, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)
     if is_traced() or (_may_be_exporting() and is_exporting()):
-        asked = compiled.resolved(asked, x)
+        asked = graphs.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)
     if route is _RECORDED and weight.requires_grad:
@@ -315,11 +315,11 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
     if route is _RECORDED and call.out is None:
         return nodes.linear(call, checked=checked)
     if route is _PLAIN:
-        return deeds.linear(call)
+        return resolve.linear(call)
     if _in_functional_derivative():
         return _linear_reference(call)
     if not is_traced():
-        native = compiled.flat(call)
+        native = graphs.flat(call)
         if native is not None:
             return native
     arguments = linear_arguments(call)
@@ -350,7 +350,7 @@ def elementwise(
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         if isinstance(function, Epilogue):
-            found = compiled.elementwise(function, x, operands, fold, out)
+            found = graphs.elementwise(function, x, operands, fold, out)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -390,7 +390,7 @@ def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
     if route is _RECORDED and out is None:
         return nodes.elementwise(call)
     if route is _PLAIN:
-        return elementwise_deeds.elementwise(call)
+        return resolve_elementwise.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
         _refuse_out(out)

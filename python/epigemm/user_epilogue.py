@@ -10,13 +10,13 @@ from torch import Tensor
 from epigemm import route as _route
 from epigemm.arguments import forms
 from epigemm.arguments.forms import Function
-from epigemm.decorated import Decorated, absent
-from epigemm.epilogues.declaring import Traced
+from epigemm.decoration import Decorated, absent
+from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import PER_COLUMN
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import Epilogue
-from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
-from epigemm.epilogues.tracing.source import functor_text
+from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
+from epigemm.epilogues.tracer.source import functor_text
 from epigemm.packs.weight_packs import PackedWeight
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm.epilogues.declaring import trace
+from epigemm.epilogues.declaration import trace
 from tests.support.untyped import torch as untyped
 
 M, N, K = 4, 5, 8

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments import invariance
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.support.cases import poisoned
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
 from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public

@@ -13,7 +13,7 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.autograd import nodes
 from epigemm.calls import one_kernel
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.gemm.query import H200
 
 M, N, K = 6, 8, 16

@@ -17,7 +17,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import gradient_products, nodes
 from epigemm.calls import by_reference, entry
 from epigemm.packs import weight_packs
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 from tests.support.public import PUBLIC, Arguments, Public, map_tensors, tensors_of
 from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped

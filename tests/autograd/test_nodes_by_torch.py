@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint as untyped_checkpoint
 
 import epigemm
 from epigemm.packs import weight_packs
-from epigemm.planning import plans
-from epigemm.planning.reasons import Reason
+from epigemm.planner import plans
+from epigemm.planner.reasons import Reason
 from tests.support.untyped import backward
 from tests.support.watching import WITH_ENTRY
 

@@ -17,7 +17,7 @@ from benchmarks import cutlass
 from benchmarks.cases import Case, Setting, Shape, make_data
 from benchmarks.cases.problems import problems
 from benchmarks.harness.records import CUTLASS
-from epigemm.tuning.timing import Run
+from epigemm.tuner.timing import Run
 
 BF16, TF32 = Setting("bf16", "highest"), Setting("fp32", "high")
 ROOT = Path(__file__).parents[2]

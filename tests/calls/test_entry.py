@@ -16,7 +16,7 @@ import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backends
 from tests.support.watching import DONE, WITH_ENTRY, linear_arguments

@@ -20,7 +20,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.calls import entry
 from epigemm.packs import weight_packs
 from epigemm.packs.weight_packs import FIND
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 from tests.support.untyped import torch as untyped
 from tests.support.watching import DONE, WITH_ENTRY, linear_arguments
 

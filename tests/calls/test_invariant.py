@@ -12,7 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm.calls import by_reference, elementwise_kernels, entry, weight_slices
 from epigemm.packs import weight_packs
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
 from tests.support.pieces import DEVICE, pretend_gpu

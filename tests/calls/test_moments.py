@@ -8,11 +8,11 @@ from torch import Tensor
 
 from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds, entry, moments
+from epigemm.calls import entry, moments, resolve
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 from tests.gemm.query import H200
 from tests.support.answers import Answers
 
@@ -162,7 +162,7 @@ def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest
     z, statistics = torch.empty(64, 8), moments.Moments(torch.empty(8), torch.empty(8))
     Answers(monkeypatch, "ask", int(reason))
     monkeypatch.setattr(entry, "linear", lambda *arguments: reason)
-    monkeypatch.setattr(deeds, "linear", lambda call: z)
+    monkeypatch.setattr(resolve, "linear", lambda call: z)
     monkeypatch.setattr(moments, "column_moments", lambda of, leaves_blocks: statistics)
     found = moments.linear(x, weight, bias, None, False, None)
     assert found[0] is z and found[1] is statistics

@@ -10,9 +10,9 @@ import torch
 from epigemm import glu
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
-from epigemm.linking import loading
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
+from epigemm.linker import loader
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 from tests.gemm.query import H200
 from tests.support.answers import Answers
 
@@ -96,7 +96,7 @@ def test_a_profiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:
     Answers(monkeypatch, "ask", int(Reason.NOT_LINKED))
-    monkeypatch.setattr(loading, "link", lambda *about: "no NVRTC")
+    monkeypatch.setattr(loader, "link", lambda *about: "no NVRTC")
     assert one_kernel.pair(call()) is None
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
 from epigemm.epilogues.library import BIAS
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 
 
 @pytest.fixture(autouse=True)

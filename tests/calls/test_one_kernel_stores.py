@@ -12,9 +12,9 @@ from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
 from epigemm.epilogues.registry import typed
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.dry_runs import DryRun
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.reasons import Reason
 from tests.gemm.query import H200
 from tests.support.answers import Answers
 from tests.support.plans import FAMILIES, FP16X3, MMA, SWAP_AB, TMA, numbers

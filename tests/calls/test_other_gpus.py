@@ -14,12 +14,12 @@ from torch import Tensor
 import epigemm
 from epigemm._native import ops
 from epigemm.calls import entry
-from epigemm.linking import cubins, libraries, loading, prelinked, store
-from epigemm.linking.store import Once
+from epigemm.linker import cubins, libraries, loader, store, wheel
+from epigemm.linker.store import Once
 from epigemm.packs import weight_packs
-from epigemm.planning import plans
-from epigemm.planning.gpus import KNOWN
-from tests.linking.fakes import KERNEL_IR, FakeNvJitLink, fakes
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
+from tests.linker.fakes import KERNEL_IR, FakeNvJitLink, fakes
 from tests.support.choices import forget
 from tests.support.pieces import pretend_gpu
 from tests.support.pretended import Pretended
@@ -30,7 +30,7 @@ MISSING = "nvJitLink was not found"
 SIZE = (48, 1024, 64)
 """M, N, K of products in bf16 for which a fused kernel is expected to be faster there."""
 FIXUP = "epigemm_open_sm80_fixup"
-REAL = {name: getattr(loading, name) for name in ("link", "would_link")}
+REAL = {name: getattr(loader, name) for name in ("link", "would_link")}
 
 
 @dataclass
@@ -84,10 +84,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         (cubins, "build_cubins", build_cubins),
         (ops, "_add_kernel", add_kernel),
         (torch.cuda, "get_device_capability", lambda device: A100.capability),
-        (loading, "_failed", {}),
-        (loading, "capturing", lambda device: found.capturing),
+        (loader, "_failed", {}),
+        (loader, "capturing", lambda device: found.capturing),
         (weight_packs, "capturing", lambda device: found.capturing),
-        *((loading, name, function) for name, function in REAL.items()),
+        *((loader, name, function) for name, function in REAL.items()),
     ]
     for where, name, value in patches:
         monkeypatch.setattr(where, name, value)
@@ -120,7 +120,7 @@ def test_a_built_in_epilogue_is_linked_once(machine: Machine) -> None:
         gelu(*arguments, strict=True)
     ((name, symbol),) = machine.loaded
     assert name == "bias_gelu" and symbol.startswith("epigemm_open_sm80_mma_bfloat16_")
-    assert not prelinked.has(name, symbol, A100.capability)
+    assert not wheel.has(name, symbol, A100.capability)
     assert machine.fused == 3 and machine.tried == 1
     (options,) = machine.linker.calls
     assert "-arch=sm_80 " in f"{options} "

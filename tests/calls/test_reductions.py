@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from epigemm.calls import reductions
-from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, REDUCTIONS, SUM, VAR
+from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, REDUCTIONS, SUM, VAR
 from tests.support.invariance import bits
 from tests.support.threads import threads
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from epigemm.epilogues import formulas, library
-from epigemm.epilogues.declaring import OperandSpec, Traced, traced
+from epigemm.epilogues.declaration import OperandSpec, Traced, traced
 from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, slots_of
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.epilogues.tracing.source import prelude
+from epigemm.epilogues.tracer.source import prelude
 from tests.ops.bounds import Off
 from tests.support.functors import COMPILER
 from tools.random_functions import Made

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import Scalar
 from tests.support.functors import COMPILER, Functors
 from tests.support.primitives import FUNCTIONS, NAN, points, traced_of

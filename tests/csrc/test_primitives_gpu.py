@@ -18,9 +18,9 @@ from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_deeds
 from epigemm.epilogues.registry import Epilogue, typed
-from epigemm.epilogues.tracing.cost import primitives
-from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
-from epigemm.linking import cubins, libraries
+from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
+from epigemm.epilogues.tracer.cost import primitives
+from epigemm.linker import cubins, libraries
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
 from tests.csrc.test_short_forms import ERRORS, FAR_ERRORS, FAR_LEFT, FORMS, RELATIVE
 from tests.support.primitives import FUNCTIONS, points, traced_of

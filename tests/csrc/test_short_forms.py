@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from epigemm.epilogues.tracing.source import prelude
+from epigemm.epilogues.tracer.source import prelude
 from tests.support.functors import COMPILER
 from tests.support.thorough import is_thorough
 

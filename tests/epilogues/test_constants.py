@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from epigemm import epilogue
-from epigemm.epilogues.declaring import trace
+from epigemm.epilogues.declaration import trace
 
 LIMIT = 2.0
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, PRELINKED, digest, prelinked_name
 from epigemm.epilogues.library import FUNCTIONS
 from epigemm.epilogues.registry import EPILOGUES, typed
-from epigemm.epilogues.tracing.source import functor_text
+from epigemm.epilogues.tracer.source import functor_text
 from tests.support.activations import ACT
 
 EXPECTED: dict[str, Callable[..., Tensor]] = {

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaring import TracedResults, trace
+from epigemm.epilogues.declaration import TracedResults, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn
 from epigemm.epilogues.parts import Parts, Reduction, take_apart
-from epigemm.epilogues.tracing.results import AMAX, MEAN, SUM, VAR
+from epigemm.epilogues.tracer.results import AMAX, MEAN, SUM, VAR
 
 
 def parts(function: Callable[..., Any], *, is_exact: bool) -> Parts:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
 from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
-from epigemm.epilogues.tracing.reference import reference_module
+from epigemm.epilogues.tracer.reference import reference_module
 
 
 def gated(acc: Tensor, bias: PerColumn, gate: Matrix, limit: Scalar) -> Tensor:

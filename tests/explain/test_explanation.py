@@ -12,7 +12,7 @@ import epigemm
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.explain.log import CallLog, explained
 from epigemm.packs import weight_packs
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import fused_unavailable
 from tests.support.pieces import HOPPER, Road

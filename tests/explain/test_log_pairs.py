@@ -7,7 +7,7 @@ import torch
 
 import epigemm
 from epigemm.calls import one_kernel
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.gemm.query import H200
 
 M, N, K = 4096, 2048, 1024

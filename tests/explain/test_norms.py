@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import epigemm
 from epigemm import batch_statistics
 from epigemm.calls.log import current
-from epigemm.explain.explained import Explanation
-from epigemm.planning import plans
+from epigemm.explain.answer import Explanation
+from epigemm.planner import plans
 from tests.gemm.query import H200
 
 M, N, K = 4096, 2048, 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epigemm.explain.explained import Explanation
+from epigemm.explain.answer import Explanation
 from epigemm.explain.products import ModuleExplanation, Product, numbered
 
 CALL = Explanation("fc: epigemm::linear", "fused", "a kernel", "bf16", ["the fastest", "more"], us=12.34)

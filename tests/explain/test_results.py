@@ -13,8 +13,8 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels
 from epigemm.explain import results
-from epigemm.linking import loading
-from epigemm.planning import plans
+from epigemm.linker import loader
+from epigemm.planner import plans
 from tests.gemm.query import H200
 from tests.support.results import (
     FUNCTIONS,
@@ -93,7 +93,7 @@ def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying there."""
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
-    monkeypatch.setattr(loading, "would_link", lambda *_: "")
+    monkeypatch.setattr(loader, "would_link", lambda *_: "")
     monkeypatch.setattr(elementwise_kernels, "why_none", lambda x: "")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 import epigemm
 from epigemm.fusion import FusionReport, rewrite
 from tests.fusion.eager import assert_all_fused, fuse_eagerly, report_of
-from tests.fusion.test_explaining import Breaks, Model
+from tests.fusion.test_explainer import Breaks, Model
 from tests.fusion.test_model import Block
 
 WIDTH = 16

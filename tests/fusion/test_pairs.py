@@ -14,8 +14,8 @@ from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.pairs import Pair
 from epigemm.fusion.profit import Judged, Way
-from epigemm.linking import loading
-from epigemm.planning import plans
+from epigemm.linker import loader
+from epigemm.planner import plans
 from tests.fusion.eager import fuse_eagerly
 from tests.fusion.gated_forwards import LEFT, TAKEN, K, Layers, N, by_transpose, chunk, stacked
 from tests.support.thorough import in_turn
@@ -236,7 +236,7 @@ def test_the_planner_decides(
     """On an H200 that is described to it: at few rows two products take longer than one."""
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, 132))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    monkeypatch.setattr(loader, "would_link", lambda *call: "")
     place, (m, n, k) = torch.empty(0), size
     graph = graph_of(swiglu, torch.empty(m, k, dtype=dtype), torch.empty(2 * n, k, dtype=dtype))
 

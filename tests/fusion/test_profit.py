@@ -17,9 +17,9 @@ from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged, Way
-from epigemm.linking import loading
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.gpus import KNOWN
+from epigemm.linker import loader
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.gpus import KNOWN
 
 HOPPER = (90, 132)  # capability, multiprocessors
 M, N, K = 4096, 4096, 4096
@@ -93,7 +93,7 @@ def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
 
 def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """fp32 runs on fp16 slices where there are rows enough; cuBLAS adds a bias itself."""
-    monkeypatch.setattr(loading, "would_link", lambda *call: "")  # as a build with all kernels
+    monkeypatch.setattr(loader, "would_link", lambda *call: "")  # as a build with all kernels
     assert profit.judged_there(call(M, torch.float32), hopper).why_not == ""
     assert profit.judged_there(call(16, torch.float32), hopper).why_not == profit.SLOWER
     assert profit.judged_there(call(M, torch.bfloat16), hopper).why_not == profit.SLOWER
@@ -107,7 +107,7 @@ def test_a_kernel_that_cannot_be_linked_gains_nothing(
     asked = call(48, torch.bfloat16, 64, 1024)._replace(epilogue=EPILOGUES["bias_gelu"])
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: KNOWN["A100 80 GB"].numbers)
     for reason in ("", "nvJitLink was not found"):
-        monkeypatch.setattr(loading, "would_link", lambda *call, reason=reason: reason)
+        monkeypatch.setattr(loader, "would_link", lambda *call, reason=reason: reason)
         found = profit.judged_there(asked, hopper)
         assert found.why_not == reason and found.way is Way.TENSORS
         assert found.fused_us < found.fallback_us / 1.1
@@ -115,7 +115,7 @@ def test_a_kernel_that_cannot_be_linked_gains_nothing(
 
 def test_cublas_with_a_relu_is_a_fused_call(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """But no training in 16 bits, which gains nothing."""
-    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    monkeypatch.setattr(loader, "would_link", lambda *call: "")
     asked = call(M, torch.bfloat16)._replace(epilogue=BIAS_RELU)
     assert profit.judged_there(asked, hopper).why_not == ""
     assert profit.judged_there(asked, hopper, is_recorded=True).why_not == profit.RECORDED
@@ -155,7 +155,7 @@ def is_linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     monkeypatch.setattr(
         elementwise_kernels, "missing", lambda epilogue, x, *, derivative=False: str(derivative)
     )
-    monkeypatch.setattr(loading, "would_link", lambda epilogue, name, device: "" if can[name] else "none")
+    monkeypatch.setattr(loader, "would_link", lambda epilogue, name, device: "" if can[name] else "none")
     return can
 
 

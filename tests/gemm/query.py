@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from epigemm._native import build_info
-from epigemm.planning import plans
-from epigemm.planning.gpus import KNOWN
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
 
 H200 = KNOWN["H200"].numbers[:4]
 SWAP_AB, MMA = "sm90_swap_ab", "sm80_mma"

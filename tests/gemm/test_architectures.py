@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from epigemm.planning import plans
-from epigemm.planning.gpus import KNOWN
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
 
 A100, GA102 = "A100 Tensor Core GPU Architecture", "Ampere GA102 GPU Architecture"
 ADA, BLACKWELL = "Ada GPU Architecture", "RTX Blackwell GPU Architecture"

@@ -16,11 +16,11 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds, entry
+from epigemm.calls import entry, resolve
 from epigemm.epilogues.library import BIAS_RELU
 from epigemm.epilogues.registry import typed
-from epigemm.planning import dry_runs
-from epigemm.planning import plans as planning
+from epigemm.planner import dry_runs
+from epigemm.planner import plans as planning
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, Arithmetic
 from tests.support.cases import poisoned
@@ -62,7 +62,7 @@ def by_force(problem: Problem, plan: str, out: Tensor | None = None) -> Tensor:
     """The result of a fused plan, on whatever copies it takes."""
     out = problem.out() if out is None else out
     planning.has_gpu_kernels(out)  # makes the device ready
-    actual = deeds.linear(problem.call(out), (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+    actual = resolve.linear(problem.call(out), (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
     assert actual is out
     return out
 
@@ -163,7 +163,7 @@ def test_an_epilogue_with_matrices(dtype: torch.dtype, plan: str, k: int, is_kn:
         out = poisoned((m, n), dtype, DEVICE)
         call = LinearCall(spec, x, weight, operands, out=out)
         planning.has_gpu_kernels(out)
-        deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+        resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         sums = x.double() @ weight.double().t() + bias.double()
         expected = sums * row.double() * other.double() + more.double()
         torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
@@ -187,7 +187,7 @@ def test_where_matrices_lie(dtype: torch.dtype, plan: str, layout: str) -> None:
         out = LAYOUTS[layout](poisoned((m, n), dtype, DEVICE))
         call = LinearCall(spec, x, weight, [bias, row, other, more], out=out)
         planning.has_gpu_kernels(out)
-        deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+        resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         sums = x.double() @ weight.double().t() + bias.double()
         expected = sums * row.double() * other.double() + more.double()
         torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=3e-2)
@@ -209,7 +209,7 @@ def test_what_is_not_finite_stays_in_its_rows(arithmetic: Arithmetic, plan: str,
         out = poisoned((m, n), arithmetic.dtype, DEVICE)
         planning.has_gpu_kernels(out)
         call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
-        deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
+        resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         expected = torch.relu(x.double() @ weight.double().t() + bias.double())
         torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
 
@@ -269,7 +269,7 @@ def test_more_than_2_to_the_31_elements() -> None:
     )
     out = poisoned((m, n), torch.bfloat16, DEVICE)
     planning.has_gpu_kernels(out)
-    deeds.linear(
+    resolve.linear(
         LinearCall(BIAS_RELU, x, weight, (bias,), out=out),
         (dry_runs.ARITHMETICS.index("ieee"), *PLANS["large"]),
     )

@@ -11,9 +11,9 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds
+from epigemm.calls import resolve
 from epigemm.epilogues.registry import typed
-from epigemm.planning import dry_runs
+from epigemm.planner import dry_runs
 from tests.support import plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
@@ -89,7 +89,7 @@ def run(
     spec = typed(epilogue.traced, [each.dtype != x.dtype for each in operands])
     call = LinearCall(spec, x, weight, operands, out=out)
     plan = (dry_runs.ARITHMETICS.index(kernel.arithmetic), *plans.numbers(kernel.family, kernel.tile))
-    return deeds.linear(call, plan)
+    return resolve.linear(call, plan)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda each: f"{each.dtype}-{each.arithmetic}-{each.tile}")

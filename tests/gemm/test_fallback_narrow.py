@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epigemm.planning import plans
+from epigemm.planner import plans
 
 H200, H100 = (90, 132, 1980, 4285000), (90, 132, 1980, 3028000)
 SEEN = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.gemm.query import is_one_kernel
 
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gradings import products
 from epigemm._native import build_info
-from epigemm.planning import dry_runs
+from epigemm.planner import dry_runs
 from tests.support import plans, reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, FUSED_ARITHMETICS, TF32, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, has_bias, poisoned, signed

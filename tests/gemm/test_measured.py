@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epigemm._native import build_info, ops
-from epigemm.planning import measured, plans
-from epigemm.planning.measured import Entry
+from epigemm.planner import plans, times
+from epigemm.planner.times import Entry
 from tests.support.choices import forget
 
 DEVICE = 40  # of which no test machine has so many
@@ -73,7 +73,7 @@ def test_families_are_numbered_as_here() -> None:
 def test_a_measured_plan_is_taken_on_ampere(entry: Entry) -> None:
     """A measurement decides, whatever the assumed costs say."""
     before = ask(entry, gpu=A100)
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     after = ask(entry, gpu=A100)
     assert before["source"] == "model" and not before["fused"]
     assert after["source"] == "cache" and after["fused"] and tuple(after["plan"]) == entry.plan
@@ -83,7 +83,7 @@ def test_a_measured_plan_is_taken_on_ampere(entry: Entry) -> None:
 def test_a_plan_by_elements_is_taken_on_hopper(changed: dict[str, Any]) -> None:
     """It reads rows that begin anywhere."""
     entry = replace(BASE, k=8191, plan=BY_ELEMENTS)
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     plan = ask(entry, **changed)
     assert plan["fused"] and plan["source"] == "cache" and tuple(plan["plan"]) == BY_ELEMENTS
 
@@ -92,7 +92,7 @@ def test_a_plan_by_elements_is_taken_on_hopper(changed: dict[str, Any]) -> None:
 def test_a_measured_plan_is_taken(entry: Entry) -> None:
     before = ask(entry)
     assert before["source"] == "model"
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     plan = ask(entry)
     assert plan["fused"] and plan["source"] == "cache"
     assert plan["plan"] == list(entry.plan) == plan["candidates"][0]["plan"]
@@ -107,7 +107,7 @@ def test_a_measured_plan_is_taken(entry: Entry) -> None:
 
 @KINDS
 def test_torchs_path_where_that_was_faster(entry: Entry) -> None:
-    measured.install(DEVICE, [replace(entry, torch_us=99.0)])
+    times.install(DEVICE, [replace(entry, torch_us=99.0)])
     plan = ask(entry)
     assert not plan["fused"] and plan["candidates"][0]["measured_us"] == 100.0
     assert plan["why_not"] == "the fallback was measured to be faster (99 us against 100 us fused)"
@@ -116,7 +116,7 @@ def test_torchs_path_where_that_was_faster(entry: Entry) -> None:
 def test_a_fused_kernel_where_the_model_would_not_take_one() -> None:
     entry = replace(ON_PIECES, m=16, n=512, k=512, packed=False)  # torch's one kernel is done first
     assert not ask(entry)["fused"]
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     assert ask(entry)["fused"]
 
 
@@ -125,7 +125,7 @@ def test_a_choice_is_one_for_its_very_m(entry: Entry) -> None:
     """It was measured there and nowhere else: a row more or less is left to the cost models."""
     others = [m for m in (1, entry.m - 1, entry.m + 1, 2 * entry.m, entry.m // 2, 768) if m != entry.m]
     before = {m: ask(entry, m) for m in others}
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     assert ask(entry)["source"] == "cache"
     assert {m: ask(entry, m) for m in others} == before
     assert {answer["source"] for answer in before.values()} == {"model"}
@@ -133,7 +133,7 @@ def test_a_choice_is_one_for_its_very_m(entry: Entry) -> None:
 
 def test_each_m_has_its_own_choice() -> None:
     entries = [replace(BASE, m=m, plan=(TMA, m % 6, 0, 1, 1), fused_us=float(m)) for m in range(100, 130)]
-    measured.install(DEVICE, entries)
+    times.install(DEVICE, entries)
     for entry in entries:
         plan = ask(entry)
         assert (tuple(plan["plan"]), plan["measured_us"]) == (entry.plan, entry.fused_us)
@@ -143,7 +143,7 @@ def test_each_m_has_its_own_choice() -> None:
 def test_a_new_measurement_replaces_the_old_one() -> None:
     """At once, and in any order of being asked and told."""
     for plan, torch_us in (((TMA, 3, 0, 2, 1), 200.0), ((TMA, 2, 1, 1, 1), 200.0), ((TMA, 2, 1, 1, 1), 50.0)):
-        measured.install(DEVICE, [replace(BASE, plan=plan, torch_us=torch_us)])
+        times.install(DEVICE, [replace(BASE, plan=plan, torch_us=torch_us)])
         answer = ask(BASE)
         assert answer["fused"] == (torch_us > BASE.fused_us) and answer["source"] == "cache"
         assert tuple(answer["candidates"][0]["plan"]) == plan
@@ -151,7 +151,7 @@ def test_a_new_measurement_replaces_the_old_one() -> None:
 
 def test_clearing_one_device_leaves_the_others() -> None:
     for device in (DEVICE, DEVICE + 1):
-        measured.install(device, [BASE])
+        times.install(device, [BASE])
     forget(DEVICE)
     assert [ask(BASE, device=device)["source"] for device in (DEVICE, DEVICE + 1)] == ["model", "cache"]
     forget(DEVICE + 1)
@@ -161,7 +161,7 @@ def test_a_batch_invariant_call_takes_no_measured_choice() -> None:
     """M would decide."""
     for entry in (BASE, ON_PIECES):
         before = ask(entry, invariant=True)
-        measured.install(DEVICE, [entry])
+        times.install(DEVICE, [entry])
         assert ask(entry, invariant=True) == before and before["source"] == "model"
 
 
@@ -176,7 +176,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
 def test_other_calls_are_left_to_the_model(changed: dict[str, Any]) -> None:
-    measured.install(DEVICE, [BASE])
+    times.install(DEVICE, [BASE])
     other = replace(BASE, **changed)
     assert ask(other)["source"] == "model"
 
@@ -185,12 +185,12 @@ def test_other_calls_are_left_to_the_model(changed: dict[str, Any]) -> None:
     "changed", [{"packed": False}, {"tf32_allowed": True}, {"arithmetic": "scaled"}], ids=str
 )
 def test_other_calls_on_pieces_are_left_to_the_model(changed: dict[str, Any]) -> None:
-    measured.install(DEVICE, [ON_PIECES])
+    times.install(DEVICE, [ON_PIECES])
     assert ask(replace(ON_PIECES, **changed))["source"] == "model"
 
 
 def test_devices_are_told_apart() -> None:
-    measured.install(DEVICE, [BASE])
+    times.install(DEVICE, [BASE])
     assert [ask(BASE, device=device)["source"] for device in (DEVICE, DEVICE + 1, 0, -1)] == [
         "cache",
         "model",
@@ -201,13 +201,13 @@ def test_devices_are_told_apart() -> None:
 
 def test_a_bias_counts_where_torch_adds_the_relu_too() -> None:
     entry = replace(BASE, epilogue="bias_relu")
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     assert ask(entry)["source"] == "cache"
     assert ask(replace(entry, bias=False))["source"] == "model"
     # Neither does a result with gaps between its rows get its ReLU from cuBLAS.
     assert ask(entry, strides=(8192, 8192, 8200))["source"] == "model"
     # Elsewhere torch's path is the same with and without one.
-    measured.install(DEVICE, [BASE])
+    times.install(DEVICE, [BASE])
     assert ask(replace(BASE, bias=False))["source"] == "cache"
 
 
@@ -220,7 +220,7 @@ NOT_COVERED = pytest.mark.parametrize(
 @pytest.mark.parametrize("plan", [BASE.plan, FEW_ROWS.plan, (MMA, 4, 0, 8, 1)], ids=str)
 def test_a_plan_never_runs_what_it_does_not_cover(plan: tuple[int, ...], changed: dict[str, Any]) -> None:
     """The model decides, among the kernels that read such rows."""
-    measured.install(DEVICE, [replace(BASE, plan=plan)])
+    times.install(DEVICE, [replace(BASE, plan=plan)])
     found = ask(BASE, **changed)
     assert not found["fused"] and found["source"] == "model"
     assert {each["schedule"] for each in found["candidates"]} == {"by elements"}
@@ -231,7 +231,7 @@ def test_a_plan_never_runs_what_it_does_not_cover(plan: tuple[int, ...], changed
 def test_a_plan_in_tf32_never_runs_what_it_does_not_cover(changed: dict[str, Any]) -> None:
     """No kernel reads such rows."""
     entry = replace(BASE, dtype="float32", arithmetic="tf32", tf32_allowed=True)
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     assert ask(entry)["source"] == "cache"
     plan = ask(entry, **changed)
     assert not plan["fused"] and "fused kernels need" in plan["why_not"]
@@ -241,7 +241,7 @@ def test_a_plan_in_tf32_never_runs_what_it_does_not_cover(changed: dict[str, Any
 def test_a_measured_tf32_sum_that_is_too_long_does_not_run() -> None:
     """cuBLAS splits such sums: one accumulator would be less accurate, however fast it was."""
     entry = replace(BASE, dtype="float32", arithmetic="tf32", tf32_allowed=True, k=200_000)
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     plan = ask(entry)
     assert not plan["fused"] and plan["source"] == "model" and "less accurate than cuBLAS" in plan["why_not"]
 
@@ -257,7 +257,7 @@ def test_a_measured_tf32_sum_that_is_too_long_does_not_run() -> None:
 )
 def test_a_split_that_cannot_be_does_not_run(entry: Entry) -> None:
     """Of a kernel that does not split K, or of a K too short for it."""
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     plan = ask(entry)
     assert plan["source"] == "model"
     assert all(each["plan"] != list(entry.plan) for each in plan["candidates"])
@@ -266,7 +266,7 @@ def test_a_split_that_cannot_be_does_not_run(entry: Entry) -> None:
 def test_accuracy_comes_before_a_measurement() -> None:
     """Below K = 128 the split is not as accurate as fp32, however fast it was."""
     entry = replace(ON_PIECES, k=64)
-    measured.install(DEVICE, [entry])
+    times.install(DEVICE, [entry])
     plan = ask(entry)
     assert not plan["fused"] and "K = 64 is below 128" in plan["why_not"]
 
@@ -291,16 +291,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changed", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 def test_wrong_rows_are_refused_whole(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
-        measured.install(DEVICE, [BASE, replace(BASE, **changed)])
+        times.install(DEVICE, [BASE, replace(BASE, **changed)])
     assert ask(BASE)["source"] == "model"
 
 
 def test_rows_are_checked_for_no_device_too() -> None:
     """As a file is, before it is believed."""
-    measured.install(-1, [BASE])
+    times.install(-1, [BASE])
     assert ask(BASE, device=-1)["source"] == "model"
     with pytest.raises(RuntimeError, match="tile must be in"):
-        measured.install(-1, [replace(BASE, plan=(TMA, 1000, 0, 1, 1))])
+        times.install(-1, [replace(BASE, plan=(TMA, 1000, 0, 1, 1))])
 
 
 @pytest.mark.parametrize("device", [-2, 64, 2**40])
@@ -330,7 +330,7 @@ def test_lookups_beside_loads() -> None:
         replace(BASE, plan=(TMA, 2, 1, 1, 1), fused_us=50.0),
         replace(BASE, plan=(TMA, 3, 0, 2, 1), fused_us=60.0),
     ]
-    measured.install(DEVICE, choices[:1])
+    times.install(DEVICE, choices[:1])
     expected = {(tuple(entry.plan), entry.fused_us) for entry in choices}
     found: list[bool] = []
     stop = threading.Event()
@@ -344,7 +344,7 @@ def test_lookups_beside_loads() -> None:
     for thread in threads:
         thread.start()
     for i in range(300):
-        measured.install(DEVICE, [choices[i % 2]])
+        times.install(DEVICE, [choices[i % 2]])
     stop.set()
     for thread in threads:
         thread.join()
@@ -359,7 +359,7 @@ def test_asking_does_not_slow_down_with_the_table() -> None:
     many = [replace(BASE, n=8 * i, k=8) for i in range(1, 20001)]
 
     def seconds(choices: list[Entry]) -> float:
-        measured.install(DEVICE, choices)
+        times.install(DEVICE, choices)
         return min(timeit.repeat(lambda: ask(BASE), number=100, repeat=7))
 
     assert any(seconds(many) < 2 * seconds([BASE]) for _ in range(5))

@@ -10,7 +10,7 @@ import epigemm
 from benchmarks.gradings import products
 from epigemm import Matrix, PerColumn
 from epigemm.epilogues.registry import typed
-from epigemm.planning import dry_runs
+from epigemm.planner import dry_runs
 from tests.support import plans
 from tests.support.cases import poisoned
 from tests.support.moments import assert_close, poison_free_memory

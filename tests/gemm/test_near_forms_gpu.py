@@ -15,10 +15,10 @@ import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import elementwise_deeds, elementwise_kernels
+from epigemm.calls import elementwise_kernels, resolve_elementwise
 from epigemm.epilogues.registry import typed
-from epigemm.linking import loading
-from epigemm.planning import plans as planned
+from epigemm.linker import loader
+from epigemm.planner import plans as planned
 from tests.support import plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
@@ -129,10 +129,10 @@ def angles(x: Tensor) -> Tensor:
 def run_elementwise(function: epigemm.UserEpilogue, x: Tensor) -> Tensor:
     spec = typed(function.traced, [True])
     assert planned.has_gpu_kernels(x)
-    assert loading.link(spec, elementwise_kernels.missing(spec, x), x.device) == ""
+    assert loader.link(spec, elementwise_kernels.missing(spec, x), x.device) == ""
     out = torch.full_like(x, 7.0)
     call = ElementwiseCall(spec, x, (BY,), out)
-    assert elementwise_deeds.elementwise(call) is out
+    assert resolve_elementwise.elementwise(call) is out
     return out
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm.planning import plans
-from epigemm.planning.gpus import KNOWN
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
 from tests.gemm.query import (
     ALL_TYPES,
     FUSED_TYPES,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm.planning import plans
+from epigemm.planner import plans
 from tests.support.cases import ELEMENTWISE, LINEAR
 
 H200 = (90, 132, 1980, 4285000)  # compute capability, multiprocessors, MHz, bytes a microsecond

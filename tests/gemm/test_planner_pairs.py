@@ -14,9 +14,9 @@ from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import Epilogue, typed
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.dry_runs import DryRun
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.reasons import Reason
 from tests.gemm.query import H200, tile_size
 from tests.support.plans import FAMILIES, SWAP_AB, TMA, numbers
 

@@ -14,8 +14,8 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.arguments import forms
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import deeds, linked_derivative
-from epigemm.planning import dry_runs
+from epigemm.calls import derivative, resolve
+from epigemm.planner import dry_runs
 from tests.gemm.test_epilogue_operands_gpu import KERNELS, Kernel, kernels
 from tests.support import plans
 
@@ -79,7 +79,7 @@ def run(
     spec = forms.of_types(function.traced, x, operands)
     call = LinearCall(spec, x, weight, operands, out=out)
     numbers = plans.numbers(kernel.family, kernel.tile, splits=splits)
-    return deeds.linear(call, (dry_runs.ARITHMETICS.index(kernel.arithmetic), *numbers))
+    return resolve.linear(call, (dry_runs.ARITHMETICS.index(kernel.arithmetic), *numbers))
 
 
 @every_kernel
@@ -151,7 +151,7 @@ def test_the_elementwise_kernels(lead: tuple[int, ...], n: int, dtype: torch.dty
         torch.testing.assert_close(found.double(), expected.detach(), rtol=4 * step, atol=8 * step)
         grad = placed(*lead, n)
         call = ElementwiseCall(forms.of_types(sine.traced, given[0], given[1:]), given[0], given[1:])
-        mine = linked_derivative.gradients(call, grad, (True, True, True))
+        mine = derivative.gradients(call, grad, (True, True, True))
         assert mine is not None
         wanted = torch.autograd.grad(expected, leaves, grad.double())
         rows = math.prod(lead[kept:])

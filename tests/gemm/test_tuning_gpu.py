@@ -18,13 +18,13 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds
-from epigemm.calls.considered import consider
+from epigemm.calls import resolve
+from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
-from epigemm.planning import dry_runs, measured, plans
-from epigemm.tuning import candidates
+from epigemm.planner import dry_runs, plans, times
+from epigemm.tuner import candidates
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.cases import Operands, fused_unavailable
@@ -46,7 +46,7 @@ def empty_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     yield
     monkeypatch.undo()
     forget(0)
-    measured.load(0)
+    times.load(0)
 
 
 def draw(m: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,8 +112,8 @@ def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = (
     out = x.new_full((x.shape[0], N), float("nan"))
     call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
     if plan:
-        return deeds.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *plan))
-    return deeds.linear(call) if dry_runs.dry_run(call).fused else None
+        return resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *plan))
+    return resolve.linear(call) if dry_runs.dry_run(call).fused else None
 
 
 def test_calls_follow_what_is_measured_at_once() -> None:
@@ -121,14 +121,14 @@ def test_calls_follow_what_is_measured_at_once() -> None:
     x, weight, bias = draw(100)
     other = draw(101)[0]
     before, beside = fused_out(x, weight, bias), fused_out(other, weight, bias)
-    entry = measured.Entry(
+    entry = times.Entry(
         "bias_relu", "bfloat16", "ieee", False, True, False, 100, N, K, (0, 0, 0, 1, 1), 1.0, 9.0
     )
     in_parts = (1, 3, 0, 1, 4)  # adds in another order, so that other bits show which one ran
     expected = {plan: fused_out(x, weight, bias, plan) for plan in (entry.plan, in_parts)}
     for _ in range(3):
         for plan, runs in ((entry.plan, True), (in_parts, True), (entry.plan, False)):
-            measured.install(0, [replace(entry, plan=plan, torch_us=9.0 if runs else 0.5)])
+            times.install(0, [replace(entry, plan=plan, torch_us=9.0 if runs else 0.5)])
             for _ in range(2):
                 actual = fused_out(x, weight, bias)
                 assert (actual is not None) is runs

@@ -19,8 +19,8 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, Scalar
-from epigemm.linking import loading
-from epigemm.planning import plans
+from epigemm.linker import loader
+from epigemm.planner import plans
 
 # Compute capability, multiprocessors, clock in MHz, memory in bytes a microsecond, bytes of L2, and whether fp32 sums
 # take the tensor cores twice as long.
@@ -85,7 +85,7 @@ def described(gpu: tuple[int, ...]) -> Iterator[None]:
         mock.patch.object(plans, "gpu_numbers", return_value=gpu),
         mock.patch.object(plans, "has_gpu_kernels", return_value=True),
         mock.patch.object(plans, "no_gemm_kernels", return_value=""),
-        mock.patch.object(loading, "would_link", return_value=""),
+        mock.patch.object(loader, "would_link", return_value=""),
     ):
         yield
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.operators import compiled as native
+from epigemm.operators import graphs as native
 from epigemm.packs import keep_mode, weight_packs
 from tests.support.pieces import Road
 from tests.support.public import PUBLIC_LINEAR, Public

@@ -186,7 +186,7 @@ def test_repack_frees_what_nobody_can_use_any_more(
     buffer = weakref.ref(weight_packs.kept(module.weight)[2].buffer)
     if change == "away":
         module.cpu()
-        monkeypatch.setattr("epigemm.planning.plans.has_gpu_kernels", lambda tensor: tensor.is_cuda)
+        monkeypatch.setattr("epigemm.planner.plans.has_gpu_kernels", lambda tensor: tensor.is_cuda)
     elif change == "flat":
         module.weight.data = module.weight.data.flatten()
     else:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from epigemm.calls import entry
-from epigemm.linking import loading
-from epigemm.planning import plans
+from epigemm.linker import loader
+from epigemm.planner import plans
 
 
 class Answers:
@@ -21,7 +21,7 @@ class Answers:
         self.linked: list[str] = []
         self._answers: Iterator[Any] = iter(answers)
         monkeypatch.setattr(entry, function, self.ask)
-        monkeypatch.setattr(loading, "link", self.link)
+        monkeypatch.setattr(loader, "link", self.link)
         monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
 
     def ask(self, *arguments: Any) -> Any:

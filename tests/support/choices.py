@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from epigemm.planning import measured
+from epigemm.planner import times
 
 
 def forget(device: int) -> None:
     """The planner has no measured choice for a device, and asks its models again for every plan."""
-    measured.install(device, [])
+    times.install(device, [])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo import guards
 
-from epigemm.calls import by_reference, deeds, elementwise_deeds, elementwise_kernels, entry
+from epigemm.calls import by_reference, elementwise_kernels, entry, resolve, resolve_elementwise
 
 NATIVE = ("_linear_into", "_linear_folded_into", "_elementwise_into", "_elementwise_folded_into")
 
@@ -72,8 +72,8 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
         for module, names in (
             (entry, ("linear", "elementwise", "call_linear", "call_elementwise", "ask")),
-            (deeds, ("linear", "run_linear")),
-            (elementwise_deeds, ("elementwise",)),
+            (resolve, ("linear", "run_linear")),
+            (resolve_elementwise, ("elementwise",)),
             (elementwise_kernels, ("fold_batch_norm",)),
             (by_reference, ("linear", "of_call")),
         ):

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from epigemm.epilogues.declaring import Traced
-from epigemm.epilogues.tracing.program import Program, Ref, Step, Value, words
-from epigemm.epilogues.tracing.reference import constant, function_of, round_to
-from epigemm.epilogues.tracing.steps import ROUNDED
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.tracer.program import Program, Ref, Step, Value, words
+from epigemm.epilogues.tracer.reference import constant, function_of, round_to
+from epigemm.epilogues.tracer.steps import ROUNDED
 
 EXACT = frozenset(
     words("neg abs relu maximum minimum fmin fmax floor sign clamp clamp_min clamp_max hardtanh copy")

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from epigemm.epilogues.declaring import Traced
-from epigemm.epilogues.tracing.source import functor_text, prelude
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.tracer.source import functor_text, prelude
 
 CSRC = Path(__file__).parents[2] / "csrc"
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import epigemm
 from epigemm.calls import entry, weight_slices
-from epigemm.linking import loading
+from epigemm.linker import loader
 from epigemm.packs import weight_packs
-from epigemm.planning import measured, plans
-from epigemm.planning.measured import Entry
+from epigemm.planner import plans, times
+from epigemm.planner.times import Entry
 from tests.support.cases import fused_unavailable
 from tests.support.choices import forget
 from tests.support.packs import decode as decode
@@ -80,7 +80,7 @@ class Road:
             )
             for arithmetic, tf32, packed in product(arithmetics, tf32_allowed, (False, True))
         ]
-        measured.install(self.index, entries)
+        times.install(self.index, entries)
 
     @property
     def index(self) -> int:
@@ -91,7 +91,7 @@ class Road:
         """Undo `measure`, and have the planner ask its models again."""
         forget(self.index)
         if self.device.type == "cuda":
-            measured.load(self.index)
+            times.load(self.index)
 
     def rows_worth_a_pack_alone(self) -> int:
         """An M whose product is worth reading a pack for, but not making one."""
@@ -117,8 +117,8 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
     monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
-    monkeypatch.setattr(loading, "link", lambda *call: "")
-    monkeypatch.setattr(loading, "would_link", lambda *call: "")
+    monkeypatch.setattr(loader, "link", lambda *call: "")
+    monkeypatch.setattr(loader, "would_link", lambda *call: "")
     monkeypatch.setattr(Tensor, "get_device", lambda tensor: index)
 
 

@@ -20,9 +20,9 @@ from epigemm.arguments.precision import ORDERS
 from epigemm.calls import entry
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, fold_batch_norm_reference
 from epigemm.packs import weight_packs
-from epigemm.planning import dry_runs
-from epigemm.planning.dry_runs import DryRun
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.reasons import Reason
 from tests.support.packs import decode
 
 MODULE: Any = entry._module

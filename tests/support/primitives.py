@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaring import Traced, trace
+from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import PerColumn
 
 INF, NAN = float("inf"), float("nan")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds
+from epigemm.calls import resolve
 from epigemm.epilogues.library import named
-from epigemm.planning import dry_runs, plans
+from epigemm.planner import dry_runs, plans
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands, draw_operands, poisoned, signed
@@ -77,7 +77,7 @@ class Problem:
         )  # the first question in a process makes the device ready; a dry run does not
         if plan:
             numbers = (dry_runs.ARITHMETICS.index(self.arithmetic.schema_arithmetic), *plan)
-            actual = deeds.linear(self.call(out), numbers)
+            actual = resolve.linear(self.call(out), numbers)
         elif not dry_runs.dry_run(self.call(out)).fused:
             return None
         else:

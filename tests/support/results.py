@@ -14,7 +14,7 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
-from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
+from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
 
 Pair = tuple[Tensor, Tensor]
 

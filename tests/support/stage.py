@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from epigemm.calls import entry
-from epigemm.linking import loading
+from epigemm.linker import loader
 from epigemm.packs import weight_packs
-from epigemm.planning import dry_runs
-from epigemm.tuning import tuner
-from epigemm.tuning.timing import Effort, Run
+from epigemm.planner import dry_runs
+from epigemm.tuner import tuner
+from epigemm.tuner.timing import Effort, Run
 from tests.support.choices import forget
 from tests.support.pieces import pretend_gpu
 from tests.support.pretended import Pretended
@@ -73,7 +73,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     pretend_gpu(monkeypatch, DEVICE)
     patches: list[tuple[Any, str, Any]] = [
         (entry, "_module", stage.module),
-        (loading, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
+        (loader, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
         (weight_packs, "capturing", lambda device: stage.capturing),
         (tuner, "make_timer", stage.make_timer),
         (torch.cuda, "device", lambda device: contextlib.nullcontext()),

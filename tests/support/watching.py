@@ -15,7 +15,7 @@ from torch import Tensor
 import epigemm
 from epigemm.calls import entry
 from epigemm.packs.weight_packs import FIND
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 from tests.support.pretended import another_empty
 
 BUILT_IN = [

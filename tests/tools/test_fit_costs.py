@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.harness.runner import Budget
 from epigemm._native import build_info
-from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
-from epigemm.planning import dry_runs
+from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
+from epigemm.planner import dry_runs
 from tools import cost_table
 from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
 from tools.cost_table import COLUMNS

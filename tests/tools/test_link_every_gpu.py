@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linking import cubins, libraries
+from epigemm.linker import cubins, libraries
 from tests.support import plans
 from tools import link_every_gpu
 from tools.link_every_gpu import SHARED_KB, Found, Tile, problems, problems_of_fixup, registers

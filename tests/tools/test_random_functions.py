@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epigemm import results_epilogue
-from epigemm.epilogues.tracing.results import MEAN, STORE, SUM, VAR, Result, Results, filled
+from epigemm.epilogues.tracer.results import MEAN, STORE, SUM, VAR, Result, Results, filled
 from tests.support.thorough import a_third_of, is_thorough
 from tools import random_functions
 

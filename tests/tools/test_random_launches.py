@@ -18,9 +18,9 @@ from benchmarks.gradings.products import SCALED, SPLIT
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.planning import dry_runs
-from epigemm.planning.gpus import KNOWN
-from epigemm.tuning.candidates import SWAP_AB
+from epigemm.planner import dry_runs
+from epigemm.planner.gpus import KNOWN
+from epigemm.tuner.candidates import SWAP_AB
 from tools import launches, random_launches
 from tools.launches import PROBLEMS, Launch, Layout, Outcome
 from tools.random_launches import Found, NotStarted

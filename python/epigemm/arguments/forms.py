@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from epigemm.compilers import at_trace_time, is_traced
-from epigemm.epilogues.declaring import TRACED, Traced
+from epigemm.epilogues.declaration import TRACED, Traced
 from epigemm.epilogues.kinds import KINDS, MATRIX
 from epigemm.epilogues.registry import Epilogue, Operands, typed
 

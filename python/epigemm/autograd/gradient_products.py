@@ -15,11 +15,11 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds, entry
+from epigemm.calls import entry, resolve
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.library import BIAS
 from epigemm.packs import weight_packs
-from epigemm.planning import plans
+from epigemm.planner import plans
 
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -96,7 +96,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
     """x @ weight.T, if nothing traces or differentiates this. The operator would take the host longer."""
-    return deeds.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
+    return resolve.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
 
 
 def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:

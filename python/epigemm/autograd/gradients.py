@@ -24,7 +24,7 @@ from torch import Tensor
 
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
-from epigemm.calls import elementwise_kernels, entry, linked_derivative
+from epigemm.calls import derivative, elementwise_kernels, entry
 from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue, Operands, fold_batch_norm_reference
 
@@ -391,7 +391,7 @@ def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[boo
         if epilogue is SCALE_BATCH_NORM:
             return _gradients_of_scale(x, tensors_of(operands)[0], grad, needs)
         if not epilogue.is_compiled:
-            found = linked_derivative.gradients(call, grad, needs)
+            found = derivative.gradients(call, grad, needs)
             if found is not None:
                 return found
     places = [place for place, each in enumerate(operands) if isinstance(each, Tensor)]

@@ -22,7 +22,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, one_kernel
+from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
@@ -35,13 +35,13 @@ def linear_forward(call: LinearCall) -> Tensor:
         return current.log.made(linear_forward, call)  # type: ignore[no-any-return]
     if call.pack_use == weight_packs.NONE:
         weight_packs.expire(call.weight)
-    return deeds.run_linear(call)
+    return resolve.run_linear(call)
 
 
 def elementwise_forward(call: ElementwiseCall) -> Tensor:
     """The operator `epigemm::elementwise` below autograd."""
     found = entry.call_elementwise(call)
-    return found if isinstance(found, Tensor) else elementwise_deeds.elementwise(call)
+    return found if isinstance(found, Tensor) else resolve_elementwise.elementwise(call)
 
 
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:

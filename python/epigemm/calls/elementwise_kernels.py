@@ -10,7 +10,7 @@ from epigemm.arguments.calls import ElementwiseCall, FoldCall
 from epigemm.calls.layouts import readable
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
-from epigemm.planning import plans
+from epigemm.planner import plans
 
 _derivative_out = operator("_derivative_out")
 _fold_batch_norm_out = operator("_fold_batch_norm_out")

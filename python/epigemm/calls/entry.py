@@ -2,7 +2,7 @@
 
 Each function returns the result, or the `Reason` why there is none. In the second case nothing was launched or written.
 The reason is `NOT_PLAIN` if a tracer, a mode or a transform has to intercept the call, and `RECORDED` if only autograd
-has to: `epigemm.route` handles these two. `epigemm.calls.deeds` handles the other reasons.
+has to: `epigemm.route` handles these two. `epigemm.calls.resolve` handles the other reasons.
 
 If the module does not load (`_native.no_entry`), PyTorch's operators compute every call.
 """
@@ -26,8 +26,8 @@ from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
 from epigemm.packs import keep_mode, weight_packs
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 
 _FP32 = torch.float32
 _grad_enabled = torch.is_grad_enabled
@@ -226,7 +226,7 @@ def slices_at_hand(
 ) -> tuple[tuple[Tensor | None, Tensor | None] | None, int] | None:
     """The weight's packs (of which only the one for the first arithmetic is looked up), and what its slices cost.
 
-    In the form that the module takes. None if `deeds` has to look up the packs.
+    In the form that the module takes. None if `resolve` has to look up the packs.
     """
     if weight_slices.has_been_short() or not isinstance(weight, Tensor):
         return None

@@ -17,9 +17,9 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.layouts import flattens
 from epigemm.epilogues.kinds import KINDS
-from epigemm.linking import loading
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.dry_runs import DryRun
+from epigemm.linker import loader
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import DryRun
 
 _TMA_BYTES = 16
 
@@ -53,7 +53,7 @@ def why_none(call: LinearCall) -> str:
     if not found.fused:
         last = found.tried[-1]  # those before it may be covered, and not accurate enough
         return str(last.plan["why_not_covered"] or last.why_not)
-    return loading.would_link(call.epilogue, ",".join(found.missing), x.device)
+    return loader.would_link(call.epilogue, ",".join(found.missing), x.device)
 
 
 def runs_by_rows(call: LinearCall) -> bool:

@@ -16,11 +16,11 @@ from epigemm._native import operator
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import deeds, entry
+from epigemm.calls import entry, resolve
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import keep_mode
-from epigemm.planning import dry_runs, plans
+from epigemm.planner import dry_runs, plans
 
 BLOCK_ROWS = 64
 """Of a block that a kernel behind the product reduces: kMomentRows of csrc/reduce."""
@@ -85,12 +85,12 @@ def linear(
         if _any_autocast():
             wanted = wanted._replace(out=call.new_out())  # torch's GEMM with out= keeps the dtype
             circumstances |= dry_runs.OUT_APART
-        found = deeds.one_kernel(wanted, circumstances, None, moments, blocks)
+        found = resolve.one_kernel(wanted, circumstances, None, moments, blocks)
         if not isinstance(found, int):
             (z, block_rows), (mean, var) = found, moments.unbind(0)
             return z, Moments(mean, var, blocks if block_rows else None, block_rows)
     plain = entry.linear(BIAS, x, weight, (bias,), None, precision, None, use, strict, False)
-    z = plain if isinstance(plain, Tensor) else deeds.linear(call)
+    z = plain if isinstance(plain, Tensor) else resolve.linear(call)
     return z, column_moments(z, leaves_blocks=leaves_blocks)
 
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import deeds, entry
+from epigemm.calls import entry, resolve
 from epigemm.calls.log import current
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.reasons import Reason
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 
 _Found = TypeVar("_Found")
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -41,7 +41,7 @@ def pair(call: LinearCall) -> Tensor | None:
     if current.log is not None:
         return current.log.made(pair, call)  # type: ignore[no-any-return]
     return attempt(
-        call, (*call.inputs[1:], call.out), lambda circumstances: deeds.one_kernel(call, circumstances)
+        call, (*call.inputs[1:], call.out), lambda circumstances: resolve.one_kernel(call, circumstances)
     )
 
 
@@ -74,7 +74,7 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
     stored = call.new_out()
 
     def ask(circumstances: int) -> Tensor | int:
-        return deeds.one_kernel(call, circumstances, stored)  # type: ignore[no-any-return]
+        return resolve.one_kernel(call, circumstances, stored)  # type: ignore[no-any-return]
 
     found = ask(dry_runs.ROUTED) if is_recorded else attempt(call, call.inputs[1:], ask)
     return Both(found, stored) if isinstance(found, Tensor) else None

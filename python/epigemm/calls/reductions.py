@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracing.results import AMAX, AMIN, MEAN, SUM
+from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, SUM
 
 
 def reduce(

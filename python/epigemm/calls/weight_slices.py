@@ -14,7 +14,7 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.packs import weight_packs
-from epigemm.planning import dry_runs
+from epigemm.planner import dry_runs
 
 KEPT = "kept"  # there is a current pack
 MAKE = "make"  # it is made now, and kept
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
 
     source: str  # where the weight's slices come from: `KEPT`, `MAKE` or `PER_CALL`
     pack: weight_packs.KeptPack | None  # the weight's kept pack, current or not
-    # what the slices cost this call, as in `planning.dry_runs`; a pack for many calls counts nothing
+    # what the slices cost this call, as in `planner.dry_runs`; a pack for many calls counts nothing
     cost: int
 
     @property

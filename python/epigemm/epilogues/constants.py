@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from epigemm.epilogues.tracing.lines import is_users
-from epigemm.epilogues.tracing.program import words
+from epigemm.epilogues.tracer.lines import is_users
+from epigemm.epilogues.tracer.program import words
 
 _NUMBERS = (bool, int, float, str, bytes, complex, tuple, type(None), torch.dtype)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR
-from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
-from epigemm.epilogues.tracing.source import functor_text
+from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
+from epigemm.epilogues.tracer.source import functor_text
 
 PRELINKED = ("residual",)
 ACTIVATIONS = ("gelu", "gelu_tanh", "identity", "relu", "sigmoid", "silu", "tanh")

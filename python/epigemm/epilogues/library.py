@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from epigemm._native import registry
 from epigemm.epilogues import formulas
-from epigemm.epilogues.declaring import OperandSpec, Traced, made
+from epigemm.epilogues.declaration import OperandSpec, Traced, made
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, Operand, typed
 
 _TEXTS = {

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from epigemm.epilogues.declaring import Traced, TracedResults, made
-from epigemm.epilogues.tracing import cost
-from epigemm.epilogues.tracing.program import Program, Ref, Value
-from epigemm.epilogues.tracing.results import VAR, Result, narrowed
+from epigemm.epilogues.declaration import Traced, TracedResults, made
+from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer.program import Program, Ref, Value
+from epigemm.epilogues.tracer.results import VAR, Result, narrowed
 
 _LONGEST = 48  # of a function's name within a part's
 

@@ -2,7 +2,7 @@
 
 Those of `csrc/epilogue/registry.def` are there from the start. Each other one is registered under a name that contains
 a digest of its functor. The planner, the calls and their derivatives treat all alike. One difference is left: of the
-first the package has elementwise kernels, those of the others are linked (`epigemm.linking.loading`).
+first the package has elementwise kernels, those of the others are linked (`epigemm.linker.loader`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.epilogues import formulas
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
-from epigemm.epilogues.tracing import cost
-from epigemm.epilogues.tracing.program import REAL, Program, Ref, Step
-from epigemm.epilogues.tracing.reference import constant
-from epigemm.epilogues.tracing.short import ROUNDED_TO, short_number
+from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
+from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
+from epigemm.epilogues.tracer.reference import constant
 
 if TYPE_CHECKING:
-    from epigemm.epilogues.declaring import Traced
+    from epigemm.epilogues.declaration import Traced
 
 _ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/open/contract.h
 
@@ -118,7 +118,7 @@ class Epilogue:
 
     def describe_error(self, source: str, log: str) -> str:
         """NVRTC's error for a source, in one line: with that of the user's function where it comes from one."""
-        from epigemm.epilogues.tracing.source import describe_compile_error
+        from epigemm.epilogues.tracer.source import describe_compile_error
 
         return describe_compile_error(self.traced.program, source, log)
 
@@ -194,7 +194,7 @@ class Epilogue:
 
         A GEMM may store it beside the result (`epigemm.calls.one_kernel`).
         """
-        from epigemm.epilogues.declaring import made
+        from epigemm.epilogues.declaration import made
 
         bias, count = self.bias_place, self.traced.program.operands
         steps = (Step("add", (Ref(0), Ref(bias)), REAL, ""),) if bias else ()

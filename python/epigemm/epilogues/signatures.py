@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from epigemm.epilogues.declaring import OperandSpec
+from epigemm.epilogues.declaration import OperandSpec
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.tracing.results import Results, written
+from epigemm.epilogues.tracer.results import Results, written
 
 
 def call_signature(operands: Sequence[OperandSpec], *, takes_out: bool = True) -> inspect.Signature:

@@ -1,10 +1,10 @@
 """`epigemm.explain`: what a call would run, and why: the text of a log of calls.
 
-Imports: the public functions, `batch_statistics`, `autograd`, `calls`, `planning`. Taken by `tuning`, `fusion`,
-`explaining`.
+Imports: the public functions, `batch_statistics`, `autograd`, `calls`, `planner`. Taken by `tuner`, `fusion`,
+`explanations`.
 """
 
-from epigemm.explain.explained import Explanation
+from epigemm.explain.answer import Explanation
 from epigemm.explain.log import explain
 from epigemm.explain.products import ModuleExplanation
 

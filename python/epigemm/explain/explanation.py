@@ -1,4 +1,4 @@
-"""What a call runs, and why, in words: the dry run of it (`epigemm.planning.dry_runs`)."""
+"""What a call runs, and why, in words: the dry run of it (`epigemm.planner.dry_runs`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import elementwise_kernels, invariant, one_kernel, weight_slices
-from epigemm.calls.considered import consider, require_fused
+from epigemm.calls.forecast import consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.explain.explained import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
+from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.words import arithmetic_text, dtype_name, in_its_own_kernel
 from epigemm.packs import weight_packs
-from epigemm.planning import dry_runs, measured, plans
-from epigemm.planning.dry_runs import DryRun, Tried
+from epigemm.planner import dry_runs, plans, times
+from epigemm.planner.dry_runs import DryRun, Tried
 
 PROMOTED = (
     "autocast: an operand is float32, and so is the result, as in PyTorch; the product is rounded to autocast's dtype, "
@@ -180,7 +180,7 @@ def _of_fallback(
 def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[str]:
     source = tried.plan.get("source", "model")
     if source != "model" and "measured" in why_not:
-        why_not += f": {measured.source_text(source, tried.plan)}"
+        why_not += f": {times.source_text(source, tried.plan)}"
     if not slices:
         return [f"no fused kernel: {why_not}"]
     return [f"not on {slices}: {why_not}", *_memory_notes(call, tried.arithmetic)]
@@ -198,7 +198,7 @@ def _why(
         if choice is not None:
             other = "torch's TF32 GEMM" if tried.tf32_allowed else "torch's fp32 GEMM"
         fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
-    fastest = f"{fastest}: {measured.source_text(source, plan)}"
+    fastest = f"{fastest}: {times.source_text(source, plan)}"
     if choice is None:
         return [fastest]
     slices = _CHANGING if changing else weight_slices.describe_source(choice, call.weight)

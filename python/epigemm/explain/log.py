@@ -19,14 +19,14 @@ from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, Linea
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry, one_kernel, reductions
+from epigemm.calls import elementwise_kernels, entry, one_kernel, reductions, resolve, resolve_elementwise
 from epigemm.calls.log import Log, current
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
-from epigemm.epilogues.tracing.results import VAR
+from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
+from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
-from epigemm.explain.explained import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.words import dtype_name, kernel_owner
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
@@ -282,11 +282,11 @@ class CallLog(Log):
 
 
 _TELL: dict[Any, Callable[..., Any]] = {
-    deeds.linear: CallLog._linear,
+    resolve.linear: CallLog._linear,
     nodes.linear_forward: CallLog._linear,
     nodes.linear_by_torch: CallLog._by_torch,
     nodes.keeping_product: CallLog._keeping_product,
-    elementwise_deeds.elementwise: CallLog._elementwise,
+    resolve_elementwise.elementwise: CallLog._elementwise,
     elementwise_kernels.fold_batch_norm: CallLog._fold,
     one_kernel.both: CallLog._both,
     one_kernel.pair: CallLog._pair,

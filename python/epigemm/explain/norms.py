@@ -15,12 +15,12 @@ from epigemm.calls import weight_slices
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
+from epigemm.explain.answer import Explanation
 from epigemm.explain.derivatives import PRODUCTS
-from epigemm.explain.explained import Explanation
 from epigemm.explain.explanation import explain_linear
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
 from epigemm.packs import weight_packs
-from epigemm.planning import dry_runs
+from epigemm.planner import dry_runs
 
 
 def function_of(call: BatchNormCall, scale: Tensor | None) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.tracing.results import structured
+from epigemm.epilogues.tracer.results import structured
 from epigemm.explain import explanation
-from epigemm.explain.explained import ELEMENTWISE, GEMM_ELEMENTWISE, Explanation
+from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, Explanation
 from epigemm.explain.log import COPY, Launch, by_torch, explained, logged
 from epigemm.results_epilogue import ResultsEpilogue
 

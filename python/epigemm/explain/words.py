@@ -11,7 +11,7 @@ from torch import Tensor
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.planning import plans
+from epigemm.planner import plans
 
 OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
 OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"

@@ -16,7 +16,7 @@ from epigemm import compilers
 from epigemm.arguments import checks
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import first_line, fuse_module, warn_once
-from epigemm.operators.compiled import for_inductor
+from epigemm.operators.graphs import for_inductor
 
 _log = logging.getLogger(__name__)
 INDUCTOR = "inductor"

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from epigemm.epilogues import declaring
-from epigemm.epilogues.declaring import OperandSpec
+from epigemm.epilogues import declaration
+from epigemm.epilogues.declaration import OperandSpec
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.tracing.program import Ref, words
-from epigemm.epilogues.tracing.steps import Refusal
+from epigemm.epilogues.tracer.program import Ref, words
+from epigemm.epilogues.tracer.steps import Refusal
 from epigemm.user_epilogue import UserEpilogue
 
 _LONGEST_NAME, _LONGEST_TEXT = 40, 160
@@ -152,7 +152,7 @@ def _make(formula: ChainFormula) -> UserEpilogue | str:
         specs.append(OperandSpec(kind, f"{KINDS[kind].letter}{seen[kind]}"))
     line = formula.steps[-1].line or "graph:1"
     try:
-        return UserEpilogue(declaring.traced(formula, tuple(specs), name_of(formula.steps), line))
+        return UserEpilogue(declaration.traced(formula, tuple(specs), name_of(formula.steps), line))
     except Exception as error:  # any error of the function with such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

@@ -19,9 +19,9 @@ from epigemm.fusion import costs
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import ChainOperand, Norm
 from epigemm.fusion.values import hint, tensor_of
-from epigemm.linking import loading
-from epigemm.planning import dry_runs, plans
-from epigemm.planning.dry_runs import DryRun
+from epigemm.linker import loader
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import DryRun
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
@@ -100,7 +100,7 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
         kernel = elementwise_kernels.missing(
             call.epilogue, torch.empty(0, dtype=dtype, device=place.device), derivative=derivative
         )
-        if not call.epilogue.is_compiled and loading.would_link(call.epilogue, kernel, place.device):
+        if not call.epilogue.is_compiled and loader.would_link(call.epilogue, kernel, place.device):
             return found
     return found._replace(why_not="", way=Way.TWO_KERNELS, fused_us=found.fallback_us)
 
@@ -140,7 +140,7 @@ def judged_there(
     elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
         why_not = SLOWER
     else:
-        why_not = loading.would_link(call.epilogue, ",".join(found.missing), place.device)
+        why_not = loader.would_link(call.epilogue, ",".join(found.missing), place.device)
     fallback_us, fused_us = _expected_us(call, found, place, keeps_pack)
     return Judged(why_not, way, fallback_us, fused_us)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from epigemm.fusion import formula, joined, layers, layouts, matmuls, norms, pairs, profit
+from epigemm.fusion import formula, gates, layers, layouts, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
@@ -171,7 +171,7 @@ def _judged(graph: fx.Graph, settings: _Settings) -> tuple[FusionReport, dict[Ch
         elif understood is not None:
             chain = finder.chain(understood)
             judged[chain] = settings.judged(chain)
-    return report, judged if settings.traced else joined.judged(graph, judged)
+    return report, judged if settings.traced else gates.judged(graph, judged)
 
 
 def _keeps(chain: Chain, keep_packs: bool) -> bool:
@@ -209,13 +209,13 @@ def _replace(
     chain: Chain,
     keeps_pack: bool,
     notes: tuple[str, ...] = (),
-    both: joined.Joined | None = None,
+    both: gates.Joined | None = None,
 ) -> FusedSite:
     """Replace a chain by one call. `both`: the pair of which it is the first chain; the second one is replaced, too."""
     one = Site(chain, keeps_pack)
-    site: Site | joined.TwoSites = one
+    site: Site | gates.TwoSites = one
     if both is not None:
-        site = joined.TwoSites(both, one, Site(both.second, keeps_pack))
+        site = gates.TwoSites(both, one, Site(both.second, keeps_pack))
         notes = (_IN_ONE_KERNEL + name_of(both.second.product.node), *notes)
     tail = chain.nodes[-1]
     with graph.inserting_before(tail):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from epigemm import docstrings, formula_functions, functional
 from epigemm.arguments import checks
 from epigemm.arguments.forms import Function
-from epigemm.decorated import Decorated
+from epigemm.decoration import Decorated
 from epigemm.epilogues import library
 from epigemm.epilogues.formulas import GATED
 from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options

@@ -23,12 +23,12 @@ from epigemm.arguments.calls import (
     linear_arguments,
 )
 from epigemm.autograd import gradient_products, gradients, nodes
-from epigemm.calls import deeds, elementwise_deeds, elementwise_kernels, entry
+from epigemm.calls import elementwise_kernels, entry, resolve, resolve_elementwise
 from epigemm.calls.log import current, within_call
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
-from epigemm.operators import batching
+from epigemm.operators import vmap
 from epigemm.packs import weight_packs
-from epigemm.planning.reasons import Reason
+from epigemm.planner.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def _of_changing_weight(call: LinearCall) -> LinearCall:
 def _elementwise_fake(call: ElementwiseCall) -> Tensor:
     checks.elementwise(call)
     if current.log is not None:
-        current.log.note(elementwise_deeds.elementwise, call)
+        current.log.note(resolve_elementwise.elementwise, call)
     return torch.empty_like(call.x)
 
 
@@ -297,19 +297,19 @@ def _register() -> None:
             qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
         )
     for name, call_of, check, run in (
-        ("linear_out", linear_out_call, checks.linear, deeds.linear),
-        ("elementwise_out", elementwise_call, checks.elementwise, elementwise_deeds.elementwise),
+        ("linear_out", linear_out_call, checks.linear, resolve.linear),
+        ("elementwise_out", elementwise_call, checks.elementwise, resolve_elementwise.elementwise),
     ):
         op = getattr(ops, name).default
         implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")
         torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
         implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
-    implement("linear", _after(linear_call, batching.linear_batched), "Batched")
+    implement("linear", _after(linear_call, vmap.linear_batched), "Batched")
     for name, rule in (
-        ("linear", batching.vmap_rule(ops.linear)),
-        ("elementwise", batching.vmap_rule(ops.elementwise)),
-        ("fold_batch_norm", batching.fold_batch_norm_vmap),
+        ("linear", vmap.vmap_rule(ops.linear)),
+        ("elementwise", vmap.vmap_rule(ops.elementwise)),
+        ("fold_batch_norm", vmap.fold_batch_norm_vmap),
     ):
         torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)
 

@@ -15,5 +15,5 @@ While a gradient of the weight is needed, no pack is kept or used, because the w
 graph capture a call uses a kept pack only if it is *frozen*, which means made by `pack` or `repack()`: the graph then
 reads it at every replay. Otherwise the graph splits the weight, at every replay.
 
-Imports: `epilogues`, `arguments`, `planning`. Taken by everybody who runs, records or explains a call.
+Imports: `epilogues`, `arguments`, `planner`. Taken by everybody who runs, records or explains a call.
 """

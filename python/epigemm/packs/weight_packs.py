@@ -27,8 +27,8 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.compilers import outside_of_graphs
 from epigemm.cuda_graphs import capturing as capturing
 from epigemm.epilogues.library import BIAS
-from epigemm.packs.kept_pack import KeptPack as KeptPack  # "as": users of this module take both from here
-from epigemm.planning import dry_runs, plans
+from epigemm.packs.buffer import KeptPack as KeptPack  # "as": users of this module take both from here
+from epigemm.planner import dry_runs, plans
 
 SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 """The arithmetics on fp16 slices, with the number of slices of each. They do not share packs."""

@@ -19,7 +19,7 @@ from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
 from benchmarks.cli import main
 from benchmarks.kinds import host
-from epigemm.tuning.timing import Run, Timer
+from epigemm.tuner.timing import Run, Timer
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}

@@ -27,7 +27,7 @@ from benchmarks.harness.runner import Bench, Budget
 from benchmarks.kinds import random as kind
 from benchmarks.kinds.points import counted, peer_tables, summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
-from epigemm.tuning.timing import Effort, Run, Timer
+from epigemm.tuner.timing import Effort, Run, Timer
 
 CPU = torch.device("cpu")
 SMALL_SEED = 1272  # whose first two shapes are small: 9x192x8408 and 10457x264x8

@@ -1,0 +1,476 @@
+"""Linear calls: csrc/call is asked again and again, with a remedy after each reason, until there is a result.
+
+`call::linear` gives a result, or a `Reason` why there is none. A *remedy* is what is done about a reason, such as
+making a pack or linking a kernel. The table `_REMEDIES` has one for each reason. Then the call is made again. No remedy
+chooses the kernel.
+
+Autograd, tracers and modes do not matter here: they have handled a call before. torch allocates the results, so that
+running out of memory raises `torch.OutOfMemoryError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import checks
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
+from epigemm.calls.forecast import require_fused
+from epigemm.calls.layouts import flattens, readable
+from epigemm.calls.log import current
+from epigemm.calls.weight_slices import KEPT, Choice
+from epigemm.epilogues.registry import compute_dtype
+from epigemm.linker import loader
+from epigemm.packs import weight_packs
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.reasons import Reason
+
+_grad_enabled = torch.is_grad_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
+_is_profiling = torch._C._autograd._profiler_enabled
+_MOST_REMEDIES = 24  # of one call. Each is needed a few times at most; this bound ends an endless loop
+_STORED_BYTES = 16  # which the kernels on fp16 slices store at a time
+
+
+class Beside(NamedTuple):
+    """Memory for what a kernel gives beside a call's result; see csrc/call/linear.h."""
+
+    stored: Tensor | None = None  # of an epilogue that has second values: theirs
+    moments: Tensor | None = None  # `[2, N]`: the mean and the biased variance of each column
+    blocks: Tensor | None = None  # `[blocks, N, 2]`: the same of blocks of rows, unmerged
+
+
+_NOTHING = Beside()
+
+
+class _Linear:
+    """A linear call that is in progress: its arguments for the next attempt, and the reasons so far."""
+
+    def __init__(
+        self,
+        call: LinearCall,
+        plan: tuple[int, ...] | None = None,
+        fold: FoldCall | None = None,
+        circumstances: int = dry_runs.ROUTED,
+        beside: Beside | None = None,
+    ) -> None:
+        self.call = call
+        self.plan = plan
+        self.fold = fold
+        self.beside = beside or _NOTHING
+        self.order = call.order
+        self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
+        # A call whose weight needs a gradient uses no pack.
+        learns = self.has_other_way and _grad_enabled() and call.weight.requires_grad
+        self.reads_packs = (
+            self.order.slices > 0 and not learns and (self.has_other_way or plans.has_gpu_kernels(call.x))
+        )
+        self.out = call.out  # as the kernels write it
+        self.read(call)
+        self.circumstances = circumstances
+        self.met: set[Reason] = set()
+        self.is_copied = False  # whether the call's tensors are copies that every kernel can read
+        self.packs: dict[str, Choice] = {}
+        self.made: set[str] = set()  # the arithmetics for which this call has made a pack
+        self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
+        self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
+        self.shortage: torch.OutOfMemoryError | None = None  # of a call that must run on a fused kernel
+        if self.out is None and _any_autocast() and not self.has_other_way:
+            self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
+            self.circumstances |= dry_runs.OUT_APART
+
+    @property
+    def insists(self) -> bool:
+        """Whether the call must not run on PyTorch's GEMM."""
+        return self.call.strict or self.call.invariant
+
+    def run(self) -> Tensor:
+        """Ask the entry, and apply the remedy for its reason, until there is a result."""
+        for _ in range(_MOST_REMEDIES):
+            found = self._ask()
+            if type(found) is not int:
+                return self._stored(found)
+            reason = Reason(found)
+            result = _REMEDIES[reason](self)
+            self.met.add(reason)
+            if result is not None:
+                return result
+        raise RuntimeError(
+            f"epigemm: a call of {self.call.epilogue.name!r} has no result after {_MOST_REMEDIES} attempts; this is an "
+            "error in epigemm"
+        )
+
+    def again(self) -> Tensor:
+        """Make a call that was made before once more."""
+        found = self._ask()
+        result: Tensor = self.run() if type(found) is int else found
+        return result
+
+    def read(self, inputs: LinearCall) -> None:
+        """Set the inputs that kernels will read: the call's own, or copies of them."""
+        self.inputs, self.x = inputs, inputs.x
+        self.given: tuple[Any, ...] = () if self.fold else tuple(inputs.operands)
+
+    @property
+    def described(self) -> LinearCall:
+        """The call with operands."""
+        return self._with_operands(self.call)
+
+    def _with_operands(self, call: LinearCall) -> LinearCall:
+        """The call. If it has a fold, with empty operands in place of the folded ones."""
+        if self.fold is None:
+            return call
+        likes = call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(call.x.dtype))
+        return call._replace(operands=likes.unbind(0))
+
+    def dry(self) -> DryRun:
+        """A dry run of the call in its present state."""
+        if self.reads_packs and not self.packs:
+            self._look_for_packs()
+        slices = weight_slices.number_of(self.packs) | self.short
+        call = self._with_operands(self.inputs)._replace(out=self.out)
+        return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
+
+    def make_pack(self, arithmetic: str) -> None:
+        """Make the pack of the weight, and keep it."""
+        try:
+            weight_packs.keep(self.call.weight, weight_packs.SLICES[arithmetic])
+            weight_slices.ran(self.call, arithmetic, weight_slices.MAKE)
+            self.made.add(arithmetic)
+        except torch.OutOfMemoryError as error:
+            weight_slices.ran_out_of_memory(self.call, arithmetic, weight_slices.MAKE)
+            # There may be memory for the time of one call although there is none for a pack that is kept.
+            self.uses[arithmetic] = weight_packs.FIND
+            self.shortage = error if self.insists else None
+
+    def run_once(self) -> Any:
+        """What a kernel gives, or the reason why none runs. What it lacks is made; all else is left to the caller."""
+        met: set[int] = set()
+        while type(found := self._ask()) is int and found not in met and self._provide(found):
+            met.add(found)
+        return found
+
+    def _provide(self, reason: int) -> bool:
+        """Whether the call can be made again, after what the reason says is lacking was made."""
+        if reason == Reason.NOT_READY:
+            return plans.has_gpu_kernels(self.x)  # this has loaded what was measured on the device
+        if reason == Reason.NOT_LINKED:
+            return not self.link(self.dry())
+        if reason != Reason.LACKS_PACK or not self.reads_packs:
+            return False
+        self.find_packs()  # stale ones are made again
+        found = self.dry()
+        if found.on_slices and self.packs[found.arithmetic].source == weight_slices.MAKE:
+            self.make_pack(found.arithmetic)
+        return True
+
+    def link(self, found: DryRun) -> str:
+        """Link what a dry run found missing; why it cannot be."""
+        return loader.link(self.call.epilogue, ",".join(found.missing), self.call.x.device)
+
+    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int] | int:
+        """The weight's packs and what its slices cost; or why the call is not made here."""
+        call = self.call
+        if self.has_other_way and not self.packs:
+            # Only the pack for the first arithmetic is looked up, which suffices as a rule.
+            found = entry.slices_at_hand(call.weight, self.order, call.pack_use, call.invariant)
+            if found is not None:
+                return found
+            # Packs are made again for plain calls alone.
+            seen = None if self.circumstances & dry_runs.ROUTED else entry.sees(*call.inputs)
+            if seen is not None:
+                return int(seen)
+        return self.find_packs()
+
+    def _ask(self) -> Any:
+        packs, slices, ran_short = None, 0, None
+        if self.reads_packs:
+            known = self._slices()
+            if isinstance(known, int):
+                return known
+            packs, slices = known
+            ran_short = (
+                self.dry() if self.packs and (weight_slices.has_been_short() or self.shortage) else None
+            )
+            if self.shortage and not (
+                ran_short and ran_short.on_slices and self.uses[ran_short.arithmetic] == weight_packs.FIND
+            ):
+                raise self.shortage
+        call = self.call
+        more = dry_runs.OTHER_SETTING if self.order.overrides else 0
+        more |= dry_runs.RAISES_SHORTAGE if self.insists and not self.has_other_way else 0
+        about = (self.order.number, packs, slices, call.strict, call.invariant)
+        fold = None if self.fold is None else (*self.fold.vectors, self.fold.eps)
+        tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
+        try:
+            found = entry.ask(
+                *tensors, *about, self.circumstances | more, self.plan, call.weight2, *self.beside
+            )
+        except torch.OutOfMemoryError:
+            if self.packs and self.may_try_again(self.note_shortage()):
+                return self._ask()
+            raise
+        if ran_short and ran_short.on_slices and type(found) is not int:
+            weight_slices.ran(call, ran_short.arithmetic, self.packs[ran_short.arithmetic].source)
+        return found
+
+    def find_packs(self) -> tuple[tuple[Tensor | None, ...], int]:
+        """The weight's packs, as the entry takes them, and what its slices cost. Stale packs are made again."""
+        self._look_for_packs()
+        if any(choice.is_stale for choice in self.packs.values()) and self._renew():
+            self._look_for_packs()
+        found = tuple(
+            choice.pack.read() if choice.source == KEPT and choice.pack else None
+            for choice in self.packs.values()
+        )
+        costs = sum(choice.cost << dry_runs.SHIFTS[name] for name, choice in self.packs.items())
+        return found, costs | self.short
+
+    def _look_for_packs(self) -> None:
+        self.packs = {
+            name: weight_slices.find(self.call, name, use, ignore_shortage=self.insists)
+            for name, use in self.uses.items()
+        }
+
+    def _renew(self) -> bool:
+        """Make a stale pack again if the call runs on it. Other stale packs note the weight's version.
+
+        Returns whether a pack was made, so that packs have to be looked up again.
+        """
+        found = self.dry()
+        for arithmetic in self.order.fused:
+            choice = self.packs.get(arithmetic)
+            is_stale = choice is not None and choice.is_stale
+            if found.fused and arithmetic == found.arithmetic:
+                if is_stale:
+                    self.make_pack(arithmetic)
+                return is_stale
+            if is_stale:
+                choice.pack.see(self.call.weight)  # type: ignore[union-attr]
+        return False
+
+    def note_shortage(self) -> DryRun:
+        """Note that there was no memory for the plan that the call runs on."""
+        found = self.dry()
+        if found.on_slices:
+            source = self.packs[found.arithmetic].source
+            weight_slices.ran_out_of_memory(self.call, found.arithmetic, source)
+        return found
+
+    def may_try_again(self, found: DryRun) -> bool:
+        """Whether a call without memory may succeed now: it has made a pack, so it needs less for itself."""
+        if found.arithmetic not in self.made:
+            return False
+        self.made.discard(found.arithmetic)
+        self.uses[found.arithmetic] = weight_packs.FIND
+        return True
+
+    def _stored(self, result: Tensor) -> Tensor:
+        out = self.call.out
+        if result is out:
+            return result
+        if out is not None:
+            return out.copy_(result)
+        return result if result.is_contiguous() else self.call.new_out().copy_(result)
+
+
+# --- the remedies: one returns a result, or None, and then the call is made again ------------------------------
+
+
+def _make_ready(attempt: _Linear) -> Tensor | None:
+    if Reason.NOT_READY not in attempt.met and plans.has_gpu_kernels(attempt.call.x):
+        return None  # this has loaded what was measured on the device
+    return _by_torch(attempt)
+
+
+def _by_torch(attempt: _Linear) -> Tensor:
+    call = attempt.described
+    checks.linear(call)
+    if call.invariant and not call.is_empty:
+        invariant.refuse(call)
+    if call.strict:
+        require_fused(call)
+    if call.out is not None:
+        _look_at_overlap(attempt)
+    return by_reference.of_call(attempt.call, attempt.fold)
+
+
+def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
+    """The checks raise the error. If they accept the call, copy its inputs: no kernel can read their layout."""
+    checks.linear(attempt.described)
+    if Reason.DOES_NOT_FIT in attempt.met:
+        return _by_torch(attempt)
+    _copy_inputs(attempt)
+    return None
+
+
+def _look_at_overlap(attempt: _Linear) -> None:
+    call = attempt.call
+    assert call.out is not None
+    others = call.others if attempt.fold is None else [("weight", call.weight), *attempt.fold.named.items()]
+    if checks.output_overlap(call.out, call.x, others, in_place=False):
+        attempt.out = call.new_out()
+    attempt.circumstances |= dry_runs.OUT_APART
+
+
+def _store_elsewhere(attempt: _Linear) -> None:
+    """Write the result to a tensor whose rows are whole 16 bytes, which fp32 kernels need, and copy it."""
+    call = attempt.call
+    if call.out is not None:
+        _look_at_overlap(attempt)
+    n = call.weight.shape[0]
+    step = _STORED_BYTES // call.x.element_size() if call.x.dtype is torch.float32 else 1
+    attempt.out = call.x.new_empty((*call.x.shape[:-1], n + -n % step))[..., :n]
+    attempt.circumstances |= dry_runs.OUT_APART | dry_runs.OUT_PADDED
+
+
+def _copy_inputs(attempt: _Linear) -> None:
+    call = attempt.call
+    attempt.read(
+        call._replace(
+            x=call.x if flattens(call.x) else call.x.contiguous(),
+            operands=tuple(readable(each) if isinstance(each, Tensor) else each for each in call.operands),
+        )
+    )
+
+
+def _make_pack(attempt: _Linear) -> None:
+    attempt.make_pack(attempt.dry().arithmetic)
+
+
+def _do_with_less_memory(attempt: _Linear) -> None:
+    found = attempt.note_shortage()
+    if attempt.may_try_again(found):
+        return
+    if found.on_slices:
+        attempt.short |= dry_runs.SHORT << dry_runs.SHIFTS[found.arithmetic]
+    elif "copy" in found.launches and attempt.plan is None and not attempt.insists:
+        attempt.plan = dry_runs.FALLBACK
+    else:  # no other way needs less memory
+        attempt.circumstances |= dry_runs.RAISES_SHORTAGE
+
+
+def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
+    """An error, as no fused kernel runs; but a batch-invariant call may run on copies, or row by row."""
+    call = attempt.described
+    by_rows = invariant.runs_by_rows(call)
+    if by_rows or not call.invariant or attempt.is_copied:
+        if call.strict:
+            require_fused(call)
+    else:
+        invariant.refuse(call)
+    if attempt.fold is not None:
+        call = call._replace(operands=elementwise_kernels.fold_batch_norm(attempt.fold).unbind(0))
+    if by_rows:
+        return invariant.row_by_row(call, linear)
+    on_copies = _Linear(invariant.on_zeros(call))
+    on_copies.is_copied = True
+    result = on_copies.run()[..., : call.weight.shape[0]]
+    out = call.new_out() if call.out is None else call.out
+    return out.copy_(result.reshape(out.shape))
+
+
+def _run_at_full_fp32(attempt: _Linear) -> Tensor:
+    attempt.order = attempt.order._replace(overrides=False)
+    with _precision.full_fp32(attempt.call.x.device.type):
+        return attempt.run()
+
+
+def _link(attempt: _Linear) -> Tensor | None:
+    """Link the kernel. If that fails, the fallback runs, or PyTorch's operators."""
+    call, found = attempt.call, attempt.dry()
+    reason = attempt.link(found)
+    if not reason:
+        return None
+    if call.invariant:
+        invariant.refuse_because(call.x, reason)
+    if attempt.plan is not None and found.fused:
+        raise RuntimeError(f"{call.epilogue.name}: {reason}")
+    if call.strict:
+        require_fused(attempt.described)
+    if not found.fused:
+        return _by_torch(attempt)
+    attempt.plan = dry_runs.FALLBACK
+    return None
+
+
+_REMEDIES: dict[Reason, Callable[[_Linear], Tensor | None]] = {
+    Reason.NOT_PLAIN: _by_torch,
+    Reason.DOES_NOT_FIT: _refuse_or_copy,
+    Reason.IS_EMPTY: _by_torch,
+    Reason.NOT_READY: _make_ready,
+    Reason.MAY_OVERLAP: _look_at_overlap,
+    Reason.NOT_STORABLE: _store_elsewhere,
+    Reason.NOT_READABLE: _copy_inputs,
+    Reason.LACKS_PACK: _make_pack,
+    Reason.NO_MEMORY: _do_with_less_memory,
+    Reason.NOT_FUSED: _refuse_or_rearrange,
+    Reason.OTHER_SETTING: _run_at_full_fp32,
+    Reason.NOT_LINKED: _link,
+    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call, attempt.fold),
+}
+
+
+def run_linear(call: LinearCall) -> Tensor:
+    """The operator `epigemm::linear`, if nothing traces or differentiates it."""
+    found = entry.call_linear(call)
+    return found if isinstance(found, Tensor) else linear(call)
+
+
+def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall | None = None) -> Tensor:
+    """D = epilogue(x @ weight.T), with all remedies that it needs.
+
+    `plan`: a plan to run in place of the planner's choice, as in csrc/call/forced.h. `fold`: what the operands of
+    scale_batch_norm are folded from; the call has no operands then.
+
+    Raises:
+        RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run; a plan that cannot run.
+        torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
+    """
+    if current.log is not None:
+        return current.log.made(linear, call, plan, fold)  # type: ignore[no-any-return]
+    attempt = _Linear(call, None if plan is None else tuple(plan), fold)
+    if not _is_profiling():
+        return attempt.run()
+    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+        return attempt.run()
+
+
+def one_kernel(
+    call: LinearCall,
+    circumstances: int,
+    stored: Tensor | None = None,
+    moments: Tensor | None = None,
+    blocks: Tensor | None = None,
+) -> Any:
+    """What one kernel gives of a call, or the reason (an int) why none runs; the caller has another way then.
+
+    The result; with `moments` also the rows of a block, if the blocks' moments were left unmerged, else 0.
+    `circumstances`: `dry_runs.ROUTED` for a call that autograd, tracers and modes have handled. See `Beside`.
+    """
+    return _Linear(call, circumstances=circumstances, beside=Beside(stored, moments, blocks)).run_once()
+
+
+class Forced:
+    """A call with a forced plan that is made many times. The remedies are applied the first time.
+
+    A result whose rows were padded to whole 16 bytes is not copied to a tensor without padding.
+    """
+
+    def __init__(self, call: LinearCall, plan: Sequence[int]) -> None:
+        self.plan = tuple(plan)
+        self._call = call
+        self._attempt: _Linear | None = None
+
+    def __call__(self) -> Tensor:
+        """Make the call; RuntimeError if the plan cannot run."""
+        if self._attempt is None:
+            self._attempt = _Linear(self._call, self.plan)
+            return self._attempt.run()
+        return self._attempt.again()

@@ -1,4 +1,0 @@
-"""A Python function -> a program of primitives -> the text of a functor. `source` imports no torch: the build uses it.
-
-Imports: `epilogues.kinds`. Taken by `epilogues.declaring` and `fusion`, whose chains are traced, too.
-"""

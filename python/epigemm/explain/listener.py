@@ -1,0 +1,175 @@
+"""The products of a module's call, each with its layer's name.
+
+The call runs, because what a module does may depend on values. Packs are not made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.explain.answer import Explanation
+from epigemm.explain.log import Call, CallLog, explained
+from epigemm.explain.products import Product, numbered
+from epigemm.explain.words import dtype_name
+
+
+class Place(NamedTuple):
+    """The place of a call in the model."""
+
+    layer: str
+    why: str = ""  # for a node of a graph: why it is not fused
+    function: str = ""  # for a fused node: its name in the report
+    notes: tuple[str, ...] = ()  # for a fused node: the report's notes
+
+
+_OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
+_Sized = tuple[tuple[int, ...], int, str]
+
+
+def _of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Sized:
+    rows, columns = prod(input.shape[:-1]), weight.shape[0] if weight.dim() == 2 else 1
+    return (rows, columns, input.shape[-1]), 1, dtype_name(input.dtype)
+
+
+def _of_matmul(input: Tensor, other: Tensor, **_: Any) -> _Sized:
+    k, columns = input.shape[-1], other.shape[-1] if other.dim() > 1 else 1
+    if other.dim() <= 2:
+        return (prod(input.shape[:-1]), columns, k), 1, dtype_name(input.dtype)
+    rows = input.shape[-2] if input.dim() > 1 else 1
+    batch = prod(torch.broadcast_shapes(input.shape[:-2], other.shape[:-2]))  # type: ignore[no-untyped-call]
+    return (rows, columns, k), batch, dtype_name(input.dtype)
+
+
+def _swapped(input: Tensor, other: Tensor) -> _Sized:
+    return _of_matmul(other, input)
+
+
+def _added(_: Any, first: Tensor, second: Tensor, **__: Any) -> _Sized:
+    return _of_matmul(first, second)
+
+
+def _unknown(*args: Any, **kwargs: Any) -> _Sized:
+    dtype = next(
+        (dtype_name(each.dtype) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)), ""
+    )
+    return (), 1, dtype
+
+
+_PRODUCTS: dict[Any, Callable[..., _Sized]] = {
+    torch.nn.functional.linear: _of_linear,
+    torch.nn.functional.bilinear: _unknown,
+    torch.nn.functional.multi_head_attention_forward: _unknown,  # its products are inside one operator
+    torch.einsum: _unknown,
+    torch.tensordot: _unknown,
+    **dict.fromkeys(
+        (torch.inner, torch.chain_matmul, torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown
+    ),
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _unknown),
+    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _unknown),
+    torch.matmul: _of_matmul,
+    torch.linalg.matmul: _of_matmul,
+    torch.mm: _of_matmul,
+    torch.bmm: _of_matmul,
+    torch.mv: _of_matmul,
+    torch.addmm: _added,
+    torch.baddbmm: _added,
+    Tensor.matmul: _of_matmul,
+    Tensor.__matmul__: _of_matmul,
+    Tensor.__rmatmul__: _swapped,
+    Tensor.mm: _of_matmul,
+    Tensor.bmm: _of_matmul,
+    Tensor.mv: _of_matmul,
+    Tensor.addmm: _added,
+    Tensor.baddbmm: _added,
+}
+
+
+class Listener(CallLog):
+    """The calls of a module, and PyTorch's own products in it; open while it is entered.
+
+    Attributes:
+        notes: notes about all products.
+        graphs: how many graphs of fused models ran.
+    """
+
+    noted = _PRODUCTS
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__(runs=True)
+        self.notes: list[str] = []
+        self.graphs = 0
+        self._told: list[tuple[Place, Call | Product]] = []
+        self._names = {id(module): name for name, module in reversed(list(root.named_modules()))}
+        self._node: Place | None = None
+        self._model = ""  # the name of the fused model that runs
+
+    @property
+    def products(self) -> list[Product]:
+        """The products, with unique names."""
+        return numbered([_product(*each) for each in self._told])
+
+    @contextmanager
+    def paused(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Close the log, so that a fused model's call runs as usual.
+
+        `model`: the model that is called. Nodes are named by its layers.
+        """
+        before, self._model = self._model, self._names.get(id(model), "")
+        try:
+            with self.closed():
+                yield
+        finally:
+            self._model = before
+
+    @contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """Around a node of a graph."""
+        layer = f"{self._model}.{place.layer}" if self._model else place.layer
+        before, self._node = self._node, place._replace(layer=layer)
+        try:
+            yield
+        finally:
+            self._node = before
+
+    def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        place = self._place(sys._getframe(2))
+        size, batch, dtype = _PRODUCTS[function](*args, **kwargs)
+        why = place.why or ("" if size else _OUT_OF_SIGHT)
+        product = Product(place.layer, function.__name__, size, dtype, batch, why, notes=place.notes)
+        self._told.append((place, product))
+
+    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
+        super()._add(call, found, function)
+        self._told.append((self._place(sys._getframe(1)), self.calls[-1]))
+
+    def _place(self, frame: FrameType | None) -> Place:
+        """The node that is running, or the innermost module whose method makes the call."""
+        if self._node is not None:
+            return self._node
+        while frame is not None:
+            name = self._names.get(id(frame.f_locals.get("self")))
+            if name is not None:
+                return Place(name or type(frame.f_locals["self"]).__name__)
+            frame = frame.f_back
+        return Place("")
+
+
+def _product(place: Place, told: Call | Product) -> Product:
+    if isinstance(told, Product):
+        return told
+    x = told.call.x
+    size = (prod(x.shape[:-1]), x.shape[-1])
+    if isinstance(told.call, LinearCall):
+        size = (told.call.rows, *told.call.weight.shape)
+    named = (place.layer, place.function or told.function, size, dtype_name(x.dtype))
+    return Product(*named, explanation=explained(place.layer, [told]), notes=place.notes)

@@ -1,0 +1,223 @@
+"""Two products of one x as one kernel in 16 bits, where the chain of one of them reads the other's result.
+
+These are the gated layers of transformers: `silu(w1(x)) * w3(x)`. A call that the kernel does not take, because of its
+sizes or of a mode, runs as the two calls that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from epigemm.arguments import forms, invariance
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import one_kernel
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
+from epigemm.epilogues.registry import Epilogue
+from epigemm.fusion import profit
+from epigemm.fusion.chains import Chain
+from epigemm.fusion.effects import effects_of
+from epigemm.fusion.formula import ChainFormula, Slot, epilogue_of
+from epigemm.fusion.operands import ChainOperand
+from epigemm.fusion.profit import Judged, Way
+from epigemm.fusion.site import Site
+from epigemm.fusion.values import same_sizes, value_at
+from epigemm.linker import loader
+from epigemm.planner import dry_runs, plans
+from epigemm.user_epilogue import UserEpilogue
+
+
+class Joined(NamedTuple):
+    """Two chains that one kernel computes.
+
+    Attributes:
+        first: the chain that reads the other's result: the first matrix of its epilogue.
+        second: the other chain, which reads no matrix.
+        epilogue: of both. The second chain's operands come first.
+        place: the position of the second chain's result among the first chain's operands.
+    """
+
+    first: Chain
+    second: Chain
+    epilogue: UserEpilogue
+    place: int
+
+    @property
+    def sources(self) -> tuple[fx.Node, ...]:
+        """The arguments of the call: x, both weights, then the operands without the second product."""
+        x, weight, *given = self.first.sources
+        _, weight2, *others = self.second.sources
+        return (x, weight, weight2, *others, *given[: self.place], *given[self.place + 1 :])
+
+    def call(self) -> LinearCall:
+        """The call of meta tensors."""
+        call, other = profit.call_of(self.first), profit.call_of(self.second)
+        others = [each for each in other.operands if each is not None]
+        every = [*others, *call.operands]
+        linked = forms.of_types(self.epilogue.traced, call.x, every)
+        every[len(others) + self.place] = None
+        return call._replace(epilogue=linked, operands=every, weight2=other.weight)
+
+
+def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
+    """The estimates, with those of two chains changed where one kernel is expected to be faster than two."""
+    result = dict(found)
+    ends = {chain.nodes[-1]: chain for chain in found}
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for first in found:
+        both = _both(first, ends)
+        if both is None or not _may_join(both, found) or not _is_quiet(both, order):
+            continue
+        place = place_of(first)
+        if place is None:
+            continue
+        call = both.call()
+        dry = dry_runs.dry_run(call, 0, place, tried=True)
+        if dry.fused and not loader.would_link(call.epilogue, ",".join(dry.missing), place.device):
+            us = plans.fused_us(dry.tried[0].plan)
+            one, other = found[first], found[both.second]
+            result[first] = one._replace(why_not="", way=Way.TENSORS, fused_us=us, both=both)
+            result[both.second] = other._replace(why_not="", way=Way.TENSORS, fused_us=0.0, both=both)
+    return result
+
+
+def place_of(chain: Chain) -> Tensor | None:
+    """A tensor on a chain's device, if epigemm's kernels run there."""
+    device = chain.product.value.device
+    place = None if device.type == "cpu" else torch.empty(0, device=device)
+    return place if place is not None and plans.has_gpu_kernels(place) else None
+
+
+def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
+    """The pair of a chain and of the product that it reads first, if their forms fit."""
+    operands = [each for each in first.operands if isinstance(each, ChainOperand)]
+    place = next((i for i, each in enumerate(operands) if each.kind == MATRIX), None)
+    if place is None or len(operands) != len(first.operands) or operands[place].order is not None:
+        return None
+    (source,) = operands[place].sources
+    second, epilogue = ends.get(source), first.epilogue
+    if second is None or second is first or epilogue is None or epilogue.copied is not None:
+        return None
+    if any(user not in first.nodes for user in source.users):
+        return None
+    others = second.formula.kinds
+    if (
+        second.norm is not None
+        or second.views
+        or MATRIX in others
+        or SCALAR in (*others, *first.formula.kinds)
+    ):
+        return None
+    if others or second.formula.steps:
+        formula = composed(first.formula, place + 1, second.formula)
+        made = epilogue_of(formula)
+        if too_many(formula.kinds) or not isinstance(made, UserEpilogue):
+            return None
+        epilogue = made
+    return Joined(first, second, epilogue, place)
+
+
+def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
+    chains = (both.first, both.second)
+    first, second = (chain.product for chain in chains)
+    value, weight, weight2 = first.value, value_at(first.weight), value_at(second.weight)
+    return (
+        first.x is second.x
+        and value.element_size() == 2
+        # Autocast, which is on where these types differ, casts x for each product.
+        and all(each.dtype == value.dtype for each in (value_at(first.x), weight, weight2, second.value))
+        and same_sizes(second.value.shape, value.shape)
+        and same_sizes(weight2.stride(), weight.stride())
+        and not any(each.is_kn or each.is_batch for each in (first, second))
+        and not any(value_at(chain.nodes[-1]).requires_grad for chain in chains)
+        and all(_are_of_its_sizes(chain) for chain in chains)
+        and all(found[chain].why_not in ("", profit.SLOWER) for chain in chains)
+    )
+
+
+def _are_of_its_sizes(chain: Chain) -> bool:
+    """Whether the operands have the shapes of the product's, as kernels read them. Else a `Site` reshapes them."""
+    *lead, columns = chain.product.value.shape
+    operands = (each for each in chain.operands if isinstance(each, ChainOperand))
+    return all(
+        same_sizes(value_at(each.sources[0]).shape, KINDS[each.kind].shape(lead, columns))
+        for each in operands
+    )
+
+
+def _is_quiet(both: Joined, order: Mapping[fx.Node, int]) -> bool:
+    """Whether nothing is written, and no mode changes, from the earlier product to the call's place."""
+    node = min((chain.product.node for chain in (both.first, both.second)), key=order.__getitem__)
+    while node is not both.first.nodes[-1]:
+        effects = effects_of(node)
+        if not effects.known or effects.writes:
+            return False
+        node = node.next
+    return True
+
+
+def composed(first: ChainFormula, operand: int, second: ChainFormula) -> ChainFormula:
+    """The first formula, with the second one applied to this operand of it, counted from 1.
+
+    The second one's operands and steps come first.
+    """
+    operands, steps = len(second.kinds), len(second.steps)
+    gate = Slot(-operands - operand)
+
+    def of_second(argument: object) -> object:
+        return gate if argument == Slot(0) else argument
+
+    def of_first(argument: object) -> object:
+        if not isinstance(argument, Slot) or argument.number == 0:
+            return argument
+        if argument.number > 0:
+            return Slot(argument.number + steps)
+        if argument.number == -operand:
+            return Slot(steps) if steps else gate
+        return Slot(argument.number - operands)
+
+    moved = []
+    for formula, move in ((second, of_second), (first, of_first)):
+        for step in formula.steps:
+            args, kwargs = tree_map(move, (step.args, step.kwargs))
+            moved.append(replace(step, args=args, kwargs=kwargs))
+    return ChainFormula((*second.kinds, *first.kinds), tuple(moved))
+
+
+class TwoSites:
+    """Both chains as one call, with `Joined.sources` as arguments."""
+
+    def __init__(self, both: Joined, first: Site, second: Site) -> None:
+        self._epilogue = both.epilogue
+        self._first, self._second = first, second
+        self._place, self._others = both.place, len(both.second.operands)
+        self._linked: Epilogue | None = None
+        # torch.fx writes these two attributes into the code of a graph.
+        self.__name__, self.__module__ = f"{first.__name__}_of_two", __name__
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__.replace('_', ' ', 1)}>"
+
+    def __call__(self, x: Tensor, weight: Tensor, weight2: Tensor, *sources: Tensor) -> Tensor:
+        """Compute both chains."""
+        place = self._others + self._place
+        operands = (*sources[:place], None, *sources[place:])
+        epilogue = self._linked or self._find_linked(x, operands)
+        is_invariant = invariance.active and invariance.enabled()
+        call = LinearCall(epilogue, x, weight, operands, invariant=is_invariant, weight2=weight2)
+        found = one_kernel.pair(call)
+        if found is not None:
+            return found
+        others, rest = sources[: self._others], sources[self._others :]
+        gate = self._second(x, weight2, *others)
+        return self._first(x, weight, *rest[: self._place], gate, *rest[self._place :])
+
+    def _find_linked(self, x: Tensor, operands: tuple[Tensor | None, ...]) -> Epilogue:
+        """The epilogue for the operands' types, which are the same at each call of a graph."""
+        self._linked = forms.of_types(self._epilogue.traced, x, operands)
+        return self._linked

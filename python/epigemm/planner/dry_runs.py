@@ -1,0 +1,159 @@
+"""Dry runs: `call::linear` of csrc/call says what a linear call would launch, and the reasons on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.arguments import precision as _precision
+from epigemm.arguments.calls import LinearCall
+from epigemm.planner import plans
+from epigemm.planner.reasons import Reason
+
+PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU = range(3)
+"""How much of a call torch's GEMM computes in the fallback."""
+
+PER_CALL, NO_COST, STALE = range(3)
+"""The cost of the weight's slices for a call: they are made by this call; there is no cost; they are stale, and made
+for this call or for many."""
+SHORT, THERE = 4, 8
+"""Bits beside the cost: there is no memory for slices; there is a pack."""
+SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 4}
+"""The position of an arithmetic's bits in the number `slices`."""
+ALL_KEPT = sum((NO_COST | THERE) << shift for shift in SHIFTS.values())
+"""`slices` for a weight that has all packs."""
+
+ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
+"""Circumstances of a call, which csrc/call/forced.h explains."""
+
+ARITHMETICS = (_precision.IEEE, _precision.TF32, _precision.SPLIT, _precision.SCALED)
+"""The arithmetics, by their numbers in csrc."""
+FALLBACK = (0, -1, 0, 0, 1, 1)
+"""The forced plan that is the fallback."""
+
+
+class Tried(NamedTuple):
+    """One of the arithmetics that are tried for a call."""
+
+    arithmetic: str  # what its kernels multiply in
+    why_not: str  # why no fused kernel runs in it; empty if one does
+    plan: dict[str, Any]  # the planner's answer
+    packed: bool  # on fp16 slices: whether the split of the weight is not counted in the call's time
+    padded: bool  # on fp16 slices: whether the result is written to rows of whole 16 bytes and then copied
+    tf32_allowed: bool  # whether torch's GEMM, which the plan was compared with, may use TF32
+    tunable: bool  # whether a measurement of it would hold for other calls of its sizes
+    copies: tuple[str, ...]  # in 16 bits: which of x and weight are copied for the kernel, in words
+    copies_result: bool  # in 16 bits: whether the result is copied, too
+
+    @property
+    def is_on_slices(self) -> bool:
+        """Whether its kernels multiply fp16 slices."""
+        return self.arithmetic in SHIFTS
+
+
+class DryRun(NamedTuple):
+    """The result of a dry run."""
+
+    answer: int  # where it ends: 0, or a `Reason`
+    refused: str  # why a forced plan cannot run
+    reasons: list[Reason]  # the reasons on the way, in order, each as if its remedy had been applied
+    fused: bool  # whether a fused plan runs, not the fallback
+    on_slices: bool  # whether that multiplies fp16 slices
+    arithmetic: str  # what it multiplies in
+    packed: bool  # on slices: whether the split of the weight is not counted
+    padded: bool  # on slices: whether the result needs rows of whole 16 bytes
+    gemm: int  # what torch's GEMM does in the fallback
+    plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
+    launches: list[str]
+    missing: list[str]  # the kernels into which the epilogue has to be linked first; of a GPU elsewhere: all
+    tried: list[Tried]  # every arithmetic, in order, if `tried` was asked for
+
+    @property
+    def copies_nothing(self) -> bool:
+        """Whether a kernel can read and write the tensors as they lie, so that the call needs no other."""
+        return not self.answer and not {Reason.NOT_STORABLE, Reason.NOT_READABLE} & set(self.reasons)
+
+
+def dry_run(
+    call: LinearCall,
+    slices: int = 0,
+    place: Tensor | None = None,
+    *,
+    order: _precision.Order | None = None,
+    circumstances: int = 0,
+    plan: tuple[int, ...] = (),
+    tried: bool = False,
+    gpu: tuple[int, ...] = (),
+) -> DryRun:
+    """A dry run of a call on a CPU or a CUDA device.
+
+    `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
+    question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
+    csrc/call/forced.h. The launches "blocks" and "merge" are those of the result's statistics. `gpu`: a GPU that this
+    machine need not have, as `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
+
+    Raises:
+        RuntimeError: the numbers of `plan` name none.
+    """
+    epilogue, x, weight, operands, _, _, strict, invariant, out, weight2, statistics = call
+    bias, tensors, scalars = epilogue.apart(operands)
+    device = -1 if gpu else (x if place is None else place).get_device()
+    if device >= 0:
+        plans.usable(device)  # which the call to come asks, too
+    is_elsewhere = bool(gpu)
+    gpu = gpu or plans.gpu_numbers(device)
+    described = (device, *gpu) if gpu or place is not None else None
+    if order is None and is_elsewhere:
+        order = order_on(call, "cuda")
+    elif order is None:
+        order = call.order if place is None else order_on(call, place.device.type)
+    answer = ops._dry_linear(
+        epilogue.name,
+        x,
+        weight,
+        bias,
+        tensors or None,
+        scalars or None,
+        out,
+        order.number,
+        circumstances | (OTHER_SETTING if order.overrides else 0),
+        slices,
+        strict,
+        invariant,
+        described,
+        plan or None,
+        tried,
+        weight2,
+        statistics,
+    )
+    found: dict[str, Any] = json.loads(answer)
+    found["reasons"] = [Reason(number) for number in found["reasons"]]
+    found["plan"] = tuple(found["plan"])
+    found["tried"] = [_tried(each) for each in found["tried"]]
+    return DryRun(**found)
+
+
+def order_on(call: LinearCall, device_type: str) -> _precision.Order:
+    """The arithmetics to try for a call of meta tensors on a device of this type."""
+    is_fp32 = call.x.dtype is torch.float32
+    return _precision.order(call.precision, device_type) if is_fp32 else _precision.ORDERS[0]
+
+
+def _tried(found: dict[str, Any]) -> Tried:
+    plan = found["plan"]
+    why_not = "" if found["runs"] else str(found["why_not"] or plan["why_not"])
+    return Tried(
+        found["arithmetic"],
+        why_not,
+        plan,
+        found["packed"],
+        found["padded"],
+        found["tf32_allowed"],
+        found["tunable"],
+        tuple(found["copies"]),
+        found["copies_result"],
+    )

@@ -1,0 +1,284 @@
+"""`epigemm.precompile`: links the kernels that calls will need, before the first call."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from epigemm import progress
+from epigemm._native import build_info
+from epigemm.arguments import checks
+from epigemm.arguments.calls import FIND, LinearCall
+from epigemm.arguments.precision import DEFAULT
+from epigemm.calls import elementwise_kernels, one_kernel
+from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
+from epigemm.linker import loader
+from epigemm.planner import dry_runs
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.gpus import GPU, KNOWN
+from epigemm.results_epilogue import ResultsEpilogue
+from epigemm.user_epilogue import UserEpilogue
+
+_Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
+_FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
+
+
+class _Wanted(NamedTuple):
+    """An epilogue whose calls need kernels: behind a product, of a matrix alone, or either."""
+
+    epilogue: UserEpilogue
+    types: _Types
+    has_product: bool = True
+    is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
+    keeps_product: bool = False  # whether the second matrix is the product, which the derivative reads
+
+    @property
+    def linked(self) -> Epilogue:
+        """The epilogue for operands of these types; scalars are fp32."""
+        dtype, of_operands = self.types
+        specs = self.epilogue.traced.operands
+        folded = [spec.kind == SCALAR or of_operands is not dtype for spec in specs]
+        found = typed(self.epilogue.traced, folded)
+        return found.with_product if self.keeps_product else found
+
+
+def precompile(
+    function: UserEpilogue | ResultsEpilogue,
+    shapes: Iterable[tuple[int, int, int]] = (),
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    precision: str | None = None,
+    device: torch.device | str | None = None,
+    operand_dtype: torch.dtype | None = None,
+    training: bool = False,
+    arch: str | None = None,
+) -> list[str]:
+    """Link an epilogue into the kernels that calls of these sizes need, so that no call waits for that.
+
+    Use it when a server starts, and before the capture of a CUDA graph, during which nothing is compiled. Kernels are
+    kept on disk, in the cache's folder, which may be copied to other machines. For a function with optional operands,
+    each combination is linked. For a function with several results, the kernels of each matrix are linked. A function
+    that only adds a bias, or a bias and a ReLU, runs as the built-in one: on Hopper on kernels of the package, which
+    need no linking; on other GPUs its kernel is linked by its first call, and not here. Its `elementwise` is linked.
+
+    Args:
+        function: what `epigemm.epilogue` made.
+        shapes: sizes of the products, (M, N, K) each; `elementwise` of results of these sizes is linked as well.
+        dtype: of x and the weight.
+        precision: of fp32 products, as for `epigemm.linear`; with a packed weight and without one.
+        device: the GPU; None: the current one.
+        operand_dtype: of the operands: None or dtype itself; with 16 bits also fp32.
+        training: whether to link the derivative's kernel, too, and on Hopper the one that stores the product beside
+            the result.
+        arch: in place of `device`, an architecture that no GPU of this machine need have, as "sm_90" or "sm_120". No
+            driver is needed. With shapes: what calls of these take by the cost models' choice on GPUs of this
+            architecture, "sm_90": on H100 and H200. Without: all kernels that exist for every GPU since Ampere, which
+            are `elementwise`, which also follows PyTorch's GEMM, and the mma.sync kernels (in 16 bits; of fp32 in TF32,
+            fp16x3 and fp16x1).
+
+    Returns:
+        The names of the kernels that were linked now.
+
+    Raises:
+        TypeError: `function` was not made by `epigemm.epilogue`, `shapes` are not triples, or a dtype does not fit.
+        ValueError: `arch` is not such an architecture, or `device` is given, too; or it is given beside shapes, and the
+            figures of no GPU of this architecture are known.
+        RuntimeError: there is no GPU with epigemm's kernels, or an epilogue cannot be linked; the message says why.
+
+    Example:
+        >>> epigemm.precompile(swish_clamp, [(1, 4096, 4096), (2048, 4096, 4096)])  # doctest: +SKIP
+        >>> epigemm.precompile(swish_clamp, [(2048, 4096, 4096)], arch="sm_80")  # doctest: +SKIP
+        ['epigemm_open_elementwise_bfloat16']
+    """
+    if not isinstance(function, (UserEpilogue, ResultsEpilogue)):
+        raise TypeError(
+            f"function: got {type(function).__name__}; accepted is what epigemm.epilogue makes of a function"
+        )
+    sizes = _sizes(shapes)
+    precision = DEFAULT if precision is None else checks.precision(precision)
+    checks.flag("training", training)
+    forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype)), training))
+    if arch is not None:
+        capability = _capability(arch, device)
+        gpus = _known(capability, arch) if sizes else []
+        symbols = [
+            _chosen(form, sizes, precision, training, gpus) if sizes else _of_any_gpu(form, training)
+            for form in forms
+        ]
+        pairs = zip(forms, symbols, strict=True)
+        return [name for form, each in pairs if each for name in _link_for(form, each, capability)]
+    place = elementwise_kernels.gpu(device)
+    linked: list[str] = []
+    wanted = list(itertools.product(forms, sizes))
+    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
+        for form, size in wanted:
+            call = _call(form, size, precision, place)
+            for missing in _missing(form, call, training):
+                if reason := loader.link(call.epilogue, missing, place):
+                    raise RuntimeError(f"{function.traced.name}: {reason}")
+                linked += missing.split(",") if missing else []
+            task.advance()
+    return linked
+
+
+def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bool) -> Iterator[_Wanted]:
+    """With its optional operands, and without; of several results each matrix that has a kernel."""
+    if isinstance(function, UserEpilogue):
+        for each in (function, *function.without.values()):
+            yield _Wanted(each, types)
+            if training and 0 in each.traced.program.read_by_derivative():
+                yield _Wanted(each, types, is_pair=True, keeps_product=True)
+        return
+    dtype, _ = types
+    wide = compute_dtype(dtype)
+    for form in (function, *function.without.values()):
+        for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
+            if epilogue is not None:
+                of_types = (wide, wide) if matrix.is_wide else types
+                yield _Wanted(epilogue, of_types, number == 0)
+                if training and number == 0 and 0 in epilogue.traced.program.read_by_derivative():
+                    yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
+        if (pair := form.pair(dtype)) is not None:
+            yield _Wanted(pair.epilogue, types, is_pair=True)
+
+
+def _sizes(shapes: object) -> list[tuple[int, int, int]]:
+    sizes: list[Any] = list(shapes) if isinstance(shapes, Iterable) else [shapes]
+    for size in sizes:
+        is_triple = isinstance(size, (tuple, list)) and len(size) == 3
+        if not is_triple or not all(isinstance(length, int) and length > 0 for length in size):
+            raise TypeError(f"shapes: got {size!r}; accepted are triples (M, N, K) of positive integers")
+    return sizes
+
+
+def _operand_dtype(dtype: torch.dtype, given: torch.dtype | None) -> torch.dtype:
+    if dtype not in checks.DTYPES:
+        raise TypeError(f"dtype: got {dtype}; accepted are {', '.join(sorted(map(str, checks.DTYPES)))}")
+    if given is None or given in (dtype, compute_dtype(dtype)):
+        return given or dtype
+    raise TypeError(
+        f"operand_dtype: got {given}; accepted is None, {dtype} or {compute_dtype(dtype)}, as x has {dtype}"
+    )
+
+
+def _capability(arch: str, device: object) -> tuple[int, int]:
+    """The compute capability of an architecture's name."""
+    found = re.fullmatch(r"sm_(\d+)(\d)a?", arch) if isinstance(arch, str) else None
+    capability = (int(found[1]), int(found[2])) if found else (0, 0)
+    if capability < (8, 0):
+        raise ValueError(f"arch: got {arch!r}; accepted are sm_80 and later, such as 'sm_86'")
+    if device is not None:
+        raise ValueError(f"arch: got {arch!r} beside device; it takes the place of that")
+    return capability
+
+
+def _known(capability: tuple[int, int], arch: str) -> list[GPU]:
+    """The GPUs of an architecture that the planner can be asked about."""
+    found = [each for each in KNOWN.values() if each.capability == capability]
+    if not found:
+        known = ", ".join(
+            f"sm_{major}{minor}" for major, minor in sorted({each.capability for each in KNOWN.values()})
+        )
+        raise ValueError(f"arch: got {arch!r} beside shapes; accepted are {known}, or arch alone")
+    return found
+
+
+def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
+    """The kernels that are compiled for every GPU since Ampere; those of a pair are not."""
+    if form.is_pair:
+        return []
+    dtype, _ = form.types
+    alone = _alone(dtype, training)
+    if dtype == torch.float64 or not form.has_product:
+        return alone
+    family = build_info()["families"]["sm80_mma"]
+    if dtype != torch.float32:
+        counts = {str(dtype).removeprefix("torch."): family["16_bits"]}
+        return alone + _tiles(counts)
+    return [*alone, *_tiles({name: family[name] for name in ("tf32", "split", "scaled")}), _FIXUP]
+
+
+def _tiles(counts: Mapping[str, int]) -> list[str]:
+    """The mma.sync kernels, by what they multiply."""
+    return [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in counts.items() for tile in range(count)]
+
+
+def _alone(dtype: torch.dtype, training: bool) -> list[str]:
+    """The kernels of the epilogue without a product."""
+    element = str(dtype).removeprefix("torch.")
+    kinds = ("elementwise", "derivative") if training else ("elementwise",)
+    return [f"epigemm_open_{kind}_{element}" for kind in kinds]
+
+
+def _chosen(
+    form: _Wanted,
+    sizes: Sequence[tuple[int, int, int]],
+    precision: str,
+    training: bool,
+    gpus: Sequence[GPU],
+) -> list[str]:
+    """The kernels that calls of these sizes take on GPUs elsewhere, each once."""
+    found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
+    for size, gpu in itertools.product(sizes, gpus):
+        call = _call(form, size, precision, torch.device("meta"))
+        for run in _dry_runs(form, call, gpu.numbers):
+            what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
+            packed = ", its weight packed," if run.packed else ""
+            progress.note(
+                f"{form.epilogue.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
+            )
+            found.update(dict.fromkeys(run.missing))
+    return list(found)
+
+
+def _link_for(form: _Wanted, symbols: list[str], capability: tuple[int, int]) -> list[str]:
+    linked, reason = loader.link_for(form.linked, symbols, capability)
+    if reason:
+        raise RuntimeError(f"{form.epilogue.traced.name}: {reason}")
+    return linked
+
+
+def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: torch.device) -> LinearCall:
+    """A call of this size with uninitialised tensors, for a dry run."""
+    (m, n, k), (dtype, of_operands) = size, form.types
+
+    def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=of, device=device)
+
+    specs = form.epilogue.traced.operands
+    operands = [
+        0.0 if spec.kind == SCALAR else empty(*KINDS[spec.kind].shape((m,), n), of=of_operands)
+        for spec in specs
+    ]
+    return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, FIND, out=empty(m, n))
+
+
+def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
+    """The names of the kernels that are still missing, joined by commas."""
+    if not form.is_pair:
+        yield elementwise_kernels.missing(call.epilogue, call.x)
+    if training and not form.is_pair:
+        yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
+    for run in _dry_runs(form, call):
+        yield ",".join(run.missing)
+
+
+def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
+    """What would come of a call, without and with a packed weight; nothing of a call on the package's own kernels.
+
+    Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
+    """
+    if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
+        return
+    if form.is_pair and not one_kernel.may_store(call):
+        return
+    for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
+        run = dry_runs.dry_run(call, slices, gpu=gpu)
+        if run.fused or not form.is_pair:
+            yield run

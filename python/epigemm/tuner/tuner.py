@@ -1,0 +1,232 @@
+"""The choice between kernels by measurement: `tune`.
+
+The results go into the planner's table and the cache on disk (`epigemm.planner.times`). From the next call on
+they decide for calls with the same M, N and K. For calls with another M the cost models decide.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from epigemm import progress
+from epigemm.arguments import checks
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import elementwise_kernels
+from epigemm.calls.forecast import consider
+from epigemm.compilers import is_traced
+from epigemm.explain.log import logged
+from epigemm.explain.words import dtype_name
+from epigemm.packs import weight_packs
+from epigemm.planner import plans, times
+from epigemm.planner.times import Entry
+from epigemm.tuner.candidates import TORCH, Family, families, on_random_x
+from epigemm.tuner.timing import Effort, make_timer
+
+_BUDGET_MS, _ROUNDS = 200.0, (3, 25)  # of the best candidates: GPU time, and rounds at least and at most
+_OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
+_ROUGH_ROUNDS = 2  # of every candidate
+_FINALISTS, _WITHIN = 6, 1.15  # the best ones: at most so many, and none slower than this times the fastest
+_LEAST_DIFFERENCE_US = 1e-3  # the planner counts nanoseconds
+_NOISE = 0.01  # a plan replaces the one that runs now if it is faster by more than this
+_LOCK = threading.Lock()  # one measurement at a time
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way to run a call.
+
+    Attributes:
+        arithmetic: of its products; "torch" for the fallback.
+        text: the kernel.
+        plan: family, tile, raster, swizzle, splits; empty for the fallback.
+        measured_us: the time of a call, in microseconds; a median for the fastest ones.
+        chosen: whether it runs from now on.
+    """
+
+    arithmetic: str
+    text: str
+    plan: tuple[int, ...]
+    measured_us: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` found; print it to read it.
+
+    Attributes:
+        problem: what was measured: epilogue, dtype, M, N and K.
+        candidates: every way to run the call, for each arithmetic the fastest first.
+        entries: what dispatch and the cache remember; empty where no fused kernel covers the call.
+        left_out: why some plans were not measured: an epilogue that is made at run time was not linked into them.
+    """
+
+    problem: str
+    candidates: list[Timed] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """A table: the time of each candidate, and which one runs."""
+        lines = [self.problem]
+        for each in self.candidates:
+            mark = "<- chosen" if each.chosen else ""
+            lines.append(f"  {each.measured_us:9.1f} us  {each.arithmetic:<6}  {each.text} {mark}".rstrip())
+        lines += [f"  left out: {reason}" for reason in self.left_out]
+        if not self.entries and not self.left_out:
+            lines.append("  no fused kernel covers this call: there is nothing to choose")
+        return "\n".join(lines)
+
+
+def tune(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Tuning:
+    """Measure every way to run `fn(*args, **kwargs)` on its GPU, and choose the fastest from now on.
+
+    Measured are the fused kernels that may be the fastest, in both raster orders and up to three swizzles, and the
+    fallback (torch's GEMM, and one elementwise kernel where that does not do everything), on random `x` with as many
+    rows as the call has. The choice holds for calls with the same epilogue, dtype, arithmetic, M, N and K, in this
+    process and, by way of the cache on disk, in later ones; calls of another M are left to the
+    cost models. A plan that is no faster than the one that runs now, but for noise, does not replace it. The results
+    of calls are as accurate as before. It takes less than half a second for most calls. An epilogue that was made by
+    `epigemm.epilogue` is linked into all candidates first, which takes seconds, once; where that fails a candidate is
+    left out. Of `linear_glu` both products are measured, one after the other; of a function with several results the
+    one kernel that multiplies.
+
+    Args:
+        fn_or_name: a public linear function of epigemm, or its name; or what `epigemm.epilogue` made.
+        args: the function's arguments; `x` on a CUDA device.
+        kwargs: its keyword arguments, `precision=` included.
+
+    Returns:
+        A `Tuning` with the time of every candidate.
+
+    Raises:
+        ValueError: `fn_or_name` is neither.
+        RuntimeError: `x` is not on a CUDA device that epigemm's kernels run on; or the current stream is being
+            captured into a CUDA graph, or torch.compile is tracing.
+        Exception: whatever the call itself raises for these arguments.
+
+    Example:
+        >>> print(epigemm.tune("linear_relu", x, weight, bias))  # doctest: +SKIP
+    """
+    with torch.no_grad():
+        _, opened = logged(fn_or_name, *args, is_single=True, **kwargs)
+    calls = [each.call for each in opened.calls if isinstance(each.call, LinearCall)]
+    if not calls:
+        count = "one kernel only" if opened.calls else "no kernel"
+        raise ValueError(f"fn_or_name: got {fn_or_name!r}, which has {count}; accepted are linear functions")
+    # Batch-invariant calls have nothing to choose.
+    calls = [call._replace(invariant=False) for call in calls]
+    for call in calls:
+        _check(call)
+    found = Tuning("; ".join(map(_problem, calls)))
+    for call in calls:
+        device, doing = call.x.device, progress.doing(f"tuning {_problem(call)}")
+        with _LOCK, torch.no_grad(), torch.cuda.device(device), doing:
+            _measure(call, found)
+    return found
+
+
+def _problem(call: LinearCall) -> str:
+    n, k = call.weight.shape
+    gpu = torch.cuda.get_device_name(call.x.device)
+    return f"{call.epilogue.name}, {dtype_name(call.x.dtype)}, M = {call.rows}, N = {n}, K = {k}, on {gpu}"
+
+
+def _check(call: LinearCall) -> None:
+    """The errors of the call itself; RuntimeError where nothing can be measured."""
+    x = call.x
+    checks.linear(call)
+    if not plans.has_gpu_kernels(x):
+        why = elementwise_kernels.why_none(x) or "it is on the CPU"
+        raise RuntimeError(
+            f"x: got device {x.device}; accepted is a CUDA device that epigemm's kernels run on ({why})"
+        )
+    if type(x) not in (Tensor, Parameter) or is_traced() or weight_packs.capturing(x.device):
+        raise RuntimeError(
+            "tune: got a call during CUDA graph capture or under tracing; accepted is a plain call"
+        )
+
+
+def _measure(call: LinearCall, found: Tuning) -> None:
+    """Time all candidates of a call, add them to what was found, and have the planner know the best."""
+    entries, timed = [], []
+    for family in families(on_random_x(call)):
+        found.left_out.extend(each for each in family.left_out if each not in found.left_out)
+        if not family.candidates:
+            continue
+        with family.setting():
+            measured = _times(family, call.x.device)
+        entries.append(
+            _entry(call, family, {plan: us for (is_rough, us), _, plan in measured if not is_rough})
+        )
+        for (_, us), text, plan in sorted(measured, key=lambda each: each[0]):
+            timed.append(Timed(family.arithmetic if plan else "torch", text, plan, us, chosen=False))
+    times.remember(call.x.get_device(), entries)
+    taken = consider(call._replace(out=None)).taken
+    arithmetic = "torch" if taken is None else taken.arithmetic
+    plan = next((entry.plan for entry in entries if entry.arithmetic == arithmetic), TORCH)
+    place = next(
+        (i for i, each in enumerate(timed) if (each.arithmetic, each.plan) == (arithmetic, plan)), -1
+    )
+    found.candidates.extend(replace(each, chosen=i == place) for i, each in enumerate(timed))
+    found.entries.extend(entries)
+
+
+def _times(family: Family, device: torch.device) -> list[tuple[tuple[bool, float], str, tuple[int, ...]]]:
+    """Of the fallback and each candidate: whether it is none of the best, and microseconds; its text and plan.
+
+    Of all of them rough times; of the fastest, the fallback and the present plan medians of more rounds, without the
+    first half, in which the load lowers the clocks.
+    """
+    timer = make_timer(device)
+    every = [family.fallback, *family.candidates]
+    for each in every:
+        each.run()  # the first call loads the kernel
+    host_us = max(timer.warm_up(each.run) for each in (every[0], every[-1]))
+    rough = timer.in_turn([each.run for each in every], Effort(_ROUGH_ROUNDS, 0.0, _ROUGH_ROUNDS), host_us)
+    times = [min(samples) for samples in rough]
+    fast = sorted(range(1, len(every)), key=times.__getitem__)[:_FINALISTS]
+    best = [
+        index
+        for index, each in enumerate(every)
+        if each.plan in (TORCH, family.now) or (index in fast and times[index] <= _WITHIN * times[fast[0]])
+    ]
+    rounds = int(_BUDGET_MS / sum(times[index] + _OVERHEAD_MS for index in best))
+    rounds = min(max(rounds, _ROUNDS[0]), _ROUNDS[1])
+    careful = timer.in_turn([every[index].run for index in best], Effort(rounds, 0.0, rounds), host_us)
+    for index, samples in zip(best, careful, strict=True):
+        times[index] = statistics.median(samples[len(samples) // 2 :])
+    return [
+        ((index not in best, 1e3 * ms), every[index].text, every[index].plan)
+        for index, ms in enumerate(times)
+    ]
+
+
+def _entry(call: LinearCall, family: Family, us: dict[tuple[int, ...], float]) -> Entry:
+    """What is to be remembered of one arithmetic: its best plan, beside the fallback.
+
+    What runs now goes on unless something is faster beyond noise. Then the times say so: of equal ones the fused plan
+    runs.
+    """
+
+    def judged(plan: tuple[int, ...]) -> float:
+        return us[plan] / (1 + _NOISE) if plan == family.now else us[plan]
+
+    best = min(us.keys() - {TORCH}, key=lambda plan: (judged(plan), plan))
+    fused_us, torch_us = us[best], us[TORCH]
+    if judged(best) <= judged(TORCH):
+        torch_us = max(torch_us, fused_us)
+    else:
+        fused_us = max(fused_us, torch_us + _LEAST_DIFFERENCE_US)
+    n, k = call.weight.shape
+    about = (call.epilogue.name, dtype_name(call.x.dtype), family.arithmetic)
+    flags = (family.packed, call.bias is not None, family.tf32_allowed)
+    return Entry(*about, *flags, call.rows, n, k, best, fused_us, torch_us)

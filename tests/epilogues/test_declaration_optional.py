@@ -1,0 +1,191 @@
+"""Operands that may be None: each form of the function against the function itself."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.declaration import trace
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@epigemm.epilogue
+def scaled(
+    acc: Tensor,
+    bias: PerColumn | None = None,
+    scale: Scalar = 2.0,
+    residual: Matrix | None = None,
+    gain: PerRow | None = None,
+) -> Tensor:
+    z = F.silu(acc if bias is None else acc + bias) * scale
+    z = z if gain is None else z * gain
+    return z if residual is None else z + residual
+
+
+@epigemm.epilogue
+def biased(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
+    return acc if bias is None else acc + bias
+
+
+@epigemm.epilogue
+def activated(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> Tensor:
+    return torch.tanh(acc + bias) if other is None else torch.tanh(acc + bias) * other
+
+
+NAMES = ("bias", "residual", "gain")
+CHOICES = [chosen for count in range(4) for chosen in itertools.combinations(NAMES, count)]
+
+
+def drawn(chosen: tuple[str, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    rng = torch.Generator().manual_seed(5)
+    shapes = {"x": (2, 3, 8), "weight": (5, 8), "bias": (5,), "residual": (2, 3, 5), "gain": (2, 3)}
+    every = {name: torch.randn(shape, generator=rng).to(dtype) for name, shape in shapes.items()}
+    return every["x"], every["weight"], {name: every[name] for name in chosen}
+
+
+def plain(product: Tensor, operands: dict[str, Any]) -> Tensor:
+    """The function itself, in fp64."""
+    seen = {name: each.double() for name, each in operands.items()}
+    if "gain" in seen:
+        seen["gain"] = seen["gain"].unsqueeze(-1)
+    function: Callable[..., Tensor] = vars(scaled)["__wrapped__"]
+    return function(product.double(), **seen)
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids="-".join)
+def test_values(chosen: tuple[str, ...]) -> None:
+    for dtype in DTYPES:
+        x, weight, operands = drawn(chosen, dtype)
+        want = plain(x.double() @ weight.double().t(), operands)
+        in_order = [operands.get("bias"), 2.0, operands.get("residual"), operands.get("gain")]
+        unit = 8 * max(torch.finfo(dtype).eps, 1e-7)
+        out = torch.empty(2, 3, 5, dtype=dtype)
+        for found in (
+            scaled(x, weight, **operands),
+            scaled(x, weight, *in_order),
+            scaled(x, weight, **operands, out=out),
+            out,
+        ):
+            torch.testing.assert_close(found.double(), want, rtol=unit, atol=4 * unit)
+        z = (x.double() @ weight.double().t()).to(dtype)
+        found = scaled.elementwise(z, **operands)
+        torch.testing.assert_close(found.double(), plain(z, operands), rtol=unit, atol=4 * unit)
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids="-".join)
+def test_gradients(chosen: tuple[str, ...]) -> None:
+    x, weight, operands = drawn(chosen, torch.float64)
+    leaves = [each.requires_grad_() for each in (x, weight, *operands.values())]
+
+    def call(x: Tensor, weight: Tensor, *given: Tensor) -> Tensor:
+        operands: dict[str, Any] = dict(zip(chosen, given, strict=True))
+        return scaled(x, weight, **operands)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("chosen", [(), ("bias",), ("residual", "gain")], ids="-".join)
+def test_compile_and_vmap(chosen: tuple[str, ...]) -> None:
+    x, weight, operands = drawn(chosen, torch.float32)
+    expected = scaled(x, weight, **operands)
+    compiled = torch.compile(lambda x, given: scaled(x, weight, **given), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, operands), expected)
+    by_row = {name: each for name, each in operands.items() if name != "bias"}
+    rest = {name: each for name, each in operands.items() if name == "bias"}
+    mapped = torch.vmap(lambda x, given: scaled(x, weight, **given, **rest))(x, by_row)
+    torch.testing.assert_close(mapped, expected)
+
+
+def test_explain_names_what_runs() -> None:
+    x, weight, operands = drawn(NAMES, torch.float32)
+    assert "scaled(acc, scale)" in str(epigemm.explain(scaled, x, weight))
+    assert "scaled(acc, bias, scale, residual, gain)" in str(epigemm.explain(scaled, x, weight, **operands))
+
+
+@pytest.mark.parametrize("bias", [None, True, False])
+def test_layer(bias: bool | None) -> None:
+    x, _, operands = drawn(("residual", "gain"), torch.float32)
+    layer = epigemm.nn.Linear(8, 5, bias, epilogue=scaled)
+    assert (layer.bias is None) == (bias is False)
+    own = {} if layer.bias is None else {"bias": layer.bias.detach()}
+    product = x @ layer.weight.detach().t()
+    for found, given in (
+        (layer(x), {}),
+        (layer(x, 2.0, operands["residual"]), {"residual": operands["residual"]}),
+        (layer(x, **operands), operands),
+        (pickle.loads(pickle.dumps(layer))(x), {}),
+    ):
+        torch.testing.assert_close(found.double(), plain(product, {**given, **own}), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="beside the layer's bias"):
+        layer(x, bias=torch.zeros(5))
+
+
+def test_layer_without_the_bias_that_is_needed() -> None:
+    with pytest.raises(TypeError, match="bias: got False for an epilogue that needs its operand bias"):
+        epigemm.nn.Linear(8, 5, bias=False, epilogue=activated)
+    with pytest.raises(TypeError, match="bias: got False"):
+        epigemm.nn.Linear.from_linear(nn.Linear(8, 5, bias=False), epilogue=activated)
+    shared = nn.Linear(8, 5, bias=False)
+    layer = epigemm.nn.Linear.from_linear(shared, epilogue=biased)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(layer(x), shared(x))
+
+
+def test_what_is_needed_is_still_asked_for() -> None:
+    x, weight, _ = drawn((), torch.float32)
+    with pytest.raises(TypeError, match="bias: got None"):
+        activated(x, weight)
+    with pytest.raises(TypeError, match="bias: got None"):
+        activated(x, weight, None, torch.randn(2, 3, 5))
+
+
+def _without_a_line(acc: Tensor, bias: PerColumn | None = None) -> Any:
+    return acc - acc.sum(0) if bias is None else acc + bias
+
+
+def _four(acc: Tensor, a: PerColumn = None, b: PerColumn = None, c: PerRow = None, d: Matrix = None) -> Any:  # type: ignore[assignment]
+    return acc
+
+
+def _of_a_scalar(acc: Tensor, s: Scalar = None) -> Any:  # type: ignore[assignment]
+    return acc * s
+
+
+def _too_large(acc: Tensor, s: Scalar = 10**400) -> Any:
+    return acc * s
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [
+        (_without_a_line, NotImplementedError, r"test_declaration_optional\.py:\d+\): sum is a reduction"),
+        (_four, ValueError, "got 4 operands that may be None; accepted are 3"),
+        (_of_a_scalar, TypeError, "'s' has a default of type NoneType; accepted is a number for a Scalar"),
+        (_too_large, ValueError, "'s' has a default beyond fp64"),
+    ],
+)
+def test_refused(function: Callable[..., Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        trace(function)
+
+
+@pytest.mark.parametrize("annotation", [PerColumn, Optional[PerColumn], "PerColumn", "PerColumn | None"])  # noqa: UP045
+def test_annotations(annotation: Any) -> None:
+    def function(acc: Tensor, bias: Any = None) -> Tensor:
+        return acc * 2 if bias is None else acc * bias
+
+    function.__annotations__["bias"] = annotation
+    traced = trace(function)
+    assert traced.operands[0].kind == "per_column" and traced.operands[0].is_optional
+    assert [form.operands for form in traced.without.values()] == [()]

@@ -1,0 +1,112 @@
+"""Operators in terms of others: the values of PyTorch's own, of 16 bits rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm.epilogues.tracer.decompositions import decompositions
+from epigemm.epilogues.tracer.steps import KEPT
+
+aten: Any = torch.ops.aten
+CASES: dict[str, tuple[Any, Callable[..., Tensor]]] = {
+    "mish": (aten.mish.default, F.mish),
+    "hardsigmoid": (aten.hardsigmoid.default, F.hardsigmoid),
+    "hardswish": (aten.hardswish.default, F.hardswish),
+    "celu": (aten.celu.default, F.celu),
+    "celu of 0.7": (aten.celu.default, lambda x: F.celu(x, 0.7)),
+    "smooth_l1_loss": (aten.smooth_l1_loss.default, lambda x: F.smooth_l1_loss(x, x * 2, reduction="none")),
+    "huber_loss": (aten.huber_loss.default, lambda x: F.huber_loss(x, x * 2, reduction="none")),
+    "lerp of 0.3": (aten.lerp.Scalar, lambda x: torch.lerp(x, -x, 0.3)),
+    "lerp of 0.9": (aten.lerp.Scalar, lambda x: torch.lerp(x, -x, 0.9)),
+}
+MORE: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
+    "celu of 0.7": lambda x: (0.7,),
+    "smooth_l1_loss": lambda x: (x * 2, 0),
+    "huber_loss": lambda x: (x * 2, 0),
+    "lerp of 0.3": lambda x: (-x, 0.3),
+    "lerp of 0.9": lambda x: (-x, 0.9),
+}
+
+
+def nothing(x: Tensor) -> tuple[Any, ...]:
+    return ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_the_values_are_torchs(name: str, dtype: torch.dtype) -> None:
+    overload, function = CASES[name]
+    x = torch.linspace(-6, 6, 97, dtype=torch.float64).to(dtype)
+    found = decompositions()[overload](x, *MORE.get(name, nothing)(x))
+    expected = function(x)
+    assert found.dtype == dtype
+    unit = torch.finfo(dtype).eps
+    bound = 8 * unit if dtype.itemsize > 2 else unit  # rounded once: a tie may fall to either side
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound * 1e-2)
+    if dtype.itemsize == 2:
+        assert float((found == expected).double().mean()) > 0.95
+
+
+ENDS = torch.tensor(
+    [0.0, 0.25, 0.5, 1.0, 2.0, 1e30, torch.inf, torch.nan, -0.25, -1.0, -2.0, -1e30, -torch.inf]
+)
+OF_NUMBERS: dict[str, tuple[Any, Callable[..., Tensor], tuple[Any, ...]]] = {
+    "logit": (aten.logit.default, torch.logit, ()),
+    "smooth_l1_loss": (aten.smooth_l1_loss.default, torch._C._nn.smooth_l1_loss, (0, 0.5)),
+    "huber_loss": (aten.huber_loss.default, torch._C._nn.huber_loss, (0, 0.5)),
+    "xlog1py": (aten.special_xlog1py.default, torch.special.xlog1py, ()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_values_and_derivatives_are_torchs_at_the_ends_of_domains(name: str, dtype: torch.dtype) -> None:
+    overload, function, more = OF_NUMBERS[name]
+    places = [ENDS] if name == "logit" else [*torch.cartesian_prod(ENDS, ENDS).unbind(1)]
+    given = [place.to(dtype).requires_grad_() for place in places]
+    for one, other in zip(
+        _with_derivatives(decompositions()[overload], given, more),
+        _with_derivatives(function, given, more),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def _with_derivatives(
+    function: Callable[..., Tensor], given: list[Tensor], more: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
+    result = function(*given, *more)
+    return result, *torch.autograd.grad(result, given, torch.ones_like(result))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("number", [0.0, -1.0, 0.3])
+def test_xlog1py_of_a_number(place: int, number: float) -> None:
+    def call(z: Tensor) -> Tensor:
+        return torch.special.xlog1py(*((z, number) if place else (number, z)))  # type: ignore[no-any-return]
+
+    made, z = epigemm.epilogue(lambda acc: call(acc)), ENDS[None].clone().requires_grad_()
+    for one, other in zip(
+        _with_derivatives(made.elementwise, [z], ()), _with_derivatives(call, [z], ()), strict=True
+    ):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_what_a_functor_has_is_not_taken_apart() -> None:
+    names = {overload._schema.name.split("::")[-1] for overload in decompositions()}
+    ours = {overload._schema.name.split("::")[-1] for overload, _ in CASES.values()}
+    filled = {"scalar_tensor", "full", "full_like"}
+    assert not (names & set(KEPT)) - ours - filled
+
+
+def test_what_is_filled_with_a_plain_number_is_left_alone() -> None:
+    like = torch.zeros(2, 3)
+    found = decompositions()[aten.full_like.default](like, 0.5)
+    assert found is NotImplemented or torch.equal(found, torch.full_like(like, 0.5))

@@ -1,0 +1,85 @@
+"""Programs written by hand: what they read, where a gradient ends, which operand is a bias, and unused steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from epigemm.epilogues.tracer.program import (
+    BOOL,
+    HALF,
+    REAL,
+    Program,
+    Ref,
+    Step,
+    Value,
+    without_dead_steps,
+    words,
+)
+
+ACC, A, B = Ref(0), Ref(1), Ref(2)
+
+
+def program(
+    result: Value, *steps: tuple[str, tuple[Value, ...]] | tuple[str, tuple[Value, ...], str]
+) -> Program:
+    """Of two operands."""
+    made = [Step(each[0], each[1], each[2] if len(each) > 2 else REAL, "file.py:1") for each in steps]
+    return Program(2, tuple(made), result)
+
+
+def test_words() -> None:
+    assert words(" add  sub\nmul ") == ("add", "sub", "mul")
+
+
+def test_kinds() -> None:
+    made = program(Ref(5), ("lt", (ACC, A), BOOL), ("copy", (ACC,), HALF), ("where", (Ref(3), Ref(4), 0.5)))
+    kinds = [made.kind(value) for value in (ACC, B, Ref(3), Ref(4), Ref(5), 0.5, True, False)]
+    assert kinds == [REAL, REAL, BOOL, HALF, REAL, REAL, BOOL, BOOL]
+
+
+def test_what_it_reads() -> None:
+    assert program(Ref(3), ("add", (ACC, B))).reads() == {0, 2}
+    assert program(A, ("add", (ACC, 1.0))).reads() == {0, 1}
+    assert program(0.5).reads() == frozenset()
+
+
+@pytest.mark.parametrize("end", [("lt", (A, 0.0), BOOL), ("detach", (A,))])
+def test_where_a_gradient_ends(end: tuple[str, tuple[Value, ...]]) -> None:
+    """Behind a comparison or `detach`; another way around it has one."""
+    ended = program(Ref(4), end, ("mul", (ACC, Ref(3))))
+    assert ended.reads() == {0, 1} and ended.with_gradient() == {0}
+    around = program(Ref(5), end, ("mul", (ACC, Ref(3))), ("add", (Ref(4), A)))
+    assert around.with_gradient() == {0, 1}
+    assert program(Ref(3), end).with_gradient() == program(1.0).with_gradient() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((("add", (ACC, B)), ("relu", (Ref(3),))), 2),
+        ((("add", (A, ACC)), ("mul", (Ref(3), B))), 1),
+        ((("sub", (ACC, A)),), None),
+        ((("add", (ACC, 1.0)),), None),
+        ((("add", (ACC, A)), ("mul", (Ref(3), A))), None),  # read elsewhere
+        ((("add", (ACC, A)), ("mul", (Ref(3), ACC))), None),
+        ((("relu", (ACC,)), ("add", (Ref(3), A))), None),
+        ((("add", (ACC, A), HALF), ("relu", (Ref(3),))), None),  # rounded
+        ((("add", (ACC, ACC)),), None),
+    ],
+)
+def test_a_bias(steps: tuple[tuple[str, tuple[Value, ...]], ...], expected: int | None) -> None:
+    assert program(Ref(2 + len(steps)), *steps).bias() == expected
+
+
+def test_steps_that_nobody_reads_go() -> None:
+    made = program(
+        Ref(6),
+        ("exp", (ACC,)),  # 3: dead
+        ("relu", (ACC,)),  # 4
+        ("mul", (Ref(3), B)),  # 5: dead, and all that reads 3
+        ("add", (Ref(4), A)),  # 6
+        ("neg", (Ref(6),)),  # 7: dead
+    )
+    assert without_dead_steps(made) == program(Ref(4), ("relu", (ACC,)), ("add", (Ref(3), A)))
+    assert without_dead_steps(program(A, ("exp", (ACC,)))) == program(A)
+    assert made.reads() == {0, 1, 2} and without_dead_steps(made).reads() == {0, 1}

@@ -1,0 +1,165 @@
+"""A Python function becomes an epilogue: what it declares, and what is known of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm.epilogues.declaration import OperandSpec, trace
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, PerColumn
+from tests.epilogues.tracer.functions import swish_clamp
+
+
+def test_declaration() -> None:
+    traced = trace(swish_clamp)
+    assert traced.name == "swish_clamp"
+    assert traced.operands == (
+        OperandSpec(PER_COLUMN, "bias"),
+        OperandSpec(MATRIX, "residual"),
+        OperandSpec(PER_ROW, "gain"),
+        OperandSpec(SCALAR, "limit", 6.0),
+    )
+    assert traced.slots == (0, 10, 8, 4)
+    assert traced.reads == (True, True, True, True)
+
+
+def test_digest_is_of_what_is_computed() -> None:
+    def other_name(acc: Tensor, b: PerColumn) -> Tensor:
+        return torch.relu(acc + b)
+
+    first = trace(lambda_with_bias())
+    assert first.digest == trace(other_name).digest
+    assert first.digest != trace(lambda acc: torch.relu(acc)).digest
+    code = (
+        "from epigemm.epilogues.declaration import trace\nimport sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+        "from tests.epilogues.tracer.test_trace import lambda_with_bias\nprint(trace(lambda_with_bias()).digest)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == first.digest
+
+
+def lambda_with_bias() -> Callable[..., Tensor]:
+    def biased(acc: Tensor, bias: PerColumn) -> Tensor:
+        return torch.relu(acc + bias)
+
+    return biased
+
+
+def test_importing_the_package_does_not_import_the_tracer() -> None:
+    asked = "print('torch.fx.experimental.proxy_tensor' in sys.modules)"
+    code = f"import sys, epigemm, epigemm.epilogues.declaration; {asked}"
+    before = f"import sys, torch; {asked}"
+    answers = [
+        subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+        for text in (code, before)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_unread_operands_are_seen() -> None:
+    def unread(acc: Tensor, bias: PerColumn, other: PerColumn) -> Tensor:
+        return acc + other + 0.0 * 2.0
+
+    traced = trace(unread)
+    assert traced.reads == (False, True)
+    text = traced.kernel_source((1, 2))
+    assert "if (slot == 0)" not in text and "if (slot == 1) return 2;" in text
+
+
+NUMBERS: list[Callable[..., Any]] = [
+    lambda acc: torch.where(acc > 0, 1.0, 0.1) * acc,
+    lambda acc: torch.where(acc > 0, 1.0, torch.where(acc < -1, 0.3, 0.1)) * acc,
+    lambda acc: torch.tanh(torch.where(acc > 0, 1.0, -0.7)) * acc,
+    lambda acc: torch.full((), 0.1) * acc,
+    lambda acc: torch.tensor(0.1) * acc,
+    lambda acc: torch.scalar_tensor(0.1) * acc,
+    lambda acc: torch.ones(()) * 0.1 * acc,
+    lambda acc: (acc > 0) * 0.1 * acc,
+    lambda acc: (acc > 0) / 3 + acc,
+    lambda acc: torch.sigmoid(acc > 0) * acc,
+    lambda acc: torch.full_like(acc, 0.1) * acc,
+    lambda acc: (torch.where(acc > 0, 1.0, 0.1) + acc, torch.where(acc > 0, 0.7, 0.1).sum(0)),
+]
+
+
+@pytest.mark.parametrize("at_call", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("at_decoration", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_numbers_do_not_depend_on_the_default_dtype(
+    at_decoration: torch.dtype, at_call: torch.dtype, rng: torch.Generator
+) -> None:
+    """They are those of PyTorch under its own default, fp32; in fp64 calls, too."""
+    acc = torch.randn(4, 5, generator=rng)
+    try:
+        for function in NUMBERS:
+            torch.set_default_dtype(at_decoration)
+            made = epigemm.epilogue(function)
+            assert torch.get_default_dtype() == at_decoration
+            torch.set_default_dtype(at_call)
+            given = [each.to(dtype) for dtype in (torch.float32, torch.float64) for each in (acc,)]
+            found = [made.elementwise(each) for each in given]
+            torch.set_default_dtype(torch.float32)
+            for each, one in zip(given, found, strict=True):
+                torch.testing.assert_close(one, function(each), rtol=1e-6, atol=1e-6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_refusal_leaves_the_default_dtype_as_it_was() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(NotImplementedError):
+            trace(lambda acc: acc.softmax(0))
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("activation", [torch.tanh, torch.exp, F.gelu, F.silu])
+def test_fp32_beside_fp64_is_rounded_to_fp32(activation: Any) -> None:
+    """Two numbers chosen by a condition are fp32, as in PyTorch, and so is a function of them: here to its last bit."""
+
+    def function(acc: Tensor) -> Tensor:
+        return activation(torch.where(acc > 0, 0.3, -0.7)) * acc  # type: ignore[no-any-return]
+
+    acc = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    found = epigemm.epilogue(function).elementwise(acc) / acc
+    assert torch.equal(found, found.float().double())
+    torch.testing.assert_close(found, function(acc) / acc, rtol=2.0**-20, atol=0)
+
+
+SHAPES: list[Callable[..., Any]] = [
+    lambda acc: acc * 2 if acc.shape[0] == 1 else acc * 3,
+    lambda acc: acc * 2 if acc.shape[0] > 1 else acc * 3,
+    lambda acc: acc * 2 if acc.size(1) > 1 else acc * 3,
+    lambda acc: acc * 2 if acc.numel() == 1 else acc * 3,
+    lambda acc: acc * 2 if acc.stride(0) > 1 else acc * 3,
+    lambda acc: acc.squeeze(),
+]
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_a_shape_that_decides_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(NotImplementedError, match=r"the shape of a tensor decides|has the shape"):
+        trace(function)
+
+
+def test_shapes_that_decide_nothing() -> None:
+    for function in (
+        lambda acc: acc * 2 if acc.dim() == 2 and acc.ndim == 2 and len(acc.shape) == 2 else acc * 3,
+        lambda acc: acc.expand(acc.shape) * 2,
+        lambda acc: acc * 2 if isinstance(acc, Tensor) and acc.is_floating_point() else acc * 3,
+    ):
+        made = epigemm.epilogue(function)
+        for sizes in ((1, 1), (1, 3), (4, 1), (4, 3)):
+            acc = torch.ones(sizes)
+            assert torch.equal(made.elementwise(acc), acc * 2)

@@ -1,0 +1,154 @@
+"""NVRTC and nvJitLink as plain Python objects: the functions that the package calls, with their way of answering."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+from epigemm.linker.libraries import Libraries, Library, Version
+
+SOURCE = 'extern "C" __device__ int epigemm_operand(int slot) { return 0; }\n'
+BAD_SOURCE = "#error no such thing\n"
+SYMBOL = "epigemm_open_elementwise_float32"
+KERNEL_IR = b"the kernel's code"
+BAD_IR = b"damaged code"
+
+
+def put(reference: Any, value: int) -> None:
+    """What C does with a pointer that `ctypes.byref` made."""
+    reference._obj.value = value
+
+
+class _Fake:
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self.calls: list[str] = []
+        self.alive: dict[int, dict[str, Any]] = {}
+        self._handles = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def _tell(self, major: Any, minor: Any) -> int:
+        put(major, self.version[0])
+        put(minor, self.version[1])
+        return 0
+
+    def _create(self, reference: Any, about: dict[str, Any]) -> int:
+        with self._lock:
+            handle = next(self._handles)
+            self.alive[handle] = about
+        put(reference, handle)
+        return 0
+
+    def _destroy(self, reference: Any) -> int:
+        del self.alive[reference._obj.value]
+        return 0
+
+
+class FakeNvrtc(_Fake):
+    """Compiles anything without `#error`; `calls` has the options of each compilation."""
+
+    def nvrtcVersion(self, major: Any, minor: Any) -> int:
+        return self._tell(major, minor)
+
+    def nvrtcCreateProgram(
+        self, program: Any, source: bytes, name: bytes, count: int, headers: None, names: None
+    ) -> int:
+        return self._create(program, {"source": source, "name": name})
+
+    def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:
+        about = self.alive[program.value]
+        self.calls.append(" ".join(each.decode() for each in options))
+        if b"#error" in about["source"]:
+            about["log"] = about["name"] + b"(1): error: #error directive: \xff\0"
+            return 6
+        about["ir"] = b"ir of " + about["source"]
+        return 0
+
+    def nvrtcGetProgramLogSize(self, program: Any, size: Any) -> int:
+        put(size, len(self.alive[program.value]["log"]))
+        return 0
+
+    def nvrtcGetProgramLog(self, program: Any, buffer: Any) -> int:
+        buffer.raw = self.alive[program.value]["log"]
+        return 0
+
+    def nvrtcGetLTOIRSize(self, program: Any, size: Any) -> int:
+        put(size, len(self.alive[program.value]["ir"]))
+        return 0
+
+    def nvrtcGetLTOIR(self, program: Any, buffer: Any) -> int:
+        buffer.raw = self.alive[program.value]["ir"]
+        return 0
+
+    def nvrtcDestroyProgram(self, program: Any) -> int:
+        return self._destroy(program)
+
+
+class FakeNvJitLink(_Fake):
+    """Links anything that is not `BAD_IR`, in `seconds`; `most_at_once` counts the links side by side."""
+
+    def __init__(self, version: Version, seconds: float = 0.0) -> None:
+        super().__init__(version)
+        self.seconds = seconds
+        self.most_at_once = 0
+        self.drops_the_kernel = False
+
+    def nvJitLinkVersion(self, major: Any, minor: Any) -> int:
+        return self._tell(major, minor)
+
+    def nvJitLinkCreate(self, linker: Any, count: int, options: Any) -> int:
+        given = [each.decode() for each in options]
+        self.calls.append(" ".join(given))
+        if "-arch=sm_999" in given:
+            return 16
+        (symbol,) = (each.partition("=")[2] for each in given if each.startswith("-kernels-used="))
+        return self._create(linker, {"symbol": symbol, "inputs": []})
+
+    def nvJitLinkAddData(self, linker: Any, kind: int, data: bytes, size: Any, name: bytes) -> int:
+        assert size.value == len(data)
+        self.alive[linker.value]["inputs"].append((kind, data, name))
+        return 0
+
+    def nvJitLinkComplete(self, linker: Any) -> int:
+        about = self.alive[linker.value]
+        self.most_at_once = max(self.most_at_once, len(self.alive))
+        time.sleep(self.seconds)
+        if any(data == BAD_IR for _, data, _ in about["inputs"]):
+            about["log"] = b"parse Malformed block\0"
+            return 5
+        name = "other" if self.drops_the_kernel else about["symbol"]
+        codes = b"".join(data for _, data, _ in about["inputs"])
+        about["cubin"] = b"\x7fELF" + codes + f"\0.text.{name}\0".encode()
+        return 0
+
+    def nvJitLinkGetLinkedCubinSize(self, linker: Any, size: Any) -> int:
+        put(size, len(self.alive[linker.value]["cubin"]))
+        return 0
+
+    def nvJitLinkGetLinkedCubin(self, linker: Any, buffer: Any) -> int:
+        buffer.raw = self.alive[linker.value]["cubin"]
+        return 0
+
+    def nvJitLinkGetErrorLogSize(self, linker: Any, size: Any) -> int:
+        put(size, len(self.alive[linker.value]["log"]))
+        return 0
+
+    def nvJitLinkGetErrorLog(self, linker: Any, buffer: Any) -> int:
+        buffer.raw = self.alive[linker.value]["log"]
+        return 0
+
+    def nvJitLinkGetInfoLogSize(self, linker: Any, size: Any) -> int:
+        put(size, 0)
+        return 0
+
+    def nvJitLinkDestroy(self, linker: Any) -> int:
+        return self._destroy(linker)
+
+
+def fakes(seconds: float = 0.0) -> tuple[FakeNvrtc, FakeNvJitLink, Libraries]:
+    """Both of CUDA 13.0, and as `libraries` gives them."""
+    nvrtc, linker = FakeNvrtc((13, 0)), FakeNvJitLink((13, 0), seconds)
+    pair = Libraries(Library(nvrtc, "/nvrtc", (13, 0)), Library(linker, "/nvjitlink", (13, 0)))
+    return nvrtc, linker, pair

@@ -1,0 +1,86 @@
+"""What is in the cache's folder, and what `--clear-cache` removes: epigemm's files alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from epigemm.linker import cache, store
+from epigemm.linker.folder import SUFFIX
+from epigemm.planner import times
+
+
+@pytest.fixture
+def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with what the package writes, and files of others."""
+    store.write("a" * 64, b"\x7fELF kernel")
+    store.write("b" * 64, b"\x7fELF another kernel")
+    times.merge("NVIDIA H200", [])
+    (folder.parent / f"{times.NAME}.tmp").write_text("half")
+    (folder / f"{'0' * 16}.tmp").write_text("half a kernel")
+    for name in OTHERS:
+        file = folder.parent / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("not epigemm's")
+    (folder / "link.cubin").symlink_to(folder.parent / "notes.json")
+    return folder
+
+
+OTHERS = (
+    "notes.json",
+    "measured.json.old",
+    "a.tmp",
+    "cubins/readme.txt",
+    "cubins/short.cubin",
+    "other/x.json",
+)
+
+
+def files(where: Path) -> set[str]:
+    return {str(each.relative_to(where)) for each in where.rglob("*") if not each.is_dir()}
+
+
+def test_contents(filled: Path) -> None:
+    found = cache.contents()
+    outer = filled.parent
+    ours = files(outer) - {*OTHERS, "cubins/link.cubin"}
+    assert {*found.measured, *(f"cubins/{name}" for name in found.linked)} == ours
+    assert found.nbytes == sum((outer / name).stat().st_size for name in ours) > 100
+    assert str(found) == f"{outer}: 2 linked kernels, measured choices, {found.nbytes} bytes"
+
+
+def test_what_others_wrote_stays(filled: Path) -> None:
+    found = cache.contents()
+    assert cache.clear() == found
+    assert files(filled.parent) == {*OTHERS, "cubins/link.cubin"}
+    assert cache.contents().nbytes == cache.clear().nbytes == 0
+    assert store.read("a" * 64) is None
+
+
+def test_no_folder(folder: Path) -> None:
+    assert str(cache.contents()) == f"{folder.parent} (not there yet)"
+    assert cache.clear().nbytes == 0 and not folder.parent.exists()
+
+
+def test_kernels_that_others_could_have_written_are_left(filled: Path) -> None:
+    filled.chmod(0o777)
+    found = cache.clear()
+    assert found.linked == {} and "others may write it" in found.why_not_linked
+    assert "others may write it" in str(cache.contents())
+    assert (filled / f"{'a' * 64}{SUFFIX}").exists() and len(found.measured) == 3
+
+
+def test_what_cannot_be_removed_is_not_counted(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = filled / f"{'a' * 64}{SUFFIX}"
+    unlink = os.unlink
+
+    def refuse(name: str, **where: int) -> None:
+        if name == kept.name:
+            raise PermissionError
+        unlink(name, **where)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert kept.name not in cache.clear().linked
+    assert kept.exists()

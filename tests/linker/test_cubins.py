@@ -1,0 +1,364 @@
+"""The cache of linked kernels: threads, processes, and everything that can be wrong with a file or its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epigemm.linker import cubins, libraries, store
+from epigemm.linker.cubins import Job, build_cubins, cubin, find, ir_path, key_for
+from epigemm.linker.libraries import CompileError, LibrariesMissingError, LinkError, LinkingError
+from epigemm.linker.store import MAGIC, Once, decoded, encoded
+from tests.linker.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
+
+Fakes = tuple[FakeNvrtc, FakeNvJitLink]
+JOB = Job(SOURCE, SYMBOL, KERNEL_IR, (9, 0))
+CODE = b"\x7fELF code"
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process: nothing in memory."""
+    monkeypatch.setattr(store, "made", Once())
+    monkeypatch.setattr(cubins, "_functors", Once())
+
+
+def test_made_once_and_then_from_memory(fake: Fakes, folder: Path) -> None:
+    first = cubin(*JOB)
+    for path in folder.iterdir():
+        path.unlink()
+    assert cubin(*JOB) == first and find(*JOB) == first
+    assert len(fake[0].calls) == len(fake[1].calls) == 1
+
+
+def test_from_disk_without_libraries(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cubin(*JOB)
+    assert [each.name for each in folder.iterdir()] == [f"{key_for(JOB)}.cubin"]
+    forget(monkeypatch)
+    monkeypatch.setattr(libraries, "_found", "there are none")
+    assert find(*JOB) == first
+    assert cubin(*JOB) == first
+    with pytest.raises(LibrariesMissingError, match="there are none"):
+        cubin(*JOB._replace(source=SOURCE + "// other"))
+    assert find(*JOB._replace(source=SOURCE + "// other")) is None
+
+
+def test_a_file_as_the_kernels_code(fake: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPIGEMM_IR_DIR", str(tmp_path))
+    (tmp_path / "index.json").write_text(json.dumps({SYMBOL: "several.fatbin"}))
+    (tmp_path / "several.fatbin").write_bytes(KERNEL_IR)
+    path = ir_path(SYMBOL)
+    assert path is not None and ir_path(f"{SYMBOL}_1") is None
+    assert key_for(JOB._replace(ir=path)) == key_for(JOB)
+    path.write_bytes(KERNEL_IR + b"changed")
+    assert key_for(JOB._replace(ir=path)) == key_for(JOB._replace(ir=KERNEL_IR + b"changed"))
+    path.unlink()
+    with pytest.raises(LinkingError, match="code cannot be read"):
+        cubin(*JOB._replace(ir=path))
+
+
+def test_what_an_entry_is_known_by(fake: Fakes) -> None:
+    others = [
+        JOB,
+        JOB._replace(source=SOURCE + " "),
+        JOB._replace(symbol=SYMBOL + "_"),
+        JOB._replace(ir=KERNEL_IR + b" "),
+        JOB._replace(capability=(8, 0)),
+    ]
+    assert len({key_for(each) for each in others}) == len(others)
+    assert len({cubin(*each) for each in others[:-1]}) == len(others) - 1
+
+
+def test_a_failure_is_not_kept(fake: Fakes, folder: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            cubin(*JOB._replace(source=BAD_SOURCE))
+        with pytest.raises(LinkError):
+            cubin(*JOB._replace(ir=BAD_IR))
+    assert not folder.exists()
+
+
+# --- side by side ----------------------------------------------------------------------------------------------------
+
+
+def test_threads_wait_for_the_first(fake: Fakes) -> None:
+    fake[1].seconds = 0.05
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: cubin(*JOB), range(32)))
+    assert len(set(results)) == 1
+    assert len(fake[0].calls) == len(fake[1].calls) == 1
+
+
+class Asked(dict[str, Any]):
+    """What is being made, and one item for each time that somebody has asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[str] = []
+
+    def setdefault(self, key: str, value: Any = None) -> Any:
+        found = super().setdefault(key, value)
+        self.times.append(key)
+        return found
+
+
+def test_threads_share_the_failure_of_the_first() -> None:
+    """Nobody who waited makes it again; who comes later does."""
+    once: Once[int] = Once()
+    once._making = asked = Asked()
+    is_making, may_end = threading.Event(), threading.Event()
+    attempts: list[LinkError] = []
+
+    def make() -> int:
+        attempts.append(LinkError("no", ""))
+        is_making.set()
+        may_end.wait(10)
+        raise attempts[-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(once.get, "a", make)]
+        assert is_making.wait(10)
+        calls += [pool.submit(once.get, "a", make) for _ in range(3)]
+        while len(asked.times) < len(calls):
+            time.sleep(0.001)
+        may_end.set()
+        assert [call.exception(10) for call in calls] == [attempts[0]] * 4
+    with pytest.raises(LinkError):
+        once.get("a", make)
+    assert len(attempts) == 2 and once.get("a", lambda: 3) == 3
+
+
+def test_an_interrupt_is_one_threads_own() -> None:
+    once: Once[int] = Once()
+    is_making, may_end = threading.Event(), threading.Event()
+    attempts = []
+
+    def make() -> int:
+        attempts.append(1)
+        is_making.set()
+        may_end.wait(10)
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        maker = pool.submit(once.get, "a", make)
+        assert is_making.wait(10)
+        waiting = pool.submit(once.get, "a", make)
+        threading.Timer(0.05, may_end.set).start()
+        assert isinstance(maker.exception(10), KeyboardInterrupt)
+        assert isinstance(waiting.exception(10), KeyboardInterrupt)  # of its own attempt
+    assert len(attempts) == 2
+    assert once.get("a", lambda: 3) == 3
+
+
+def test_several_kernels_share_the_compilation(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    fake[1].seconds = 0.1
+    jobs = [JOB, JOB._replace(symbol="epigemm_open_fixup_float32"), JOB]
+    behind: list[int] = []
+    kernel, fixup, again = build_cubins(jobs, lambda: behind.append(1))
+    assert len(behind) == 3
+    assert kernel == again != fixup
+    assert len(fake[0].calls) == 1 and len(fake[1].calls) == 2
+    assert fake[1].most_at_once == 2
+
+
+def _write_many(folder: str, count: int) -> None:
+    os.environ["EPIGEMM_CACHE_DIR"] = folder
+    warnings.simplefilter("error")
+    libraries._found = fakes()[2]
+    for index in range(count):
+        job = JOB._replace(source=SOURCE * 2000 + f"// {index % 5}")
+        store.made.values.clear()
+        code = cubin(*job)
+        store.write(key_for(job), code)
+        store.made.values.clear()
+        assert find(*job) == code
+
+
+def test_several_processes_write_the_same_entries(folder: Path) -> None:
+    """A reader never sees half a file: a warning would be an error."""
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_write_many, args=(str(folder.parent), 60)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    names = sorted(each.name for each in folder.iterdir())
+    assert len(names) == 5 and all(each.endswith(".cubin") for each in names)
+
+
+def test_a_fork_while_a_kernel_is_made() -> None:
+    """The child makes it itself; nobody would end what its parent's thread had begun."""
+    once: Once[int] = Once()
+    once.values["kept"] = 1
+    is_making, may_end = threading.Event(), threading.Event()
+
+    def make() -> int:
+        is_making.set()
+        may_end.wait(30)
+        return 2
+
+    thread = threading.Thread(target=once.get, args=("a", make))
+    thread.start()
+    assert is_making.wait(10)
+    child = multiprocessing.get_context("fork").Process(target=_get_in_child, args=(once,))
+    child.start()
+    child.join(20)
+    may_end.set()
+    thread.join()
+    assert child.exitcode == 0
+    assert once.values == {"kept": 1, "a": 2}
+
+
+def _get_in_child(once: Once[int]) -> None:
+    assert once.get("a", lambda: 7) == 7
+    assert once.values.get("kept") == 1
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def resealed(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """A change behind the checksum, with a checksum that fits."""
+
+    def apply(data: bytes) -> bytes:
+        rest = change(data[len(MAGIC) + 32 :])
+        return MAGIC + hashlib.sha256(rest).digest() + rest
+
+    return apply
+
+
+DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", "no entry of the cache"),
+    "text": (lambda data: b"hello", "no entry of the cache"),
+    "the start alone": (lambda data: data[: len(MAGIC) + 7], "checksum is wrong"),
+    "cut": (lambda data: data[:-1], "checksum is wrong"),
+    "longer": (lambda data: data + b"\0", "checksum is wrong"),
+    "a flipped bit": (lambda data: data[:-5] + bytes([data[-5] ^ 4]) + data[-4:], "checksum is wrong"),
+    "another entry": (lambda data: encoded(key_for(JOB._replace(symbol="x")), CODE), "another entry's"),
+    "no key": (resealed(lambda rest: b""), "another entry's"),
+    "half a key": (resealed(lambda rest: rest[32:]), "another entry's"),
+    "a key alone": (resealed(lambda rest: rest[:64]), "no machine code"),
+    "no machine code": (resealed(lambda rest: rest.replace(b"\x7fELF", b"\x7fELG")), "no machine code"),
+}
+
+
+@pytest.mark.parametrize(("damage", "why"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_entry_is_made_again_with_one_warning(
+    damage: Callable[[bytes], bytes], why: str, fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cubin(*JOB)
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    for _ in range(2):
+        forget(monkeypatch)
+        path.write_bytes(damage(whole))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert cubin(*JOB) == first
+        assert path.read_bytes() == whole
+        if _ == 0:
+            (warning,) = caught
+            assert f"epigemm: the linked kernel {path} is removed and made again" in str(warning.message)
+            assert why in str(warning.message)
+        else:
+            assert not caught
+
+
+def test_a_damaged_entry_is_removed_where_it_cannot_be_made(
+    folder: Path, no_libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(parents=True)
+    path = folder / f"{key_for(JOB)}.cubin"
+    path.write_bytes(b"hello")
+    with pytest.warns(RuntimeWarning, match="is removed"):
+        assert find(*JOB) is None
+    assert not path.exists()
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    key = key_for(JOB)
+    data = encoded(key, CODE)
+    assert decoded(data, key) == CODE
+    for index in range(len(data)):
+        with pytest.raises(ValueError, match=r"^its? "):
+            decoded(data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :], key)
+        with pytest.raises(ValueError, match=r"^its? "):
+            decoded(data[:index], key)
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_made(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.parent.parent.mkdir(exist_ok=True)
+    folder.parent.write_text("a file")
+    with pytest.warns(RuntimeWarning, match="last as long as this process") as caught:
+        first = cubin(*JOB)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cubin(*JOB._replace(source=SOURCE + "//"))
+        forget(monkeypatch)
+        assert cubin(*JOB) == first
+
+
+def test_a_folder_without_permission(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cubin(*JOB)
+    folder.chmod(0o500)
+    try:
+        if os.access(folder, os.W_OK):
+            pytest.skip("this user writes everywhere")
+        with pytest.warns(RuntimeWarning, match="is not used"):
+            cubin(*JOB._replace(source=SOURCE + "//"))
+        forget(monkeypatch)
+        assert cubin(*JOB) == first
+    finally:
+        folder.chmod(0o700)
+
+
+def test_a_full_disk(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(RuntimeWarning, match="No space left") as caught:
+        cubin(*JOB)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cubin(*JOB._replace(source=SOURCE + "//"))
+    assert not list(folder.iterdir())
+
+
+def test_an_entry_that_is_a_folder(fake: Fakes, folder: Path) -> None:
+    (folder / f"{key_for(JOB)}.cubin").mkdir(parents=True)
+    with pytest.warns(RuntimeWarning, match=r"cannot be (read|written)") as caught:
+        assert cubin(*JOB) == cubin(*JOB)
+    assert len(caught) == 2
+
+
+def test_a_copy_of_the_folder_serves_another_machine(
+    fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One with an empty cache and without libraries."""
+    jobs = [JOB._replace(source=f"{SOURCE}// {index}") for index in range(3)]
+    codes = [cubin(*job) for job in jobs]
+    monkeypatch.setattr(store, "made", store.Once())
+    monkeypatch.setattr(libraries, "_found", "there are none")
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "other"))
+    assert [find(*job) for job in jobs] == [None] * 3
+    shutil.copytree(folder.parent, tmp_path / "other")
+    assert [find(*job) for job in jobs] == codes

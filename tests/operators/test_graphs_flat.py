@@ -1,0 +1,190 @@
+"""The operator of graphs that Inductor compiles: any epilogue, its operands in order, without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import epigemm
+from epigemm._native import ops
+from epigemm.arguments.calls import KEEP, LinearCall
+from epigemm.calls import resolve
+from epigemm.epilogues.library import BIAS, BIAS_RELU
+from epigemm.epilogues.registry import Epilogue
+from epigemm.operators import graphs
+from epigemm.packs import weight_packs
+
+_run = ops._linear_flat_into.default
+M, N, K = 5, 8, 16
+
+
+@epigemm.epilogue
+def mixed(acc: Tensor, bias: epigemm.PerColumn, other: epigemm.Matrix, scale: epigemm.Scalar) -> Tensor:
+    return torch.sin(acc + bias) * scale + other
+
+
+def operands(epilogue: str) -> list[Tensor]:
+    bias = [torch.randn(N)]
+    return [*bias, torch.randn(M, N), torch.tensor(2.0)] if epilogue == "mixed" else bias
+
+
+def named(epilogue: str, given: list[Tensor]) -> Epilogue:
+    return {"bias": BIAS, "bias_relu": BIAS_RELU}.get(epilogue) or mixed.of_linear(torch.empty(M, K), given)
+
+
+def call_of(
+    epilogue: Epilogue, x: Tensor, weight: Tensor, given: list[Tensor | None], number: int | None = None
+) -> Tensor:
+    out = torch.full((M, N), torch.nan)
+    places = (*given, *[None] * (12 - len(given)))
+    at = epilogue.number if number is None else number
+    _run(at, graphs.digest_of(epilogue.name), x, weight, *places, 0, out)
+    return out
+
+
+def expected(epilogue: str, x: Tensor, weight: Tensor, given: list[Tensor]) -> Tensor:
+    z = F.linear(x, weight, given[0])
+    if epilogue == "mixed":
+        return torch.sin(z) * given[2] + given[1]
+    return z.relu() if epilogue == "bias_relu" else z
+
+
+@pytest.mark.parametrize("epilogue", ["bias", "bias_relu", "mixed"])
+@pytest.mark.parametrize("number", [None, 0, 7, 100_000, -1])
+def test_numbers_are_right(epilogue: str, number: int | None) -> None:
+    """A graph from another process has another epilogue's number, or one that is none; the digest tells."""
+    x, weight, given = torch.randn(M, K), torch.randn(N, K), operands(epilogue)
+    result = call_of(named(epilogue, given), x, weight, [*given], number)
+    torch.testing.assert_close(result, expected(epilogue, x, weight, given), rtol=1e-5, atol=1e-5)
+
+
+def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call whose digest is right comes to no Python."""
+
+    def refused(call: LinearCall) -> Tensor:
+        raise AssertionError("Python was asked")
+
+    monkeypatch.setattr(resolve, "run_linear", refused)
+    x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
+    torch.testing.assert_close(call_of(BIAS, x, weight, [bias]), F.linear(x, weight, bias))
+    torch.testing.assert_close(call_of(BIAS, x, weight, [None]), F.linear(x, weight))
+    with pytest.raises(RuntimeError, match="Python was asked"):
+        call_of(BIAS, x, weight, [bias], BIAS_RELU.number)
+
+
+@pytest.mark.parametrize("given", [[], [torch.ones(N)] * 2, [torch.ones(N), None, torch.ones(N)]])
+def test_operands_that_do_not_fit(given: list[Tensor | None]) -> None:
+    if not given:
+        torch.testing.assert_close(
+            call_of(BIAS, torch.ones(M, K), torch.ones(N, K), given), torch.full((M, N), float(K))
+        )
+        return
+    with pytest.raises(RuntimeError):
+        call_of(BIAS, torch.ones(M, K), torch.ones(N, K), given)
+
+
+def test_an_epilogue_of_another_process() -> None:
+    with pytest.raises(RuntimeError, match="this process has not made"):
+        _run(0, 12345, torch.ones(M, K), torch.ones(N, K), *[None] * 12, 0, torch.empty(M, N))
+
+
+def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(M, K), torch.randn(N, K)
+    given = operands("mixed")
+    linked = named("mixed", given)
+    call = LinearCall(linked, x, weight, given)
+    assert graphs.flat(call) is None
+    with graphs.for_inductor():
+        assert graphs.flat(call) is None, "on a CPU the function runs in Python"
+        monkeypatch.setattr(graphs, "FLAT_ON", ("cpu",))
+        found = graphs.flat(call)
+        assert found is not None
+        torch.testing.assert_close(found, expected("mixed", x, weight, given), rtol=1e-5, atol=1e-5)
+        for other in (
+            call._replace(pack_use=KEEP),
+            call._replace(strict=True),
+            call._replace(invariant=True),
+            call._replace(out=torch.empty(M, N)),
+            call._replace(weight=torch.ones(2, N, K)),
+            call._replace(operands=[*given[:-1], 2.0]),
+            call._replace(weight=weight.clone().requires_grad_()),
+        ):
+            assert graphs.flat(other) is None
+    assert graphs.flat(call) is None
+
+
+def test_packs_are_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(weight_packs, "look_in_python", lambda: told.append(1))
+    weight_packs.keep(torch.randn(N, 64), 2)
+    assert told
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(K, 32), nn.Linear(32, K), nn.Linear(K, N, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.b(F.gelu(self.a(x))) + x
+        return self.c(F.layer_norm(y, (K,))), self.c(y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_inductor_writes_into_its_own_memory(
+    monkeypatch: pytest.MonkeyPatch, fresh_compiler: None, dtype: torch.dtype
+) -> None:
+    """Each site is one operator, and nothing is copied for it."""
+    from torch._inductor.utils import run_and_get_code
+
+    monkeypatch.setattr(graphs, "FLAT_ON", ("cpu",))
+    model = Model().eval().to(dtype)
+    fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
+    bound = 1e-5 if dtype is torch.float32 else 4e-2
+    with torch.no_grad():
+        x = torch.randn(M, K, dtype=dtype)
+        found, (code,) = run_and_get_code(fast, x)
+        torch.testing.assert_close(found, model(x), rtol=bound, atol=bound)
+    assert code.count("epigemm._linear_flat_into.default(") == 4
+    assert "clone" not in code and "epigemm.linear.default" not in code
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, fresh_compiler: None, dtype: torch.dtype, packed: bool
+) -> None:
+    """Once its kernels are linked a call asks Python for nothing; where packs are kept, fp32 calls do."""
+    layers = nn.Linear(1024, 2048), nn.Linear(2048, 1024)
+    model = nn.Sequential(layers[0], nn.GELU(), layers[1]).cuda().eval().to(dtype)
+    fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
+    bound = 1e-4 if dtype is torch.float32 else 4e-2
+    asked: list[LinearCall] = []
+    run = resolve.run_linear
+
+    def noted(call: LinearCall) -> Tensor:
+        asked.append(call)
+        return run(call)
+
+    monkeypatch.setattr(resolve, "run_linear", noted)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(4096, 1024, device="cuda", dtype=dtype)
+            torch.testing.assert_close(fast(x), model(x), rtol=bound, atol=bound)
+        if packed:
+            packs = [epigemm.pack(layer.weight.float()) for layer in layers]
+            assert len(packs) == 2
+        for _ in range(3):
+            asked.clear()
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+            torch.testing.assert_close(fast(x), model(x), rtol=bound, atol=bound)
+        if dtype is torch.bfloat16:
+            assert not asked

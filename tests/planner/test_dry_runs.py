@@ -1,0 +1,251 @@
+"""What runs a call, as csrc/call decides it: numbers and words agree, and each circumstance has its effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from epigemm._native import ops
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import ORDERS
+from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import NO_COST, PER_CALL, SHIFTS, SHORT, STALE, DryRun
+from epigemm.planner.reasons import Reason
+
+H200 = (90, 132, 1980, 4285000)
+IEEE, HIGHEST, IN_TF32, HIGH, TF32 = ORDERS[:5]
+FALLBACK = (False, "")
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+
+
+def call_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> LinearCall:
+    """A bare product, of tensors that nobody fills."""
+    return LinearCall(BIAS, torch.empty(m, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
+
+
+def run(call: LinearCall, order: Any, tried: bool = False, **costs: int) -> DryRun:
+    slices = sum(value << SHIFTS[name] for name, value in costs.items())
+    return dry_runs.dry_run(call, slices, order=order, tried=tried)
+
+
+def decided(call: LinearCall, order: Any, **costs: int) -> tuple[bool, str]:
+    found = run(call, order, False, **costs)
+    return found.fused, found.arithmetic if found.fused else ""
+
+
+def told(call: LinearCall, order: Any, **costs: int) -> list[dry_runs.Tried]:
+    return run(call, order, True, **costs).tried
+
+
+sizes = st.sampled_from([1, 3, 16, 100, 512, 513, 2048])
+
+
+@given(
+    m=sizes, n=sizes, k=sizes, order=st.sampled_from(ORDERS), split=st.integers(0, 6), scaled=st.integers(0, 6),
+    epilogue=st.sampled_from([BIAS, BIAS_RELU, RELU_DIV]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_numbers_and_words_agree(
+    m: int, n: int, k: int, order: Any, split: int, scaled: int, epilogue: Any, dtype: torch.dtype
+) -> None:
+    costs = {"split": split & 4 | min(split & 3, 2), "scaled": scaled & 4 | min(scaled & 3, 2)}
+    call = call_of(m, n, k, dtype)._replace(
+        epilogue=epilogue, operands=(None, 2.0) if epilogue.has_scalar else (None,)
+    )
+    found = run(call, order, True, **costs)
+    assert found._replace(tried=[]) == run(call, order, False, **costs)
+    first = next((each for each in found.tried if not each.why_not), None)
+    if first is None:
+        assert not found.fused and not found.on_slices and found.launches[0] == "torch_gemm"
+        return
+    copies = ["copy"] * bool(first.copies), ["copy"] * first.copies_result
+    assert found.fused and found.launches == [*copies[0], "fused", *copies[1]]
+    assert found.on_slices == first.is_on_slices and found.arithmetic == first.arithmetic
+    assert first.plan["fused"] and list(found.plan) == first.plan["plan"]
+    assert found.packed == first.packed
+    assert found.padded == first.padded == (first.is_on_slices and n % 4 != 0)
+    assert (Reason.NOT_STORABLE in found.reasons) == found.padded
+    assert (Reason.LACKS_PACK in found.reasons) == found.packed, "no pack is there"
+
+
+def worth_a_pack_alone() -> LinearCall:
+    """A product that is worth reading a pack for, but not making one."""
+    for m in range(16, 4096, 16):
+        fused = [
+            plans.ask("bias", m, 1024, 512, "float32", "split", packed=packed, gpu=H200, has_bias=False)[
+                "fused"
+            ]
+            for packed in (True, False)
+        ]
+        if fused == [True, False]:
+            return call_of(m, 1024, 512)
+    raise AssertionError("dispatch knows no such problem")
+
+
+def test_what_slices_cost() -> None:
+    """A stale pack is made for one call where that is worth it, else for many."""
+    large, small = call_of(2048, 1024, 512), worth_a_pack_alone()
+    for call, ways in ((large, (True, True, True)), (small, (False, True, True))):
+        for cost_of, runs in zip((PER_CALL, NO_COST, STALE), ways, strict=True):
+            assert (decided(call, HIGHEST, split=cost_of) == (True, "split")) == runs
+    for call, packed in ((large, False), (small, True)):
+        assert run(call, HIGHEST, split=STALE).packed == packed
+    assert decided(large, HIGHEST, split=NO_COST | SHORT) == FALLBACK
+    words = [each.why_not for each in told(large, HIGHEST, split=NO_COST | SHORT)]
+    assert "found no memory for fp16 slices" in words[0]
+
+
+def test_each_arithmetic_has_costs_of_its_own() -> None:
+    call = call_of(8192, 8192, 8192)
+    assert decided(call, HIGH) == (True, "scaled")
+    assert decided(call, HIGH, scaled=SHORT) == (True, "tf32")
+    transposed = call._replace(x=call.x.t())
+    assert decided(transposed, HIGH, scaled=SHORT) == (True, "split")
+    assert decided(transposed, HIGH, scaled=SHORT, split=SHORT) == FALLBACK
+    reasons = [each.why_not for each in told(transposed, HIGH, scaled=SHORT, split=SHORT)]
+    assert "x is not a row-major matrix" in reasons[1]
+    assert "found no memory" in reasons[0] and "found no memory" in reasons[2]
+
+
+@pytest.mark.parametrize(("order", "arithmetics"), [
+    (IEEE, ["ieee"]),
+    (HIGHEST, ["split", "ieee"]),
+    (IN_TF32, ["scaled", "tf32"]),
+    (HIGH, ["scaled", "tf32", "split"]),
+    (TF32, ["tf32"]),
+])  # fmt: skip
+def test_what_is_tried(order: Any, arithmetics: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_of(64, 64, 128)
+    assert list(order.fused) == arithmetics
+    assert [each.arithmetic for each in told(call, order)] == arithmetics
+    assert [each.arithmetic for each in told(call_of(64, 64, 128, torch.float16), order)] == ["ieee"]
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: ())
+    on_cpu = told(call, order)
+    assert [each.arithmetic for each in on_cpu] == [each for each in arithmetics if each not in SHIFTS]
+    assert all("not on a CUDA device" in each.why_not for each in on_cpu)
+
+
+@pytest.mark.parametrize(("order", "k", "arithmetics"), [
+    (IEEE, 64, ["ieee"]),
+    (HIGHEST, 128, ["split"]),
+    (HIGHEST, 127, ["split", "ieee"]),
+    (IN_TF32, 8192, ["scaled"]),
+    (IN_TF32, 8193, ["scaled", "split"]),
+    (HIGH, 15, ["scaled", "split", "ieee"]),
+    (TF32, 64, ["tf32"]),
+])  # fmt: skip
+def test_batch_invariant_calls_come_to_the_first_that_is_accurate(
+    order: Any, k: int, arithmetics: list[str]
+) -> None:
+    for m in (1, 64, 5000):
+        call = call_of(m, 64, k)._replace(invariant=True)
+        tried = told(call, order)
+        ways = [each.arithmetic for each in tried]
+        assert ways[: len(arithmetics)] == arithmetics
+        assert [not each.why_not for each in tried].index(True) == len(arithmetics) - 1
+        assert decided(call, order)[1] == arithmetics[-1]
+
+
+def test_what_has_to_be_mended() -> None:
+    """Each as if it were, in the order in which a call comes by."""
+    call = call_of(2048, 1024, 512)
+    found = dry_runs.dry_run(call, NO_COST, order=HIGHEST)
+    assert found.reasons == [Reason.NOT_LINKED, Reason.LACKS_PACK] and found.answer == 0
+    assert "epigemm_open_fixup" in found.missing
+    there = dry_runs.dry_run(call, dry_runs.ALL_KEPT, order=HIGHEST)
+    assert there.reasons == [Reason.NOT_LINKED]
+    by_columns = call._replace(out=torch.empty(1024, 2048).t())
+    assert Reason.NOT_STORABLE in dry_runs.dry_run(by_columns, order=HIGHEST).reasons
+    unread = call._replace(x=torch.empty(4, 600, 1024)[:, :512, :512].transpose(0, 1))
+    assert Reason.NOT_READABLE in dry_runs.dry_run(unread, order=HIGHEST).reasons
+    small = call_of(2, 8, 8)
+    assert dry_runs.dry_run(small, order=HIGHEST._replace(overrides=True)).reasons == [Reason.OTHER_SETTING]
+    assert dry_runs.dry_run(small._replace(strict=True), order=HIGHEST).answer == Reason.NOT_FUSED
+    assert dry_runs.dry_run(call_of(0, 8, 8), order=HIGHEST).answer == Reason.IS_EMPTY
+    assert dry_runs.dry_run(small._replace(weight=torch.empty(8, 9))).answer == Reason.DOES_NOT_FIT
+
+
+def test_forced_plans() -> None:
+    call = call_of(256, 256, 512, torch.bfloat16)
+    found = dry_runs.dry_run(call, plan=(0, 0, 1, 1, 2, 1))
+    assert found.fused and found.plan == (0, 1, 1, 2, 1)
+    assert dry_runs.dry_run(call, plan=(0,)).fused, "the fastest, whatever the fallback takes"
+    forced = dry_runs.dry_run(call, plan=dry_runs.FALLBACK)
+    assert not forced.fused and forced.launches == ["torch_gemm"]
+    assert "multiply" in dry_runs.dry_run(call, plan=(0, 2, 0, 0, 1, 1)).refused
+    gaps = call._replace(x=torch.empty(256, 1024, dtype=torch.bfloat16)[:, ::2])
+    refused = dry_runs.dry_run(gaps, plan=(0, 0, 0, 0, 1, 1))
+    assert "x is not a row-major matrix" in refused.refused and not refused.reasons
+
+
+def test_a_kernel_that_has_not_been_run_runs_where_its_plan_is_named() -> None:
+    """The fastest plan is none of its plans. Rows that are no whole 16 bytes are read as they lie, or copied."""
+    mma, multistage, by_elements = 3, 4, 8
+    call = call_of(256, 256, 512, torch.bfloat16)
+    found = dry_runs.dry_run(call, plan=(0, mma, multistage, 0, 8, 1))
+    assert found.fused and found.missing == ["epigemm_open_sm80_mma_bfloat16_4"]
+    assert dry_runs.dry_run(call, plan=(0,)).plan[0] != mma
+    odd = call_of(257, 255, 513, torch.bfloat16)
+    read = dry_runs.dry_run(odd, plan=(0, mma, by_elements, 0, 8, 1))
+    assert read.fused and read.launches == ["fused"]
+    copied = dry_runs.dry_run(odd, plan=(0, mma, multistage, 0, 8, 1))
+    assert copied.fused and copied.launches == ["copy", "fused", "copy"]
+
+
+def test_an_mma_kernel_whose_k_is_divided() -> None:
+    """With its sums in a workspace, which is limited."""
+    mma, multistage, by_elements, few_rows = 3, 4, 8, 7
+
+    def refused(call: LinearCall, tile: int, splits: int) -> str:
+        return dry_runs.dry_run(call, plan=(0, mma, tile, 0, 8, splits)).refused
+
+    call = call_of(256, 256, 512, torch.bfloat16)
+    for splits in (2, 4, 8):
+        found = dry_runs.dry_run(call, plan=(0, mma, multistage, 0, 8, splits))
+        assert found.fused and found.plan[4] == splits and not found.refused
+    # Stages of 32 and of 64: eight parts of K have one at least.
+    for tile, k in ((multistage, 7 * 32), (few_rows, 7 * 64)):
+        assert refused(call_of(256, 256, k, torch.bfloat16), tile, 8) == "plan: K is too short for 8 splits"
+        assert refused(call_of(256, 256, k + 8, torch.bfloat16), tile, 8) == ""
+    assert refused(call, by_elements, 2) == "plan: splits must be 1 for a tile that loads by elements, got 2"
+    # Of 4096 x 4096 sums in fp32 there may be one set, not two.
+    large = "plan: the sums of 2 splits take 134217728 bytes of workspace; at most 67108864 are allowed"
+    assert refused(call_of(4096, 4096, 512, torch.bfloat16), multistage, 2) == large
+    assert refused(call_of(2048, 4096, 512, torch.bfloat16), multistage, 2) == ""
+    invariant = call._replace(invariant=True)
+    assert "splits must be 1 for a batch-invariant call" in refused(invariant, multistage, 2)
+
+
+@pytest.mark.parametrize(("changed", "words"), [
+    ({"fp32": 6}, r"fp32 must be in 0\.\.5, got 6"),
+    ({"fp32": -1}, "fp32 must be in"),
+    ({"slices": 3}, "slices: there is no cost 3"),
+    ({"slices": 3 << 4}, "slices: there is no cost 3"),
+    ({"gpu": (-1, 90)}, "gpu must be empty or"),
+    ({"gpu": (64, 90, 132)}, "device must be"),
+    ({"plan": (4,)}, r"plan: arithmetic must be in 0\.\.3, got 4"),
+    ({"plan": (0, 0)}, "plan: got 2 numbers"),
+    ({"plan": (0, 4, 0, 0, 1, 1)}, "plan: family must be in"),
+    ({"plan": (0, 0, 99, 0, 1, 1)}, "plan: tile must be in"),
+    ({"plan": (0, 0, 0, 2, 1, 1)}, "plan: raster must be"),
+    ({"plan": (0, 0, 0, 0, 9, 1)}, "plan: swizzle must be"),
+    ({"plan": (0, 0, 0, 0, 1, 3)}, "plan: splits must be"),
+])  # fmt: skip
+def test_what_there_is_not_is_refused(changed: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"fp32": 0, "slices": 0, "gpu": (-1, *H200), "plan": None} | changed
+    x, weight = torch.empty(3, 8), torch.empty(4, 8)
+    head: tuple[Tensor | str | None, ...] = ("bias", x, weight, None, None, None, None)
+    with pytest.raises(RuntimeError, match=words):
+        ops._dry_linear(
+            *head, given["fp32"], 0, given["slices"], False, False, given["gpu"], given["plan"], False
+        )

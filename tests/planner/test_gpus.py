@@ -1,0 +1,22 @@
+"""GPUs in figures."""
+
+from __future__ import annotations
+
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
+
+
+def test_the_planner_takes_every_known_gpu() -> None:
+    for gpu in KNOWN.values():
+        answer = plans.ask("bias_gelu", 1024, 1024, 1024, "bfloat16", "ieee", gpu=gpu.numbers)
+        family = "sm80_mma" if gpu.capability != (9, 0) else "sm90"
+        assert answer["candidates"] and not answer["is_speed_assumed"]
+        assert all(each["family"].startswith(family) for each in answer["candidates"])
+
+
+def test_geforce_is_told_by_the_name() -> None:
+    assert {name for name, gpu in KNOWN.items() if gpu.is_geforce} == {
+        name
+        for name in KNOWN
+        if name in ("RTX 3080", "RTX 3090", "RTX 4080", "RTX 4090", "RTX 5080", "RTX 5090")
+    }

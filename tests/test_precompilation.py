@@ -1,0 +1,267 @@
+"""`precompile`: its arguments, and its answer on a machine without a GPU. See test_user_epilogue_gpu.py, too."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar, precompilation, progress
+from epigemm.calls import elementwise_kernels
+from epigemm.epilogues.kinds import SCALAR
+from epigemm.epilogues.registry import Epilogue, typed
+from epigemm.linker import cubins, libraries, loader, store
+from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
+from epigemm.precompilation import _call, _Wanted
+
+
+@epigemm.epilogue
+def mixed(acc: Tensor, bias: PerColumn, gain: PerRow, other: Matrix, limit: Scalar = 1.0) -> Tensor:
+    return torch.clamp(acc + bias, -limit, limit) * gain + other
+
+
+PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
+    "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
+    "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
+    "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
+    "dtype": (TypeError, "dtype: got torch.int8; accepted are", [(1, 8, 8)], {"dtype": torch.int8}),
+    "operands": (
+        TypeError,
+        "operand_dtype: got torch.float16",
+        [(1, 8, 8)],
+        {"operand_dtype": torch.float16},
+    ),
+    "training": (TypeError, "training: got int", [(1, 8, 8)], {"training": 1}),
+    "no GPU": (
+        RuntimeError,
+        "device: got cpu, where no kernel of epigemm's runs",
+        [(1, 8, 8)],
+        {"device": "cpu"},
+    ),
+    "architecture": (ValueError, "arch: got 'sm_75'; accepted are sm_80 and later", (), {"arch": "sm_75"}),
+    "no architecture": (ValueError, "arch: got 80; accepted are sm_80 and later", (), {"arch": 80}),
+    "beside a device": (
+        ValueError,
+        "arch: got 'sm_80' beside device",
+        (),
+        {"arch": "sm_80", "device": "cuda"},
+    ),
+    "of no known GPU": (
+        ValueError,
+        "arch: got 'sm_103' beside shapes; accepted are sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, or arch alone",
+        [(1, 8, 8)],
+        {"arch": "sm_103"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRECOMPILE)
+def test_precompile_says_what_is_wrong(name: str) -> None:
+    error, words, shapes, named = PRECOMPILE[name]
+    with pytest.raises(error, match=words):
+        epigemm.precompile(mixed, shapes, **named)
+
+
+def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
+        epigemm.precompile(mixed, [(1, 8, 8)])
+
+
+class Linker:
+    """Stands for `loading.link_for`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str], tuple[int, int]]] = []
+        self.reason = ""
+
+    def __call__(
+        self, epilogue: Epilogue, symbols: list[str], capability: tuple[int, int]
+    ) -> tuple[list[str], str]:
+        self.asked.append((epilogue.name, symbols, capability))
+        return symbols[:1], self.reason
+
+
+COUNTS = {"tf32": 3, "split": 2, "scaled": 3}
+OF_FP32 = [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in COUNTS.items() for tile in range(count)]
+OF_FP32 += ["epigemm_open_sm80_fixup"]
+
+
+def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    assert epigemm.precompile(mixed, arch="sm_120") == ["epigemm_open_elementwise_bfloat16"]
+    ((name, symbols, capability),) = linker.asked
+    tiles = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(10)]
+    assert name == typed(mixed.traced, [False, False, False, True]).name and capability == (12, 0)
+    assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
+    epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
+    alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
+    assert linker.asked[-1][1:] == ([*alone, *OF_FP32], (8, 6))
+    epigemm.precompile(mixed, dtype=torch.float64, arch="sm_86")
+    assert linker.asked[-1][1] == ["epigemm_open_elementwise_float64"]
+    linker.reason = "no libraries"
+    with pytest.raises(RuntimeError, match="mixed: no libraries"):
+        epigemm.precompile(mixed, arch="sm_80")
+
+
+@epigemm.epilogue
+def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    z = acc + bias if other is None else (acc + bias) * other
+    return F.gelu(z), z, (z * z).sum(0)
+
+
+def test_of_several_results_each_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in 16 bits, where each is computed from the product; what is reduced and not stored in fp32."""
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    for arch, sizes in (("sm_80", []), ("sm_90", [ALIGNED])):
+        epigemm.precompile(several, *sizes, arch=arch, training=True)
+        alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
+        wide = [name.replace("bfloat16", "float32") for name in alone]
+        asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
+        assert (
+            asked == [("several_result0", alone), ("several_result1", alone), ("several_result2", wide)] * 2
+        )
+        linker.asked.clear()
+
+
+ALONE = "epigemm_open_elementwise_bfloat16"
+SIZES = [(1, 4096, 4096), (2048, 4096, 4096), (300, 1001, 513)]
+ALIGNED = [*SIZES[:2], (8192, 4096, 1024), (16, 8192, 8192)]
+
+
+HOPPER = [KNOWN["H100"], KNOWN["H200"]]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120"])
+def test_sizes_on_other_gpus_than_hopper(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The elementwise kernel, and what the planner chooses on any of them, once, for the architecture."""
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    epigemm.precompile(mixed, SIZES, arch=arch, training=True)
+    ((_, names, capability),) = linker.asked
+    linker.asked.clear()
+    assert names[:2] == [ALONE, "epigemm_open_derivative_bfloat16"]
+    assert all(name.startswith("epigemm_open_sm80_mma_bfloat16_") for name in names[2:])
+    assert f"sm_{capability[0]}{capability[1]}" == arch and len(names) == len(set(names))
+    for precision in ("highest", "ieee", "high"):
+        epigemm.precompile(mixed, SIZES, dtype=torch.float32, precision=precision, arch=arch)
+        _, names, capability = linker.asked.pop()
+        assert names[0] == "epigemm_open_elementwise_float32" and f"sm_{capability[0]}{capability[1]}" == arch
+        assert all(name.startswith("epigemm_open_sm80_") for name in names[1:])
+        assert precision != "ieee" or len(names) == 1
+    assert not linker.asked
+
+
+def test_sizes_on_hopper_without_a_gpu(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the planner chooses for every size on each of its GPUs, and nothing twice."""
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    caplog.set_level("INFO", "epigemm")
+    epigemm.precompile(mixed, ALIGNED, arch="sm_90")
+    ((name, symbols, capability),) = linker.asked
+    assert capability == (9, 0) and symbols[0] == ALONE and len(set(symbols)) == len(symbols)
+    wanted, expected = {ALONE}, []
+    for (m, n, k), gpu in itertools.product(ALIGNED, HOPPER):
+        found = plans.ask(name, m, n, k, "bfloat16", "ieee", gpu=gpu.numbers)
+        what = "a fused kernel" if found["fused"] else "PyTorch's GEMM and one elementwise kernel"
+        expected.append(f"mixed: ({m}, {n}, {k}) in torch.bfloat16 on {gpu.name} is {what}")
+        if found["fused"]:
+            wanted.add(f"epigemm_open_{found['family']}_bfloat16_{found['plan'][1]}")
+    assert set(symbols) == wanted and len(wanted) > 2
+    assert [text for text in caplog.messages if text.startswith("mixed: ")] == expected
+
+
+def test_fp32_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a packed weight and without one: as calls there would take it under the setting here."""
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="highest", arch="sm_90")
+    symbols = linker.asked.pop()[1]
+    assert any("_sm90_fp16x3_split_" in each for each in symbols) and "epigemm_open_fixup" in symbols
+    epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="ieee", arch="sm_90")
+    assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
+
+
+def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    @epigemm.epilogue
+    def optional(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
+        return torch.relu(acc if bias is None else acc + bias)
+
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    epigemm.precompile(optional, SIZES[1:2], arch="sm_90")
+    with_bias, without = (symbols for _, symbols, _ in linker.asked)
+    assert with_bias == [ALONE], "bias and ReLU are a function of epigemm's"
+    assert ALONE in without
+
+
+def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And both matrices of a function that returns two, where no gradient is recorded."""
+    linker = Linker()
+    monkeypatch.setattr(loader, "link_for", linker)
+    for training in (False, True):
+        epigemm.precompile(mixed, ALIGNED, arch="sm_90", training=training)
+        asked = {name.partition(".")[0]: symbols for name, symbols, _ in linker.asked}
+        assert ("mixed_with_product" in asked) == training
+        if training:
+            assert asked["mixed_with_product"] and all(
+                "_sm90_" in each for each in asked["mixed_with_product"]
+            )
+        linker.asked.clear()
+
+
+@pytest.mark.skipif(bool(libraries.unavailable()), reason="NVRTC or nvJitLink is missing")
+@pytest.mark.skipif(cubins.ir_path(ALONE) is None, reason="a build without open kernels")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_100", "sm_120"])
+def test_it_is_linked_without_a_driver(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(store, "made", type(store.made)())
+    assert epigemm.precompile(mixed, SIZES, arch=arch) == [ALONE]
+    assert len(list((tmp_path / "cubins").glob("*.cubin"))) == 1
+    assert epigemm.precompile(mixed, SIZES, arch=arch) == []
+
+
+def test_what_is_no_epilogue() -> None:
+    with pytest.raises(TypeError, match="function: got function"):
+        epigemm.precompile(F.relu, [(1, 8, 8)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of_operands", [torch.bfloat16, torch.float32], ids=str)
+def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
+    """It has the sizes and types that were given, and an epilogue for them."""
+    form = _Wanted(mixed, (torch.bfloat16, of_operands))
+    call = _call(form, (5, 16, 24), "ieee", torch.device("cpu"))
+    assert (call.x.shape, call.weight.shape) == ((5, 24), (16, 24))
+    assert call.out is not None and (call.out.shape, call.out.dtype) == ((5, 16), torch.bfloat16)
+    assert [(each.shape, each.dtype) for each in call.inputs[2:]] == [
+        ((16,), of_operands),
+        ((5, 1), of_operands),
+        ((5, 16), of_operands),
+    ]
+    folded = [operand.folded for operand in call.epilogue.operands if operand.kind != SCALAR]
+    assert folded == [of_operands == torch.float32] * 3 and call.precision == "ieee"
+
+
+def test_it_says_that_it_takes_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "NOTED", 0.0)
+    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
+    monkeypatch.setattr(precompilation, "_missing", lambda *_: iter(["a,b", ""]))
+    monkeypatch.setattr(loader, "link", lambda *_: "")
+    caplog.set_level("DEBUG", "epigemm")
+    assert epigemm.precompile(mixed, [(1, 8, 8), (2, 8, 8)], device="cpu") == ["a", "b", "a", "b"]
+    assert [text.rpartition(": ")[0] for text in caplog.messages] == ["precompiling mixed for 2 calls"]

@@ -1,0 +1,192 @@
+"""Tuning with epilogues that are made at run time, on a CPU with scripted times and a fake linker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm import Matrix, PerColumn
+from epigemm._native import ops
+from epigemm.arguments import forms
+from epigemm.arguments.calls import LinearCall
+from epigemm.epilogues.registry import LINKED, typed
+from epigemm.linker import cubins, libraries, store
+from epigemm.linker import loader as linker_module
+from epigemm.linker.store import Once
+from epigemm.planner import plans, times
+from epigemm.tuner import candidates
+from tests.linker.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
+from tests.support.choices import forget
+from tests.support.pieces import HOPPER
+from tests.support.stage import DEVICE, Stage, draw
+
+
+@epigemm.epilogue
+def doubled_relu(acc: Tensor, bias: PerColumn) -> Tensor:
+    return torch.relu(acc + bias) * 2.0
+
+
+@epigemm.epilogue
+def residual(acc: Tensor, bias: PerColumn, other: Matrix) -> Tensor:
+    return acc + bias + other
+
+
+NAME = typed(doubled_relu.traced, [False]).name
+
+
+@dataclass
+class Linking:
+    """Fakes of the compiler's libraries; which kernels were loaded, and how many plans had run by then."""
+
+    linker: FakeNvJitLink
+    bad: Callable[[str], bool] = lambda symbol: False
+    loaded: dict[str, int] = field(default_factory=dict)
+
+
+REAL = {name: getattr(linker_module, name) for name in ("link", "link_each", "would_link")}
+
+
+@pytest.fixture
+def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Linking:
+    _, linker, pair = fakes(seconds=0.02)
+    made = Linking(linker)
+
+    def ir_path(symbol: str) -> Path:
+        path = tmp_path / symbol
+        path.write_bytes(BAD_IR if made.bad(symbol) else KERNEL_IR)
+        return path
+
+    def add_kernel(name: str, capability: int, symbol: str, cubin: Tensor) -> None:
+        made.loaded[symbol] = len(stage.ran)
+
+    stage.module.is_linked = lambda names: all(name in made.loaded for name in names)
+    patches: list[tuple[Any, str, Any]] = [
+        (libraries, "_found", pair),
+        (store, "made", Once()),
+        (cubins, "_functors", Once()),
+        (cubins, "ir_path", ir_path),
+        (ops, "_add_kernel", add_kernel),
+        (torch.cuda, "get_device_capability", lambda device: (9, 0)),
+    ]
+    for where, name, value in patches:
+        monkeypatch.setattr(where, name, value)
+    for name, function in REAL.items():  # which the stage stands in for
+        monkeypatch.setattr(linker_module, name, function)
+    monkeypatch.setattr(linker_module, "_failed", {})
+    return made
+
+
+def source(name: str = NAME) -> str:
+    answer = plans.ask(name, 40, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
+    return str(answer["source"])
+
+
+def test_it_is_measured_once_all_kernels_are_linked(stage: Stage, links: Linking) -> None:
+    found = epigemm.tune(doubled_relu, *draw())
+    (entry,) = found.entries
+    assert entry.epilogue == NAME and entry.bias and not found.left_out
+    tiles = {(plan[0], plan[1]) for _, plan in stage.ran}
+    kernels = {name for name in links.loaded if "elementwise" not in name}
+    assert len(kernels) == len(tiles) > 2
+    assert set(links.loaded.values()) == {0}, "no plan ran before the last kernel was there"
+    if len(os.sched_getaffinity(0)) > 1:
+        assert links.linker.most_at_once > 1
+    assert sum(each.chosen for each in found.candidates) == 1
+    assert source() == "cache"
+    assert times.in_table(times.read(), "NVIDIA H200") == {entry.key: entry}
+    x, weight, bias = draw()
+    expected = torch.relu(torch.nn.functional.linear(x, weight).float() + bias) * 2
+    torch.testing.assert_close(doubled_relu(x, weight, bias), expected.to(x.dtype), rtol=2e-2, atol=1e-1)
+
+
+def test_what_cannot_be_linked_is_left_out(stage: Stage, links: Linking) -> None:
+    every = {each.plan[:2] for each in epigemm.tune(doubled_relu, *draw()).candidates if each.plan}
+    forget(DEVICE)
+    stage.ran.clear()
+    links.loaded.clear()
+    store.made.values.clear()
+    links.bad = lambda symbol: symbol.endswith("_bfloat16_2")
+    found = epigemm.tune(doubled_relu, *draw())
+    assert {each.plan[:2] for each in found.candidates if each.plan} == {
+        each for each in every if each[1] != 2
+    }
+    assert not any(plan[1] == 2 for _, plan in stage.ran)
+    assert found.entries and found.left_out
+    assert all("Malformed" in reason for reason in found.left_out)
+    assert "left out: " in str(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_where_nothing_can_be_linked_the_call_stays(
+    stage: Stage, links: Linking, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(libraries, "_found", "nvJitLink was not found")
+    monkeypatch.setattr(store, "read", lambda key: None)
+    x, weight, bias = draw(dtype=dtype)
+    found = epigemm.tune(doubled_relu, x, weight, bias)
+    assert not found.entries and not found.candidates and not stage.ran
+    assert found.left_out == ["nvJitLink was not found"]
+    assert str(found).endswith("left out: nvJitLink was not found")
+    assert source() == "model"
+
+
+def test_fp32_is_measured_on_slices(stage: Stage, links: Linking) -> None:
+    x, weight, bias = draw(m=16, n=64, dtype=torch.float32)
+    found = epigemm.tune(doubled_relu, x, epigemm.pack(weight), bias)
+    assert {entry.arithmetic for entry in found.entries} == {"split"}
+    assert "epigemm_open_fixup" in links.loaded
+
+
+def test_matrices_stay_as_they_lie() -> None:
+    x, weight, bias = draw()
+    other = torch.randn(40, 512).to(x.dtype)[:, :256]
+    call = LinearCall(typed(residual.traced, [False, False]), x, weight, [bias, other])
+    of_random_x = candidates.on_random_x(call)
+    assert of_random_x.operands[1] is other and of_random_x.operands[0] is bias
+
+
+def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
+    """There the file is read before the epilogue is made."""
+    (entry,) = epigemm.tune(doubled_relu, *draw()).entries
+    made = LINKED.pop(NAME)
+    try:
+        forget(DEVICE)
+        times.load(DEVICE)
+        epigemm.tune("linear_relu", *draw())
+        assert times.in_table(times.read(), "NVIDIA H200")[entry.key] == entry, (
+            "kept, though nobody knows the name"
+        )
+        doubled_relu.traced.forms.clear()
+        again = typed(doubled_relu.traced, [False])
+        assert (again.name, again.number) == (NAME, made.number)
+        assert source() == "cache"
+    finally:
+        LINKED[NAME] = made
+
+
+def test_a_call_on_copies_links_the_kernel_that_reads_them(stage: Stage, links: Linking) -> None:
+    """No fused kernel reads a vector with gaps; one reads its copy."""
+    x, weight, bias = draw(256, 264, 512)
+    other = torch.randn(256, 264).to(x.dtype)
+    result = residual(x, weight, torch.stack([bias, bias], 1)[:, 0], other)
+    expected = torch.nn.functional.linear(x, weight).float() + bias + other
+    torch.testing.assert_close(result, expected.to(x.dtype), rtol=2e-2, atol=1e-1)
+    assert any("sm90" in name for name in links.loaded)
+
+
+def test_x_keeps_its_leading_axes_beside_a_matrix_with_a_row_for_each_batch() -> None:
+    x, weight, bias = torch.zeros(3, 4, 8), torch.randn(16, 8), torch.randn(16)
+    for other, lead in ((torch.randn(3, 1, 16), (3, 4)), (torch.randn(12, 16), (12,))):
+        given = x if other.dim() == 3 else x.flatten(0, 1)
+        epilogue = forms.of_types(residual.traced, given, [bias, other])
+        made = candidates.on_random_x(LinearCall(epilogue, given, weight, [bias, other]))
+        assert made.x.shape == (*lead, 8) and made.operands[1] is other
+        assert made.operands[0] is bias and not torch.equal(made.x, given)

@@ -1,0 +1,157 @@
+"""Runs timed in turn: the longer one takes longer, and each runs as often as it should."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.harness.records import Timing
+from epigemm.tuner import timing
+from epigemm.tuner.timing import CudaTimer, Effort, Late, Timer, make_timer
+
+SHORT, LONG = torch.randn(32, 32), torch.randn(512, 512)
+
+
+def test_a_cpu_has_its_own() -> None:
+    assert isinstance(make_timer(torch.device("cpu")), Timer)
+
+
+def test_so_many_calls_as_there_is_time_for() -> None:
+    effort = Effort(rounds=3, min_ms=10.0, max_rounds=20)
+    assert effort.calls(100.0) == 3 and effort.calls(0.01) == 20 and 3 < effort.calls(1.0) < 20
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_the_longer_run_takes_longer(rounds: int) -> None:
+    counts = [0, 0]
+
+    def run(place: int, matrix: Tensor) -> Tensor:
+        counts[place] += 1
+        return matrix @ matrix
+
+    timer = make_timer(torch.device("cpu"))
+    runs = [lambda: run(0, SHORT), lambda: run(1, LONG)]
+    short, long = timer.in_turn(runs, Effort(rounds=rounds, min_ms=0.0, max_rounds=rounds), 0.0)
+    assert len(short) == len(long) == rounds and min(counts) >= rounds
+    assert min(short) < min(long)
+
+
+@dataclass
+class Queue:
+    """A device in numbers: the microsecond at which the host is, and that at which what is queued will be done."""
+
+    host: float = 0.0
+    device: float = 0.0
+    spins: list[float] = field(default_factory=list)
+
+    def enqueue(self, us: float) -> None:
+        self.device = max(self.device, self.host) + us
+
+    def spin(self, cycles: int) -> None:
+        self.spins.append(cycles / timing._SPIN_CYCLES_PER_US)
+        self.enqueue(self.spins[-1])
+
+    def event(self, enable_timing: bool) -> Event:
+        return Event(self)
+
+    def synchronize(self, device: torch.device) -> None:
+        self.host = max(self.host, self.device)
+
+    def run(self, *host_us: float) -> Callable[[], Tensor]:
+        """A call whose kernel takes 10 us, and which takes the host so long; the last time stays."""
+        times = list(host_us)
+
+        def call() -> Tensor:
+            self.host += times.pop(0) if len(times) > 1 else times[0]
+            self.enqueue(10.0)
+            return SHORT
+
+        return call
+
+
+@dataclass
+class Event:
+    """As torch.cuda.Event."""
+
+    queue: Queue
+    at: float = 0.0
+
+    def record(self) -> None:
+        self.at = max(self.queue.device, self.queue.host)
+
+    def query(self) -> bool:
+        return self.at <= self.queue.host
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) / 1e3
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    found = Queue()
+    properties = SimpleNamespace(L2_cache_size=0)
+    for name, value in (
+        ("_sleep", found.spin),
+        ("Event", found.event),
+        ("synchronize", found.synchronize),
+        ("get_device_properties", lambda device: properties),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    return found
+
+
+def test_a_call_that_the_device_waited_for_is_repeated(queue: Queue) -> None:
+    """The host takes 5 us and once 300: a spin of 27 us hides the first, and the sample of the other is not kept."""
+    timer = CudaTimer(torch.device("cpu"))
+    runs = [queue.run(5.0), queue.run(300.0, 5.0), queue.run(5.0)]
+    times = timer.round(runs, host_us=5.0)
+    assert times == pytest.approx([0.01] * 3)
+    assert not any(isinstance(each, Late) for each in times)
+    assert queue.spins == [27.5] * 3 + [55.0]
+
+
+def test_repeats_are_behind_longer_spins(queue: Queue) -> None:
+    """The host is slower than it was while it warmed up."""
+    assert CudaTimer(torch.device("cpu")).round([queue.run(100.0)], host_us=5.0) == pytest.approx([0.01])
+    assert queue.spins == [27.5, 55.0, 110.0]
+
+
+def test_what_is_always_late_is_counted_in_the_record(queue: Queue) -> None:
+    """Such as a call that waits for the device: the host does not come ahead of it."""
+    timer = CudaTimer(torch.device("cpu"))
+    effort = Effort(rounds=4, min_ms=0.0, max_rounds=4)
+    late, hidden = timer.in_turn([queue.run(1e6), queue.run(5.0)], effort, host_us=5.0)
+    assert len(late) == len(hidden) == 4 and len(queue.spins) == 4 * (2 + timing._REPEATS)
+    assert Timing.of(late).late == 4 and Timing.of(hidden).late == 0
+    assert Timing.of(hidden).median_ms == pytest.approx(0.01)
+
+
+@pytest.mark.gpu
+def test_the_host_is_ahead_of_a_gpu() -> None:
+    """A host that sleeps once within a call does not show in its time; one that always waits is late."""
+    device = torch.device("cuda")
+    matrix = torch.randn(512, 512, device=device)
+    waits = [0.05]
+
+    def sometimes() -> Tensor:
+        time.sleep(waits.pop() if waits else 0.0)
+        return matrix @ matrix
+
+    def always() -> Tensor:
+        found = matrix @ matrix
+        torch.cuda.synchronize()
+        return found
+
+    timer = make_timer(device)
+    for run in (always, lambda: matrix @ matrix):
+        timer.warm_up(run)
+    slow, plain, waiting = timer.round([sometimes, lambda: matrix @ matrix, always], host_us=100.0)
+    assert not isinstance(slow, Late) and not isinstance(plain, Late)
+    assert slow < 10.0 and plain < 10.0
+    assert isinstance(waiting, Late)
