@@ -248,7 +248,10 @@ def linear_folded(
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
         return elementwise(SCALE_BATCH_NORM, product, (), out, wide)
     if not checks.is_folded(vectors[3], eps):
-        _check_unfolded(strict)
+        if strict:
+            raise RuntimeError(
+                "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"
+            )
         checks.own_memory(out, x, [("weight", plain), *_named(vectors).items()])
         scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
         return _unfolded(scaled, vectors[2:], eps, out)
@@ -277,13 +280,6 @@ def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor 
     y = torch.batch_norm(rows, gain, shift, mean, var, False, 0.0, eps, False)
     y = y.to(z.dtype).view_as(z)
     return y if out is None else out.copy_(y)
-
-
-def _check_unfolded(strict: bool) -> None:
-    if strict:
-        raise RuntimeError(
-            "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"
-        )
 
 
 def _options(
