@@ -9,8 +9,8 @@ file(MAKE_DIRECTORY "${EPIGEMM_CUBIN_DIR}")
 # Those that read matrices are not in the registry: epigemm/epilogues/formulas.py has them.
 set(prelink "${PROJECT_SOURCE_DIR}/build_backend/prelink.py")
 set(package "${PROJECT_SOURCE_DIR}/python/epigemm")
-file(GLOB tracing CONFIGURE_DEPENDS "${package}/epilogues/tracer/*.py")
-set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/epilogues/formulas.py" ${tracing}
+file(GLOB tracer CONFIGURE_DEPENDS "${package}/epilogues/tracer/*.py")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${prelink}" "${package}/epilogues/formulas.py" ${tracer}
                                        "${csrc}/epilogue/costs.def")
 execute_process(COMMAND "${Python_EXECUTABLE}" "${prelink}" --write-sources "${EPIGEMM_GENERATED_DIR}/functors"
                 OUTPUT_VARIABLE reading_matrices COMMAND_ERROR_IS_FATAL ANY)
