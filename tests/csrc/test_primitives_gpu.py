@@ -16,7 +16,7 @@ from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import elementwise_deeds
+from epigemm.calls import resolve_elementwise
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.cost import primitives
@@ -139,7 +139,7 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
     assert (
-        elementwise_deeds.elementwise(ElementwiseCall(registered(function), acc, columns or (), out)) is out
+        resolve_elementwise.elementwise(ElementwiseCall(registered(function), acc, columns or (), out)) is out
     )
     return out.cpu()[0]
 

@@ -20,7 +20,7 @@ from epigemm.calls import entry, resolve
 from epigemm.epilogues.library import BIAS_RELU
 from epigemm.epilogues.registry import typed
 from epigemm.planner import dry_runs
-from epigemm.planner import plans as planning
+from epigemm.planner import plans as planner
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, Arithmetic
 from tests.support.cases import poisoned
@@ -61,14 +61,14 @@ def nan_in_workspaces() -> Iterator[list[int]]:
 def by_force(problem: Problem, plan: str, out: Tensor | None = None) -> Tensor:
     """The result of a fused plan, on whatever copies it takes."""
     out = problem.out() if out is None else out
-    planning.has_gpu_kernels(out)  # makes the device ready
+    planner.has_gpu_kernels(out)  # makes the device ready
     actual = resolve.linear(problem.call(out), (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
     assert actual is out
     return out
 
 
 def launches(problem: Problem, plan: str) -> list[str]:
-    planning.has_gpu_kernels(problem.x)  # makes the device ready
+    planner.has_gpu_kernels(problem.x)  # makes the device ready
     numbers = (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan])
     found = dry_runs.dry_run(problem.call(problem.out()), plan=numbers)
     assert not found.answer and not found.refused, found
@@ -162,7 +162,7 @@ def test_an_epilogue_with_matrices(dtype: torch.dtype, plan: str, k: int, is_kn:
         spec = typed(with_matrices.traced, [each.dtype != dtype for each in operands])
         out = poisoned((m, n), dtype, DEVICE)
         call = LinearCall(spec, x, weight, operands, out=out)
-        planning.has_gpu_kernels(out)
+        planner.has_gpu_kernels(out)
         resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         sums = x.double() @ weight.double().t() + bias.double()
         expected = sums * row.double() * other.double() + more.double()
@@ -186,7 +186,7 @@ def test_where_matrices_lie(dtype: torch.dtype, plan: str, layout: str) -> None:
         spec = typed(with_matrices.traced, [False, False, False, True])
         out = LAYOUTS[layout](poisoned((m, n), dtype, DEVICE))
         call = LinearCall(spec, x, weight, [bias, row, other, more], out=out)
-        planning.has_gpu_kernels(out)
+        planner.has_gpu_kernels(out)
         resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         sums = x.double() @ weight.double().t() + bias.double()
         expected = sums * row.double() * other.double() + more.double()
@@ -207,7 +207,7 @@ def test_what_is_not_finite_stays_in_its_rows(arithmetic: Arithmetic, plan: str,
         weight = LAYOUTS["transposed" if is_kn else "contiguous"](weight)
         bias = torch.randn(n, device=DEVICE, dtype=arithmetic.dtype)
         out = poisoned((m, n), arithmetic.dtype, DEVICE)
-        planning.has_gpu_kernels(out)
+        planner.has_gpu_kernels(out)
         call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
         resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *PLANS[plan]))
         expected = torch.relu(x.double() @ weight.double().t() + bias.double())
@@ -219,7 +219,7 @@ def test_what_is_decided_runs(arithmetic: Arithmetic, rng: torch.Generator) -> N
     """By the planner's own choice: copies, and a result that is right, in new memory and in the caller's."""
     for sizes, weight, copies in plans.ON_COPIES:
         problem = make("bias_gelu_tanh", arithmetic, sizes, DEVICE, rng, weight_layout=LAYOUTS[weight])
-        planning.has_gpu_kernels(problem.x)
+        planner.has_gpu_kernels(problem.x)
         found = dry_runs.dry_run(problem.call())
         assert found.fused and found.launches.count("copy") == copies
         problem.check(problem.run(), second_path=False)
@@ -268,7 +268,7 @@ def test_more_than_2_to_the_31_elements() -> None:
         torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for size in ((m, k), (n, k), (n,))
     )
     out = poisoned((m, n), torch.bfloat16, DEVICE)
-    planning.has_gpu_kernels(out)
+    planner.has_gpu_kernels(out)
     resolve.linear(
         LinearCall(BIAS_RELU, x, weight, (bias,), out=out),
         (dry_runs.ARITHMETICS.index("ieee"), *PLANS["large"]),
