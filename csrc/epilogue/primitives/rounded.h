@@ -2,8 +2,8 @@
 // take fewer instructions where the error stays far below that rounding. It is at most 2^-16 of the result (pow at the
 // ends of bf16's range: 2^-15), and 2^-10.9 in the functions for bf16 alone (EPIGEMM_BFLOAT16_SHORT below). A sum whose
 // terms cancel makes an error larger. A functor that subtracts behind tanh, expm1, log1p or gelu therefore must not be
-// called with these types. No functor in C++ does that; for Python functions epigemm/epilogues/tracer/accuracy.py chooses
-// the type, by the errors given here, in short.h and in short_bfloat16.h.
+// called with these types. No functor in C++ does that; for Python functions epigemm/epilogues/tracer/accuracy.py
+// chooses the type, by the errors given here, in short.h and in short_bfloat16.h.
 #pragma once
 
 #include "epilogue/rounded.h"
