@@ -30,9 +30,9 @@ from epigemm.arguments.calls import (
     tensors_of,
 )
 from epigemm.arguments.forms import Function
-from epigemm.arguments.precision import DEFAULT, needs_override
+from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import nodes
-from epigemm.calls import elementwise_kernels, entry, invariant, resolve, resolve_elementwise
+from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.declaration import OperandSpec, Traced
@@ -254,7 +254,7 @@ def linear_folded(
             )
         checks.own_memory(out, x, [("weight", plain), *_named(vectors).items()])
         scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
-        return _unfolded(scaled, vectors[2:], eps, out)
+        return by_reference.unfolded(scaled, vectors[2:], eps, out)
     fold = (*vectors, eps)
     return linear(SCALE_BATCH_NORM, x, weight, (), precision, out, strict, pack_use, fold)
 
@@ -266,20 +266,6 @@ def adds_bias_first(x: Tensor) -> bool:
     batch-invariant calls there, which are computed row by row, with the fold.
     """
     return x.element_size() == 2 or (x.is_cpu and not (invariance.active and invariance.enabled()))
-
-
-def _unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:
-    """batch_norm(z) by PyTorch's operators, where `checks.is_folded` says no; `norm`: FOLDED[2:]."""
-    columns = z.shape[-1]
-    checks.fold_batch_norm(z, (None, None, *norm), eps, columns)
-    if out is not None:
-        checks.elementwise(ElementwiseCall(BIAS, z, out=out))
-    mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
-    rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(compute_dtype(z.dtype))
-    # Not F.batch_norm: that of torch 2.11 refuses an eps of 0, which these calls take.
-    y = torch.batch_norm(rows, gain, shift, mean, var, False, 0.0, eps, False)
-    y = y.to(z.dtype).view_as(z)
-    return y if out is None else out.copy_(y)
 
 
 def _options(
@@ -313,7 +299,7 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
     if route is _PLAIN:
         return resolve.linear(call)
     if _in_functional_derivative():
-        return _linear_reference(call)
+        return by_reference.in_derivative(call)
     if not is_traced():
         native = graphs.flat(call)
         if native is not None:
@@ -340,7 +326,7 @@ def elementwise(
         checks.own_memory(out, x, _named(fold).items(), in_place=True)
         vectors = (*fold[:2], *_NO_NORM, 0.0)
         z = x if fold[1] is None else elementwise(SCALE_BATCH_NORM, x, (), None, vectors)
-        return _unfolded(z, fold[2:-1], fold[-1], out)
+        return by_reference.unfolded(z, fold[2:-1], fold[-1], out)
     if is_traced():
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
@@ -389,7 +375,7 @@ def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
         return resolve_elementwise.elementwise(call)
     if _in_functional_derivative():
         checks.elementwise(call)
-        _refuse_out(out)
+        by_reference.refuse_out(out)
         return call.epilogue.reference(call.x, call.operands)
     arguments = elementwise_arguments(call)
     if out is None:
@@ -443,38 +429,6 @@ def _in_functional_derivative() -> bool:
         return False
     interpreters = torch._C._functorch.get_interpreter_stack()
     return interpreters is not None and any(i.key() in _DERIVATIVES for i in interpreters)
-
-
-def _linear_reference(call: LinearCall) -> Tensor:
-    """The call by plain operations of PyTorch, one kernel each."""
-    x = call.x
-    if call.invariant:
-        raise RuntimeError(
-            "batch_invariant: got a call under a derivative of torch.func, where plain PyTorch operations compute it; "
-            "accepted there are calls outside of the mode"
-        )
-    checks.linear(call)
-    _refuse_out(call.out)
-    if call.strict:
-        raise RuntimeError(
-            "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
-        )
-    if x.dtype == torch.float32 and needs_override(call.precision, x.device.type):
-        raise NotImplementedError(
-            f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is less "
-            "accurate; accepted is None, or change torch's setting"
-        )
-    # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
-    product = torch.nn.functional.linear(x, call.weight, call.bias)
-    following = call.behind(product)
-    return following.epilogue.reference(product, following.operands)
-
-
-def _refuse_out(out: Tensor | None) -> None:
-    if out is not None:
-        raise RuntimeError(
-            "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
-        )
 
 
 def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epigemm.arguments import invariance, precision
-from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.arguments import checks, invariance, precision
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.calls.invariant import row_of
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
-from epigemm.epilogues.registry import Epilogue, Operands, folded_by_reference
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype, folded_by_reference
 
 _torch_linear = torch.nn.functional.linear
 
@@ -84,3 +86,49 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) ->
     with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
     return product if is_matrix else unflattened(product, (*x.shape[:-1], weight.shape[0]))
+
+
+def in_derivative(call: LinearCall) -> Tensor:
+    """A call under a derivative of torch.func: by plain operations of PyTorch, one kernel each."""
+    x = call.x
+    if call.invariant:
+        raise RuntimeError(
+            "batch_invariant: got a call under a derivative of torch.func, where plain PyTorch operations compute it; "
+            "accepted there are calls outside of the mode"
+        )
+    checks.linear(call)
+    refuse_out(call.out)
+    if call.strict:
+        raise RuntimeError(
+            "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
+        )
+    if x.dtype == torch.float32 and precision.needs_override(call.precision, x.device.type):
+        raise NotImplementedError(
+            f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is less "
+            "accurate; accepted is None, or change torch's setting"
+        )
+    # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
+    product = torch.nn.functional.linear(x, call.weight, call.bias)
+    following = call.behind(product)
+    return following.epilogue.reference(product, following.operands)
+
+
+def refuse_out(out: Tensor | None) -> None:
+    """RuntimeError for a call under a derivative of torch.func that has an `out`."""
+    if out is not None:
+        raise RuntimeError(
+            "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
+        )
+
+
+def unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:
+    """batch_norm(z) by PyTorch's operators, where `checks.is_folded` says no; `norm`: FOLDED[2:]."""
+    columns = z.shape[-1]
+    checks.fold_batch_norm(z, (None, None, *norm), eps, columns)
+    if out is not None:
+        checks.elementwise(ElementwiseCall(BIAS, z, out=out))
+    mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
+    rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(compute_dtype(z.dtype))
+    # Not F.batch_norm: that of torch 2.11 refuses an eps of 0, which these calls take.
+    y = torch.batch_norm(rows, gain, shift, mean, var, False, 0.0, eps, False).to(z.dtype).view_as(z)
+    return y if out is None else out.copy_(y)
