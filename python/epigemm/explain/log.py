@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import batch_statistics, formula_functions, functional, glu, results_epilogue, route
+from epigemm import batch_statistics, formula_functions, functional, glu, results_epilogue
 from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
 from epigemm.calls import elementwise_kernels, entry, one_kernel, reductions, resolve, resolve_elementwise
+from epigemm.calls.by_reference import unfolded
 from epigemm.calls.log import Log, current
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
@@ -146,7 +147,7 @@ class CallLog(Log):
         source, wanted = args[0], _COPIES[function]
         dtype = args[1] if wanted is None and len(args) == 2 else wanted
         is_of_results = module == results_epilogue.__name__
-        if function is torch.batch_norm and module == route.__name__:
+        if function is torch.batch_norm and module == unfolded.__module__:
             dtype, text = source.dtype, "torch batch_norm"
         elif function is Tensor.clone and is_of_results:
             dtype, text = source.dtype, COPY
