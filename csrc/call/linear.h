@@ -6,9 +6,11 @@
 
 namespace epigemm::call {
 
+constexpr int kFoldVectors = 6;
+
 // scale and inference BatchNorm, to be folded into multiplier and offset: absent vectors are null.
 struct FoldVectors {
-  const Tensor* vectors[6] = {};  // bias, scale, running_mean, running_var, bn_weight, bn_bias
+  const Tensor* vectors[kFoldVectors] = {};  // bias, scale, running_mean, running_var, bn_weight, bn_bias
   double eps = 0;
 };
 

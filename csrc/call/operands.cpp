@@ -115,7 +115,7 @@ bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
   FoldProblem problem;
   FoldVector* const targets[] = {&problem.bias,     &problem.scale, &problem.mean,
                                  &problem.variance, &problem.gamma, &problem.beta};
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < kFoldVectors; ++i) {
     if (const Tensor* vector = fold.vectors[i]) *targets[i] = {vector->data, vector->strides[0], vector->element};
   }
   problem.eps = fold.eps;
@@ -181,7 +181,7 @@ bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands,
     const Tensor* other = operands.values[i].tensor;
     if (other && !are_apart(out, *other)) return false;
   }
-  for (int i = 0; operands.fold && i < 6; ++i) {
+  for (int i = 0; operands.fold && i < kFoldVectors; ++i) {
     const Tensor* other = operands.fold->vectors[i];
     if (other && !are_apart(out, *other)) return false;
   }

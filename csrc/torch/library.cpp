@@ -43,41 +43,16 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
-      "_linear_into(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
-      " Tensor? scalar, float number, int fp32, bool strict, Tensor(a!) out) -> ()");
-  m.def(
-      "_linear_folded_into(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? running_mean,"
-      " Tensor? running_var, Tensor? bn_weight, Tensor? bn_bias, float eps, int fp32, bool strict, Tensor(a!) out) -> "
-      "()");
-  m.def(
-      "_linear_flat_into(int epilogue, int digest, Tensor x, Tensor weight, Tensor? operand0, Tensor? operand1,"
+      "_into(int epilogue, int digest, Tensor x, Tensor? weight, Tensor? operand0, Tensor? operand1,"
       " Tensor? operand2, Tensor? operand3, Tensor? operand4, Tensor? operand5, Tensor? operand6, Tensor? operand7,"
-      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, int fp32, Tensor(a!) out) -> ()");
+      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, float number, bool folds, int fp32,"
+      " bool strict, Tensor(a!) out) -> ()");
   m.def(
-      "_elementwise_into(int epilogue, Tensor x, Tensor? bias, Tensor? vector0, Tensor? vector1, Tensor? scalar,"
-      " float number, Tensor(a!) out) -> ()");
-  m.def(
-      "_elementwise_folded_into(Tensor x, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
-      " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
-  m.def(
-      "_linear_cold(int epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor? vector0, Tensor? vector1,"
-      " Tensor? scalar, float number, int fp32, bool strict, Tensor(a!) out) -> Tensor?");
-  m.def(
-      "_linear_folded_cold(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? running_mean,"
-      " Tensor? running_var, Tensor? bn_weight, Tensor? bn_bias, float eps, int fp32, bool strict, Tensor(a!) out) -> "
-      "Tensor?");
-  m.def(
-      "_linear_flat_cold(int epilogue, int digest, Tensor x, Tensor weight, Tensor? operand0, Tensor? operand1,"
+      "_cold(int epilogue, int digest, Tensor x, Tensor? weight, Tensor? operand0, Tensor? operand1,"
       " Tensor? operand2, Tensor? operand3, Tensor? operand4, Tensor? operand5, Tensor? operand6, Tensor? operand7,"
-      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, int fp32, Tensor(a!) out) -> "
-      "Tensor?");
+      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, float number, bool folds, int fp32,"
+      " bool strict, Tensor(a!) out) -> Tensor?");
   m.def("_look_in_python() -> ()");
-  m.def(
-      "_elementwise_cold(int epilogue, Tensor x, Tensor? bias, Tensor? vector0, Tensor? vector1, Tensor? scalar,"
-      " float number, Tensor(a!) out) -> Tensor?");
-  m.def(
-      "_elementwise_folded_cold(Tensor x, Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var,"
-      " Tensor? bn_weight, Tensor? bn_bias, float eps, Tensor(a!) out) -> Tensor?");
   m.def(
       "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? forms, int bias, str primitives,"
       " bool has_short_forms, bool has_store=False) -> int");

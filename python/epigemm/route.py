@@ -301,7 +301,7 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
     if _in_functional_derivative():
         return by_reference.in_derivative(call)
     if not is_traced():
-        native = graphs.flat(call)
+        native = graphs.in_inductor(call)
         if native is not None:
             return native
     arguments = linear_arguments(call)

@@ -15,6 +15,7 @@ import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.epilogues.registry import EPILOGUES
+from epigemm.operators import graphs
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
 from tests.support.compiling import recorded
 from tests.support.public import PUBLIC, Public
@@ -164,33 +165,36 @@ def test_other_operands_are_the_operators() -> None:
     needs = x.clone().requires_grad_()
     assert names(call, needs) == ["linear"]
     with torch.no_grad():
-        assert names(call, needs) == ["_linear_into"]
+        assert names(call, needs) == ["_into"]
     with torch.inference_mode():
-        assert names(call, x) == ["_linear_into"]
+        assert names(call, x) == ["_into"]
     batched: Any = torch.vmap(call)
-    assert names(batched, torch.randn(2, 3, 24)) != ["_linear_into"]
+    assert names(batched, torch.randn(2, 3, 24)) != ["_into"]
 
     def inside(x: Tensor) -> Tensor:
         with torch.no_grad():
             frozen = epigemm.linear_relu(x, weight, bias)
         return frozen + epigemm.linear_relu(x, weight, bias)
 
-    assert names(inside, needs) == ["_linear_into", "linear"]
+    assert names(inside, needs) == ["_into", "linear"]
 
 
 def test_errors_of_the_operator_itself() -> None:
-    x, weight, out = torch.randn(3, 24), torch.randn(8, 24), torch.empty(3, 8)
-    rest = (None, None, None, None, 0.0)
-    cases: list[tuple[tuple[Any, ...], str]] = [
-        ((0, x[:, :5], weight, *rest, 0, False, out), "x: got shape"),
-        ((0, x, weight, *rest, 0, True, out), "strict: got True"),
-        ((99, x, weight, *rest, 0, False, out), "epilogue: got 99"),
-        ((-1, x, weight, *rest, 0, False, out), "epilogue: got -1"),
-        ((0, x, weight, *rest, 0, False, x.view(9, 8)[:3]), "out"),
+    x, weight, out, digest = (
+        torch.randn(3, 24),
+        torch.randn(8, 24),
+        torch.empty(3, 8),
+        graphs.digest_of("bias"),
+    )
+    cases: list[tuple[int, Tensor, bool, Tensor, str]] = [
+        (digest, x[:, :5], False, out, "x: got shape"),
+        (digest, x, True, out, "strict: got True"),
+        (12345, x, False, out, "epilogue: got the digest"),
+        (digest, x, False, x.view(9, 8)[:3], "out"),
     ]
-    for arguments, words in cases:
+    for named, given, is_strict, result, words in cases:
         with pytest.raises(RuntimeError, match=words):
-            ops._linear_into(*arguments)
+            ops._into(0, named, given, weight, *[None] * 12, 0.0, False, 0, is_strict, result)
 
 
 def test_a_code_for_every_precision() -> None:

@@ -12,8 +12,6 @@ from torch._dynamo import guards
 
 from epigemm.calls import by_reference, elementwise_kernels, entry, resolve, resolve_elementwise
 
-NATIVE = ("_linear_into", "_linear_folded_into", "_elementwise_into", "_elementwise_folded_into")
-
 
 def measure_no_guards() -> None:
     """Keep Dynamo from measuring each compilation's guards for a log: that takes 24 ms, a sixth of a small one."""
@@ -53,7 +51,7 @@ class Graphs:
 
     def is_native(self) -> bool:
         assert self.names
-        return all(name in NATIVE for name in self.names)
+        return all(name == "_into" for name in self.names)
 
 
 def recorded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Graphs:

@@ -17,7 +17,7 @@ from typing import Any
 from epigemm._native import ops
 
 _COUNTER = "torch.utils.flop_counter"
-_PRODUCTS = ("linear", "linear_out", "_linear_into", "_linear_folded_into", "_linear_flat_into")
+_PRODUCTS = ("linear", "linear_out", "_into")
 
 
 def _register(counter: ModuleType) -> None:
@@ -27,7 +27,7 @@ def _register(counter: ModuleType) -> None:
 
         def formula(*args: Any, before: int = before, **_: Any) -> int:
             x, weight = args[before : before + 2]  # their shapes
-            return 2 * int(prod(x)) * int(weight[0])
+            return 2 * int(prod(x)) * int(weight[0]) if weight else 0
 
         counter.register_flop_formula(operator)(formula)
 

@@ -1,14 +1,16 @@
-"""Calls in compiled graphs: operators in C++, which run without Python.
+"""Calls in compiled graphs: an operator in C++, which runs without Python.
 
 `torch.ops.epigemm.linear` works everywhere, but its kernel is in Python and takes the host longer than a GPU kernel.
-While Dynamo traces, plain calls become `_linear_into` and the other native operators instead. They write into a tensor
-that the graph allocates. If one of them gets a reason instead of a result (`planner.reasons`), it calls back to this
-module. Exported programs hold the public operators, because a file needs names that do not change.
+While Dynamo traces, plain calls become the operator `_into` instead, and so do others in graphs that Inductor compiles.
+It writes into a tensor that the graph allocates. If it gets a reason instead of a result (`planner.reasons`), it calls
+`_cold`, which is in this module. Exported programs hold the public operators, because a file needs names that do not
+change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeGuard
@@ -20,22 +22,19 @@ from torch.nn import Parameter
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import FIND, ElementwiseCall, LinearCall
+from epigemm.arguments.calls import FIND, ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.calls import elementwise_kernels, resolve, resolve_elementwise
 from epigemm.compilers import at_trace_time, is_exporting, is_traced
-from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
-from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, Operands, compute_dtype
+from epigemm.epilogues.kinds import SCALAR
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
 from epigemm.planner import plans
 from epigemm.planner.reasons import Reason
 
-_linear_into = ops._linear_into.default
-_linear_folded_into = ops._linear_folded_into.default
-_linear_flat_into = ops._linear_flat_into.default
-_elementwise_into = ops._elementwise_into.default
-_elementwise_folded_into = ops._elementwise_folded_into.default
+_into = ops._into.default
+_MOST_OPERANDS = 12  # of an epilogue; the operator has an argument for each
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_BY_NUMBER = {epilogue.number: epilogue for epilogue in EPILOGUES.values()}
 _NOT_NATIVE = -1
 
 
@@ -174,10 +173,7 @@ def linear(
     if order == _NOT_NATIVE:
         return Reason.NOT_PLAIN
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    if fold is not None:
-        _linear_folded_into(x, weight, *fold, order, strict, out)
-    else:
-        _linear_into(epilogue.number, x, weight, *_places(epilogue, operands, x), order, strict, out)
+    _write(epilogue, x, weight, *_apart(epilogue, operands, fold, x), fold is not None, order, strict, out)
     return out
 
 
@@ -195,35 +191,68 @@ def elementwise(
     if not _is_native(epilogue.has_scalar, (_see(x), *others)):
         return Reason.NOT_PLAIN
     out = torch.empty_like(x)
-    if fold is not None:
-        _elementwise_folded_into(x, *fold, out)
-    else:
-        _elementwise_into(epilogue.number, x, *_places(epilogue, operands, x), out)
+    _write(epilogue, x, None, *_apart(epilogue, operands, fold, x), fold is not None, 0, False, out)
     return out
 
 
-def _places(
-    epilogue: Epilogue, operands: Operands, x: Tensor
-) -> tuple[Tensor | None, None, None, Tensor | None, float]:
-    """The operands of such an epilogue, a bias and at most one scalar, as the C++ operators take them."""
-    bias = epilogue.bias_among(operands)
-    scalar = operands[-1] if epilogue.has_scalar else None
+def _apart(
+    epilogue: Epilogue, operands: Operands, fold: tuple[Any, ...] | None, x: Tensor
+) -> tuple[Operands, float]:
+    """The tensors of a call whose last operand alone may be a number, and that number; of a fold its eps."""
+    if fold is not None:
+        return fold[:-1], fold[-1]
+    if not epilogue.has_scalar:
+        return operands, 0.0
+    *others, scalar = operands
     if isinstance(scalar, Tensor):
-        return bias, None, None, scalar.to(compute_dtype(x.dtype)), 0.0
-    return bias, None, None, None, 0.0 if scalar is None else float(scalar)
+        return (*others, scalar.to(compute_dtype(x.dtype))), 0.0
+    return (*others, None), 0.0 if scalar is None else float(scalar)
+
+
+def _write(
+    epilogue: Epilogue,
+    x: Tensor,
+    weight: Tensor | None,
+    tensors: Operands,
+    number: float,
+    folds: bool,
+    order: int,
+    strict: bool,
+    out: Tensor,
+) -> None:
+    """The operator `_into`: `number` is that of an operand that is None, or the eps where `folds`."""
+    places = (*tensors, *[None] * (_MOST_OPERANDS - len(tensors)))
+    name = digest_of(epilogue.name)
+    _into(epilogue.number, name, x, weight, *places, number, folds, order, strict, out)
+
+
+@at_trace_time
+def digest_of(name: str) -> int:
+    """A hash of an epilogue's name. It is the same in every process; the number of a linked epilogue is not.
+
+    As csrc/torch/compiled.cpp computes it: FNV-1a, without a sign.
+    """
+    return _digest_of(name)
+
+
+@functools.cache
+def _digest_of(name: str) -> int:
+    digest = 0xCBF29CE484222325
+    for letter in name.encode():
+        digest = (digest ^ letter) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return digest >> 1
 
 
 # --- in graphs that Inductor compiles ---------------------------------------------------------------------------------
 
-_MOST_OPERANDS = 12  # of an epilogue; the operator has an argument for each
 _is_for_inductor = ContextVar("_is_for_inductor", default=False)
-FLAT_ON = ("cuda",)
-"""The devices whose calls become C++ operators there. On a CPU a linked epilogue runs in Python."""
+NATIVE_ON = ("cuda",)
+"""The devices whose calls become `_into` there. On a CPU a linked epilogue runs in Python."""
 
 
 @contextmanager
 def for_inductor() -> Iterator[None]:
-    """In the block, traces are compiled by Inductor, which allocates the tensor that such an operator writes."""
+    """In the block, traces are compiled by Inductor, which allocates the tensor that the operator writes."""
     token = _is_for_inductor.set(True)
     try:
         yield
@@ -231,24 +260,16 @@ def for_inductor() -> Iterator[None]:
         _is_for_inductor.reset(token)
 
 
-def digest_of(name: str) -> int:
-    """A hash of an epilogue's name. It is the same in every process; the number of a linked epilogue is not.
-
-    As csrc/torch/compiled.cpp computes it: FNV-1a, without a sign.
-    """
-    digest = 0xCBF29CE484222325
-    for letter in name.encode():
-        digest = (digest ^ letter) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return digest >> 1
-
-
-def flat(call: LinearCall) -> Tensor | None:
-    """A call in a trace for Inductor, as a C++ operator; None if the operator `linear` has to compute it."""
+def in_inductor(call: LinearCall) -> Tensor | None:
+    """A call in a trace for Inductor, by `_into`; None if the operator `linear` has to compute it."""
     if not _is_for_inductor.get():
         return None
     epilogue, x, weight, given, _, pack_use, strict, invariant, out, *_ = call
+    tensors = [each if isinstance(each, Tensor) else None for each in given]
+    number, *more = [each for each in given if each is not None and not isinstance(each, Tensor)] or [0.0]
     if (
-        any(isinstance(each, float) for each in given)
+        more
+        or type(number) is not float
         or pack_use != FIND
         or strict
         or invariant
@@ -256,44 +277,21 @@ def flat(call: LinearCall) -> Tensor | None:
         or weight.dim() != 2
     ):
         return None
-    tensors = [x, weight, *(each for each in given if isinstance(each, Tensor))]
-    seen = tuple((each.dtype, each.device, each.dim(), each.requires_grad) for each in tensors)
-    if x.device.type not in FLAT_ON or not _is_native(False, seen) or call.order.overrides:
+    every = (x, weight, *tensors_of(given))
+    seen = tuple((each.dtype, each.device, each.dim(), each.requires_grad) for each in every)
+    if x.device.type not in NATIVE_ON or not _is_native(False, seen) or call.order.overrides:
         return None
     out = call.new_out()
-    places = (*given, *[None] * (_MOST_OPERANDS - len(given)))
-    _linear_flat_into(epilogue.number, digest_of(epilogue.name), x, weight, *places, call.order.number, out)
+    _write(epilogue, x, weight, tensors, number, False, call.order.number, False, out)
     return out
 
 
-# --- what the C++ operators call where they cannot compute a call, and fake kernels
-# ----------------------------------------------
+# --- what the operator calls where it cannot compute a call, and its fake kernel -------------------------------------
 
 
-def _operands(number: int, bias: Tensor | None, flat: Sequence[Any]) -> tuple[Epilogue, Operands]:
-    """An epilogue and its operands, from the arguments of the C++ operators."""
-    epilogue = _BY_NUMBER.get(number)
-    if epilogue is None:
-        raise ValueError(
-            f"epilogue: got {number}; accepted are the numbers of the registry, {list(_BY_NUMBER)}"
-        )
-    *tensors, value = flat
-    takes_number = epilogue.has_scalar and tensors[-1] is None
-    given = [each for each in tensors if each is not None]
-    operands = epilogue.in_order(bias, given, (value,) if takes_number else ())
-    if operands is None:
-        raise checks.operands_that_do_not_fit(epilogue, (bias, *given))
-    return epilogue, operands
-
-
-def _linear_call(number: int, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> LinearCall:
-    *flat, fp32, strict, out = rest
-    epilogue, operands = _operands(number, bias, flat)
-    return LinearCall(epilogue, x, weight, operands, _named(fp32, x), strict=strict, out=out)
-
-
-def _flat_call(_: int, digest: int, x: Tensor, weight: Tensor, *rest: Any) -> LinearCall:
-    *places, fp32, out = rest
+def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> LinearCall | ElementwiseCall:
+    """The call, from the arguments of the operator; without operands if it folds them."""
+    *places, number, folds, order, strict, out = rest
     every = (*EPILOGUES.values(), *LINKED.values())
     epilogue = next((each for each in every if digest_of(each.name) == digest), None)
     if epilogue is None:
@@ -301,82 +299,58 @@ def _flat_call(_: int, digest: int, x: Tensor, weight: Tensor, *rest: Any) -> Li
             "epilogue: got the digest of one that this process has not made; accepted is one of a graph that was "
             "compiled here"
         )
-    count = len(epilogue.operands)
-    if any(each is not None for each in places[count:]):
+    kinds = [] if folds else [each.kind for each in epilogue.operands]
+    if any(each is not None for each in places[len(FOLDED) if folds else len(kinds) :]):
         raise checks.operands_that_do_not_fit(epilogue, places)
-    return LinearCall(epilogue, x, weight, tuple(places[:count]), _named(fp32, x), out=out)
+    pairs = zip(places, kinds, strict=False)
+    operands = tuple([number if value is None and kind == SCALAR else value for value, kind in pairs])
+    if weight is None:
+        return ElementwiseCall(epilogue, x, operands, out)
+    is_fp32 = x.dtype is torch.float32 and x.is_cuda
+    precision = _precision.ORDERS[order].name if is_fp32 else _precision.DEFAULT
+    return LinearCall(epilogue, x, weight, operands, precision, strict=strict, out=out)
 
 
-def _elementwise_call(number: int, x: Tensor, bias: Tensor | None, *rest: Any) -> ElementwiseCall:
-    *flat, out = rest
-    epilogue, operands = _operands(number, bias, flat)
-    return ElementwiseCall(epilogue, x, operands, out)
-
-
-def _named(fp32: int, x: Tensor) -> str:
-    """The name of the precision with this `Order`."""
-    return _precision.ORDERS[fp32].name if x.dtype is torch.float32 and x.is_cuda else _precision.DEFAULT
-
-
-def _linear_folded_cold(x: Tensor, weight: Tensor, *rest: Any) -> None:
-    *vectors, eps, fp32, strict, out = rest
-    fold = checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
-    call = LinearCall(SCALE_BATCH_NORM, x, weight, (), _named(fp32, x), strict=strict, out=out)
-    resolve.linear(call, fold=fold)
-
-
-def _elementwise_folded_cold(x: Tensor, *rest: Any) -> None:
-    *vectors, eps, out = rest
-    checks.rows_of_vectors(x)
-    folded = elementwise_kernels.fold_batch_norm(checks.fold_batch_norm(x, vectors, eps, x.shape[-1])).unbind(
-        0
-    )
-    resolve_elementwise.elementwise(ElementwiseCall(SCALE_BATCH_NORM, x, folded, out))
-
-
-def _reporting(run: Callable[..., Any]) -> Callable[..., Tensor | None]:
-    """`run`, but an error is returned as text, because exceptions do not reach the C++ code that calls it."""
-
-    def cold(*args: Any) -> Tensor | None:
-        try:
-            run(*args)
-        except Exception as error:  # any error becomes the operator's RuntimeError
-            return torch.frombuffer(bytearray(str(error).encode() or b"error"), dtype=torch.uint8)
+def _fold(call: LinearCall | ElementwiseCall, arguments: tuple[Any, ...]) -> FoldCall | None:
+    """What the call's operands are folded from; all is checked then."""
+    *places, eps, folds, _, _, _ = arguments[4:]
+    if not folds:
         return None
-
-    return cold
-
-
-def _linear_folded_fake(x: Tensor, weight: Tensor, *rest: Any) -> None:
-    *vectors, eps, _, _, out = rest
-    checks.linear(LinearCall(BIAS, x, weight, vectors[:1], out=out))
-    checks.fold_batch_norm(x, vectors, eps, weight.shape[0])
-
-
-def _elementwise_folded_fake(x: Tensor, *rest: Any) -> None:
-    *vectors, eps, out = rest
+    vectors, x = places[: len(FOLDED)], call.x
+    if isinstance(call, LinearCall):
+        checks.linear(call._replace(epilogue=BIAS, operands=vectors[:1], strict=False))
+        return checks.fold_batch_norm(x, vectors, eps, call.weight.shape[0])
     checks.rows_of_vectors(x)
-    checks.elementwise(ElementwiseCall(BIAS, x, out=out))
-    checks.fold_batch_norm(x, vectors, eps, x.shape[-1])
+    checks.elementwise(call._replace(epilogue=BIAS, operands=(None,)))
+    return checks.fold_batch_norm(x, vectors, eps, x.shape[-1])
 
 
-_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
-    "linear": (
-        lambda *args: resolve.run_linear(_linear_call(*args)),
-        lambda *args: checks.linear(_linear_call(*args)),
-    ),
-    "linear_folded": (_linear_folded_cold, _linear_folded_fake),
-    "linear_flat": (
-        lambda *args: resolve.run_linear(_flat_call(*args)),
-        lambda *args: checks.linear(_flat_call(*args)),
-    ),
-    "elementwise": (
-        lambda *args: resolve_elementwise.elementwise(_elementwise_call(*args)),
-        lambda *args: checks.elementwise(_elementwise_call(*args)),
-    ),
-    "elementwise_folded": (_elementwise_folded_cold, _elementwise_folded_fake),
-}
+def _run(*arguments: Any) -> None:
+    call = _call(*arguments)
+    fold = _fold(call, arguments)
+    if isinstance(call, LinearCall):
+        resolve.run_linear(call) if fold is None else resolve.linear(call, fold=fold)
+        return
+    if fold is not None:
+        call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))
+    resolve_elementwise.elementwise(call)
+
+
+def _cold(*arguments: Any) -> Tensor | None:
+    """`_run`, but an error is returned as text, because exceptions do not reach the C++ code that calls it."""
+    try:
+        _run(*arguments)
+    except Exception as error:  # any error becomes the operator's RuntimeError
+        return torch.frombuffer(bytearray(str(error).encode() or b"error"), dtype=torch.uint8)
+    return None
+
+
+def _fake(*arguments: Any) -> None:
+    call = _call(*arguments)
+    if _fold(call, arguments) is None:
+        checks.linear(call) if isinstance(call, LinearCall) else checks.elementwise(call)
+
+
 _LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
-for _name, (_cold, _fake) in _OPERATORS.items():
-    _LIBRARY.impl(f"_{_name}_cold", _reporting(_cold), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"epigemm::_{_name}_into", _fake, lib=_LIBRARY)
+_LIBRARY.impl("_cold", _cold, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("epigemm::_into", _fake, lib=_LIBRARY)

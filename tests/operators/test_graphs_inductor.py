@@ -19,7 +19,7 @@ from epigemm.epilogues.registry import Epilogue
 from epigemm.operators import graphs
 from epigemm.packs import weight_packs
 
-_run = ops._linear_flat_into.default
+_run = ops._into.default
 M, N, K = 5, 8, 16
 
 
@@ -40,10 +40,13 @@ def named(epilogue: str, given: list[Tensor]) -> Epilogue:
 def call_of(
     epilogue: Epilogue, x: Tensor, weight: Tensor, given: list[Tensor | None], number: int | None = None
 ) -> Tensor:
-    out = torch.full((M, N), torch.nan)
-    places = (*given, *[None] * (12 - len(given)))
     at = epilogue.number if number is None else number
-    _run(at, graphs.digest_of(epilogue.name), x, weight, *places, 0, out)
+    return by_digest(at, graphs.digest_of(epilogue.name), x, weight, given)
+
+
+def by_digest(at: int, digest: int, x: Tensor, weight: Tensor, given: list[Tensor | None]) -> Tensor:
+    out, places = torch.full((M, N), torch.nan), (*given, *[None] * (12 - len(given)))
+    _run(at, digest, x, weight, *places, 0.0, False, 0, False, out)
     return out
 
 
@@ -90,32 +93,32 @@ def test_operands_that_do_not_fit(given: list[Tensor | None]) -> None:
 
 def test_an_epilogue_of_another_process() -> None:
     with pytest.raises(RuntimeError, match="this process has not made"):
-        _run(0, 12345, torch.ones(M, K), torch.ones(N, K), *[None] * 12, 0, torch.empty(M, N))
+        by_digest(0, 12345, torch.ones(M, K), torch.ones(N, K), [])
 
 
 def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(M, K), torch.randn(N, K)
     given = operands("mixed")
-    linked = named("mixed", given)
-    call = LinearCall(linked, x, weight, given)
-    assert graphs.flat(call) is None
+    call = LinearCall(named("mixed", given), x, weight, given)
+    assert graphs.in_inductor(call) is None
     with graphs.for_inductor():
-        assert graphs.flat(call) is None, "on a CPU the function runs in Python"
-        monkeypatch.setattr(graphs, "FLAT_ON", ("cpu",))
-        found = graphs.flat(call)
+        assert graphs.in_inductor(call) is None, "on a CPU the function runs in Python"
+        monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+        found = graphs.in_inductor(call)
         assert found is not None
         torch.testing.assert_close(found, expected("mixed", x, weight, given), rtol=1e-5, atol=1e-5)
+        by_number = graphs.in_inductor(call._replace(operands=[*given[:-1], 2.0]))
+        assert by_number is not None and torch.equal(by_number, found)
         for other in (
             call._replace(pack_use=KEEP),
             call._replace(strict=True),
             call._replace(invariant=True),
             call._replace(out=torch.empty(M, N)),
             call._replace(weight=torch.ones(2, N, K)),
-            call._replace(operands=[*given[:-1], 2.0]),
             call._replace(weight=weight.clone().requires_grad_()),
         ):
-            assert graphs.flat(other) is None
-    assert graphs.flat(call) is None
+            assert graphs.in_inductor(other) is None
+    assert graphs.in_inductor(call) is None
 
 
 def test_packs_are_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +146,7 @@ def test_inductor_writes_into_its_own_memory(
     """Each site is one operator, and nothing is copied for it."""
     from torch._inductor.utils import run_and_get_code
 
-    monkeypatch.setattr(graphs, "FLAT_ON", ("cpu",))
+    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
     model = Model().eval().to(dtype)
     fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
     bound = 1e-5 if dtype is torch.float32 else 4e-2
@@ -151,7 +154,7 @@ def test_inductor_writes_into_its_own_memory(
         x = torch.randn(M, K, dtype=dtype)
         found, (code,) = run_and_get_code(fast, x)
         torch.testing.assert_close(found, model(x), rtol=bound, atol=bound)
-    assert code.count("epigemm._linear_flat_into.default(") == 4
+    assert code.count("epigemm._into.default(") == 4
     assert "clone" not in code and "epigemm.linear.default" not in code
 
 
