@@ -8,6 +8,9 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str precision,"
       " str pack='find', bool strict=False, bool invariant=False) -> Tensor");
   m.def(
+      "linear_with_product(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      " str precision, str pack='find', bool strict=False, bool invariant=False) -> (Tensor, Tensor)");
+  m.def(
       "linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str "
       "precision,"
       " Tensor(a!) out, str pack='find', bool strict=False, bool invariant=False) -> ()");

@@ -1,4 +1,4 @@
-"""Who traces the code that runs here, and the names of Dynamo and Inductor that torch does not document.
+"""Who traces or transforms the code that runs here, and names of Dynamo and Inductor that torch does not document.
 
 No other file asks or uses such names. `torch.compiler.is_compiling` does not tell who traces: it reads one flag for all
 threads, which is set while any of them compiles or exports. Dynamo takes seconds to import, so nothing here imports it
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 is_traced = torch.compiler.is_dynamo_compiling
 """Whether Dynamo traces this code. For Dynamo that is a constant; code that runs gets False, in every thread.
@@ -41,6 +42,18 @@ def is_exporting() -> bool:
         return False
     mode = torch._guards.detect_fake_mode()
     return mode is not None and mode.fake_tensor_converter.export
+
+
+def in_functional_derivative() -> bool:
+    """Whether this code runs under `torch.func.grad`, `jvp` or a transform that is built on them.
+
+    torch does not combine these with the derivatives of registered operators. References in plain PyTorch work under
+    all of them.
+    """
+    if is_traced():
+        return False
+    interpreters = torch._C._functorch.get_interpreter_stack()
+    return interpreters is not None and any(each.key() in _DERIVATIVES for each in interpreters)
 
 
 def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

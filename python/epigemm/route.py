@@ -34,7 +34,7 @@ from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
-from epigemm.compilers import is_exporting, is_traced
+from epigemm.compilers import in_functional_derivative, is_exporting, is_traced
 from epigemm.epilogues.declaration import OperandSpec, Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
@@ -48,7 +48,6 @@ from epigemm.planner.reasons import Reason
 
 # Looked up once, because a plain call takes the host only microseconds.
 _may_be_exporting = torch.compiler.is_exporting  # of any thread
-_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
@@ -298,7 +297,7 @@ def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) ->
         return nodes.linear(call, checked=checked)
     if route is _PLAIN:
         return resolve.linear(call)
-    if _in_functional_derivative():
+    if in_functional_derivative():
         return by_reference.in_derivative(call)
     if not is_traced():
         native = graphs.in_inductor(call)
@@ -373,7 +372,7 @@ def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
         return nodes.elementwise(call)
     if route is _PLAIN:
         return resolve_elementwise.elementwise(call)
-    if _in_functional_derivative():
+    if in_functional_derivative():
         checks.elementwise(call)
         by_reference.refuse_out(out)
         return call.epilogue.reference(call.x, call.operands)
@@ -404,7 +403,7 @@ def _fold(route: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Ten
     if route is _PLAIN or (route is _RECORDED and out is None):
         return elementwise_kernels.fold_batch_norm(call).unbind(0)
     like, _, vectors, eps = call
-    if _in_functional_derivative():
+    if in_functional_derivative():
         return folded_by_reference(like, vectors, eps)
     # The fold reads the dtype and the device of x alone. If x kept its gradient, autograd would record the fold as a
     # function of x, and the layer's derivative would be made for operands that need a gradient.
@@ -417,18 +416,6 @@ def detached(tensor: Tensor) -> Tensor:
     """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
     may_be_recorded = tensor.requires_grad or (not is_traced() and _functorch_interpreter() is not None)
     return tensor.detach() if may_be_recorded else tensor
-
-
-def _in_functional_derivative() -> bool:
-    """Whether the call is under `torch.func.grad`, `jvp` or a transform that is built on them.
-
-    torch does not combine these with the derivatives of registered operators. References in plain PyTorch work under
-    all of them.
-    """
-    if is_traced():
-        return False
-    interpreters = torch._C._functorch.get_interpreter_stack()
-    return interpreters is not None and any(i.key() in _DERIVATIVES for i in interpreters)
 
 
 def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:

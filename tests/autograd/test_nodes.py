@@ -142,7 +142,7 @@ def test_operators_called_directly_take_the_same_nodes() -> None:
     mine, other = both_ways(call)
     assert mine == [
         "_LinearBackward",
-        "_LinearKeepingProductBackward",
+        "_LinearWithProductBackward",
         "_ElementwiseBackward",
     ]
     assert [name.startswith("GeneratedBackwardFor_epigemm_") for name in other] == [True] * 3

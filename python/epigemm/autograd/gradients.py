@@ -2,11 +2,12 @@
 
 A call saves what PyTorch's operators would save. x is saved only if the weight needs a gradient, and the weight only
 if x does, so that either may be overwritten otherwise. Of a relu the result is saved, whose sign gives the derivative.
-For other epilogues the product is saved (`keeps_product` says when), and the call is then two kernels. So first
-derivatives need no further product, and later writes to a bias do not matter. They are one kernel for the epilogue's
-derivative, made of the functors themselves (csrc/epilogue/dual.h), then the products for x and the weight. On a GPU
-that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that are folded all are saved
-if one has a gradient: writing one in place before the backward pass is then an error, as for all that torch has saved.
+For other epilogues the product is saved (`keeps_product` says when): one kernel stores it beside the result, or the
+call is two kernels. So first derivatives need no further product, and later writes to a bias do not matter. They are
+one kernel for the epilogue's derivative, made of the functors themselves (csrc/epilogue/dual.h), then the products for
+x and the weight. On a GPU that kernel also sums the columns for the bias, where they are whole vectors. Of vectors that
+are folded all are saved if one has a gradient: writing one in place before the backward pass is then an error, as for
+all that torch has saved.
 
 A strict call stays one kernel, and so does a call in 16 bits whose bias is folded into its epilogue. Their derivatives
 compute the product again, with a copy of the bias. Second derivatives run the registry's differentiable reference under
@@ -43,7 +44,7 @@ def without_product(epilogue: Epilogue, operands: Operands) -> bool:
 
 
 def keeps_product(call: LinearCall) -> bool:
-    """Whether a recorded linear call runs as two kernels, so that its derivative can read the product between them.
+    """Whether a recorded linear call also gives the product, which its derivative reads.
 
     Saving it costs one more pass over the result; computing it again costs a matrix product. Eager PyTorch saves it,
     too, also rounded to the tensors' dtype. A strict call stays one kernel. So does a call in 16 bits whose bias is
@@ -186,10 +187,15 @@ def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list
 
 def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::linear`, in the order of its arguments."""
+    return of_arguments(ctx, ctx.call[0], lambda needs: linear_gradients(ctx, grad, needs))
+
+
+def of_arguments(
+    ctx: Any, epilogue: Epilogue, derive: Callable[[Sequence[bool]], list[Tensor | None]]
+) -> tuple[Any, ...]:
+    """Gradients of an operator with the arguments of `epigemm::linear`, from those of (x, weight, *operands)."""
     _, needs_x, needs_weight, *needs = ctx.needs_input_grad[:5]
-    epilogue = ctx.call[0]
-    wanted = (needs_x, needs_weight, *_in_order(ctx, epilogue, *needs))
-    grad_x, grad_weight, *found = linear_gradients(ctx, grad, wanted)
+    grad_x, grad_weight, *found = derive((needs_x, needs_weight, *_in_order(ctx, epilogue, *needs)))
     nothing = (None for _ in ctx.needs_input_grad[6:])  # for each argument after the scalars
     return None, grad_x, grad_weight, *_apart(ctx, epilogue, found), *nothing
 

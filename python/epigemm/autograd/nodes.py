@@ -11,7 +11,7 @@ every tensor is a plain one.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,8 +54,14 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     if not checked:
         # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
         checks.linear(call)
-    result, _ = _linear_keeping_product(call, call.x, call.weight, *call.operands)
+    result, _ = recorded_with_product(call)
     return result
+
+
+def recorded_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
+    """The same of a call whose derivative reads the product, and that product."""
+    found: tuple[Tensor, Tensor] = _linear_with_product(call, call.x, call.weight, *call.operands)
+    return found
 
 
 def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
@@ -80,56 +86,62 @@ def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:
     return folded
 
 
-class _LinearKeepingProduct(Function):
-    """A linear call whose derivative reads the product: stored by one kernel, or by the first one of two.
+def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
+    """The operator `epigemm::linear_with_product` below autograd: the result, and the product with its bias.
 
-    The product is a second result, which is not returned to callers. As a result it belongs to this node, so that a
+    Stored by one kernel, or by the first one of two.
+    """
+    found = keeping_product(call)
+    if found is not None:
+        return found
+    product = linear_forward(call.product())
+    return elementwise_forward(call.behind(product)), product
+
+
+def save_with_product(ctx: Any, call: LinearCall, results: tuple[Tensor, Tensor]) -> None:
+    """Save what `gradients_with_product` needs.
+
+    The product is a second result, which is not returned to callers. As a result it belongs to the node, so that a
     derivative that uses it can be differentiated again.
     """
+    result, product = results
+    ctx.epilogue, ctx.precision = call.epilogue, call.precision
+    _, needs_x, needs_weight, *_ = ctx.needs_input_grad
+    read = gradients.save_operands(ctx, call.behind(product), result)
+    weight = call.weight if needs_x else None
+    ctx.save_for_backward(call.x if needs_weight else None, weight, product, *read)
+    ctx.set_materialize_grads(False)
 
-    @staticmethod
-    def forward(ctx: Any, call: LinearCall, *inputs: Tensor | float | None) -> tuple[Tensor, Tensor]:
-        found = keeping_product(call)
-        if found is not None:
-            result, product = found
-        else:
-            product = linear_forward(call.product())
-            result = elementwise_forward(call.behind(product))
-        ctx.epilogue, ctx.precision = call.epilogue, call.precision
-        _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-        read = gradients.save_operands(ctx, call.behind(product), result)
-        weight = call.weight if needs_x else None
-        ctx.save_for_backward(call.x if needs_weight else None, weight, product, *read)
-        ctx.set_materialize_grads(False)
-        return result, product
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None) -> Gradients:
-        x, weight, product, *saved = ctx.saved_tensors
-        epilogue = ctx.epilogue
-        _, needs_x, needs_weight, *needs = ctx.needs_input_grad
-        place = epilogue.bias_place - 1  # among the operands
-        needs_bias = place >= 0 and needs[place]
-        needs_product = needs_x or needs_weight or needs_bias
-        found: list[Tensor | None] = [None] * len(needs)
-        grad_bias = None
-        if grad is not None:
-            applied = ElementwiseCall(epilogue, product, gradients.saved_operands(ctx, saved, grad))
-            others = [need and number != place for number, need in enumerate(needs)]
-            sums_at_once = needs_bias and grad_product is None
-            of_product, grad_bias, found = gradients.gradients_of_product(
-                applied, grad, needs_product, sums_at_once, others
-            )
-            grad_product = _sum(of_product, grad_product)
-        if grad_product is None or not needs_product:
-            return None, None, None, *found
-        wanted = (needs_x, needs_weight, needs_bias and grad_bias is None)
-        grad_x, grad_weight, summed = gradient_products.product_gradients(
-            grad_product, x, weight, *wanted, ctx.precision
+def gradients_with_product(
+    ctx: Any, grad: Tensor | None, grad_product: Tensor | None, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients with respect to (x, weight, *operands), where `needs` asks for them, of both results."""
+    x, weight, product, *saved = ctx.saved_tensors
+    epilogue = ctx.epilogue
+    needs_x, needs_weight, *needs_operands = needs
+    place = epilogue.bias_place - 1  # among the operands
+    needs_bias = place >= 0 and needs_operands[place]
+    needs_product = needs_x or needs_weight or needs_bias
+    found: list[Tensor | None] = [None] * len(needs_operands)
+    grad_bias = None
+    if grad is not None:
+        applied = ElementwiseCall(epilogue, product, gradients.saved_operands(ctx, saved, grad))
+        others = [need and number != place for number, need in enumerate(needs_operands)]
+        sums_at_once = needs_bias and grad_product is None
+        of_product, grad_bias, found = gradients.gradients_of_product(
+            applied, grad, needs_product, sums_at_once, others
         )
-        if needs_bias:
-            found[place] = summed if grad_bias is None else grad_bias
-        return None, grad_x, grad_weight, *found
+        grad_product = _sum(of_product, grad_product)
+    if grad_product is None or not needs_product:
+        return [None, None, *found]
+    wanted = (needs_x, needs_weight, needs_bias and grad_bias is None)
+    grad_x, grad_weight, summed = gradient_products.product_gradients(
+        grad_product, x, weight, *wanted, ctx.precision
+    )
+    if needs_bias:
+        found[place] = summed if grad_bias is None else grad_bias
+    return [grad_x, grad_weight, *found]
 
 
 def keeping_product(call: LinearCall) -> one_kernel.Both | None:
@@ -170,26 +182,28 @@ def _apply(node: Any) -> Callable[..., Any]:
     return found
 
 
-def _node(name: str, forward: Callable[[Any], Tensor], save: Any, derivatives: Any) -> Callable[..., Any]:
-    """A node for calls whose derivative needs no product, or computes it again.
+def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any) -> Callable[..., Any]:
+    """A node for calls.
 
     The tensors of a call are separate arguments, because autograd must track them. The call object must not be saved.
     """
 
-    def run(ctx: Any, call: Any, *inputs: Tensor | float | None) -> Tensor:
+    def run(ctx: Any, call: Any, *inputs: Tensor | float | None) -> Any:
         result = forward(call)
         save(ctx, call, result)
         return result
 
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        return None, *derivatives(ctx, grad, ctx.needs_input_grad[1:])
+    def backward(ctx: Any, *grads: Tensor | None) -> Gradients:
+        return None, *derivatives(ctx, *grads, ctx.needs_input_grad[1:])
 
     members = {"forward": staticmethod(run), "backward": staticmethod(backward)}
     return _apply(types.new_class(name, (Function,), {}, lambda space: space.update(members)))
 
 
 _linear = _node("_Linear", linear_forward, gradients.save_linear, gradients.linear_gradients)
-_linear_keeping_product = _apply(_LinearKeepingProduct)
+_linear_with_product = _node(
+    "_LinearWithProduct", linear_with_product, save_with_product, gradients_with_product
+)
 _elementwise = _node(
     "_Elementwise", elementwise_forward, gradients.save_elementwise, gradients.saved_elementwise_gradients
 )

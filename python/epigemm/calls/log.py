@@ -23,12 +23,7 @@ _Log = TypeVar("_Log", bound="Log")
 
 
 class Log(TorchFunctionMode):
-    """What calls are told to; open while it is entered.
-
-    `is_within_call`: whether operators that are called belong to the call that has begun.
-    """
-
-    is_within_call = False
+    """What calls are told to; open while it is entered."""
 
     def begin(self) -> None:
         """A public function has been called. What it makes is told next."""
@@ -77,17 +72,3 @@ class _Current(threading.local):
 
 current = _Current()
 """Of this thread."""
-
-
-@contextmanager
-def within_call() -> Iterator[None]:
-    """Around operators that one call is made of."""
-    log = current.log
-    if log is None:
-        yield
-        return
-    log.is_within_call = True
-    try:
-        yield
-    finally:
-        log.is_within_call = False

@@ -17,7 +17,7 @@ from typing import Any
 from epigemm._native import ops
 
 _COUNTER = "torch.utils.flop_counter"
-_PRODUCTS = ("linear", "linear_out", "_into")
+_PRODUCTS = ("linear", "linear_with_product", "linear_out", "_into")
 
 
 def _register(counter: ModuleType) -> None:

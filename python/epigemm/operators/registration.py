@@ -15,16 +15,10 @@ from torch.autograd import forward_ad
 
 from epigemm._native import ops
 from epigemm.arguments import checks
-from epigemm.arguments.calls import (
-    ElementwiseCall,
-    FoldCall,
-    LinearCall,
-    elementwise_arguments,
-    linear_arguments,
-)
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, linear_arguments
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, resolve, resolve_elementwise
-from epigemm.calls.log import current, within_call
+from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import vmap
 from epigemm.packs import weight_packs
@@ -94,12 +88,12 @@ class _Operator(NamedTuple):
     """The parts of an operator."""
 
     call: Callable[..., Any]  # makes one object of its arguments
-    fake: Callable[[Any], Tensor]  # the shape of its result, after a check of the arguments
-    implementation: Callable[[Any], Tensor]  # below autograd
+    fake: Callable[[Any], Any]  # the shape of its result, after a check of the arguments
+    implementation: Callable[[Any], Any]  # below autograd
     plain: Callable[[Any], Tensor | Reason]  # makes the call if it is plain, else returns the reason
     # with a node in autograd's graph, for plain tensors that nothing traces
-    recorded: Callable[[Any], Tensor]
-    save: Callable[[Any, Any, Tensor], None]  # saves what the derivative needs, for all others
+    recorded: Callable[[Any], Any]
+    save: Callable[[Any, Any, Any], None]  # saves what the derivative needs, for all others
     backward: Callable[..., tuple[Any, ...]]  # the derivative, for all others
 
 
@@ -108,6 +102,16 @@ def _linear_fake(call: LinearCall) -> Tensor:
     if current.log is not None:
         current.log.note(nodes.linear_forward, call)
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
+
+
+def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
+    checks.linear(call)
+    shape = (*call.x.shape[:-1], call.weight.shape[0])
+    result, product = call.x.new_empty(shape), call.x.new_empty(shape)
+    if current.log is not None and current.log.note(nodes.keeping_product, call) is None:
+        current.log.note(nodes.linear_forward, call.product())
+        current.log.note(resolve_elementwise.elementwise, call.behind(product))
+    return result, product
 
 
 def _of_changing_weight(call: LinearCall) -> LinearCall:
@@ -140,6 +144,17 @@ _OPERATORS = {
         gradients.save_linear,
         gradients.linear_backward,
     ),
+    "linear_with_product": _Operator(
+        linear_call,
+        _with_product_fake,
+        nodes.linear_with_product,
+        lambda call: Reason.NOT_PLAIN,  # only recorded calls keep their product
+        lambda call: nodes.recorded_with_product(_of_changing_weight(call)),
+        nodes.save_with_product,
+        lambda ctx, grad, grad_product: gradients.of_arguments(
+            ctx, ctx.epilogue, lambda needs: nodes.gradients_with_product(ctx, grad, grad_product, needs)
+        ),
+    ),
     "elementwise": _Operator(
         elementwise_call,
         _elementwise_fake,
@@ -171,7 +186,7 @@ class _Library(torch.library.Library):
         super().impl(op_name, fn, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
-def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _at_once(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """`kernel`, an autograd kernel, without the rest of the dispatcher if nothing traces the call.
 
     The dispatcher takes the host longer than the launch, and compiled graphs make every call through it. It would
@@ -179,13 +194,13 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
     operator = _OPERATORS[name]
 
-    def autograd_kernel(keyset: Any, *args: Any) -> Tensor:
+    def autograd_kernel(keyset: Any, *args: Any) -> Any:
         call = operator.call(*args)
         found = operator.plain(call)
         if isinstance(found, Tensor):
             return found
         inputs = _tensors_in(args)
-        if current.log is not None and not current.log.is_within_call:
+        if current.log is not None:
             current.log.begin()
         if not gradient_products.runs_directly(*inputs):
             return kernel(keyset, *args)
@@ -198,7 +213,7 @@ def _at_once(name: str, kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`kernel`, the autograd kernel of `linear`: two operators where `gradients.keeps_product`.
+    """`kernel`, the autograd kernel of `linear`: `linear_with_product` where `gradients.keeps_product`.
 
     For traced calls only this kernel can tell whether a gradient is needed. Kernels below autograd cannot.
     """
@@ -210,13 +225,8 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         recorded = any(tensor.requires_grad for tensor in call.inputs)
         if not recorded or not gradients.keeps_product(call):
             return kernel(keyset, *args[:7], *linear_arguments(call)[7:])
-        # Checked here: the two operators' own checks would not fit the call as a whole, or come after the first has
-        # run.
-        checks.linear(call)
-        with within_call():
-            product: Tensor = ops.linear(*linear_arguments(call.product()))
-            result: Tensor = ops.elementwise(*elementwise_arguments(call.behind(product)))
-        return result
+        result, _ = ops.linear_with_product(*linear_arguments(call))
+        return result  # type: ignore[no-any-return]
 
     return autograd_kernel
 
