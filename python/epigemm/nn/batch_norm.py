@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from epigemm import batch_statistics, docstrings, formula_functions
+from epigemm import batch_statistics, docstrings, functional
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.nn.base import PACK_USE, CallOptions, Layer, Options, require_plain
@@ -87,7 +87,7 @@ def _scale_batch_norm(
         return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
     if relu:
-        return formula_functions.batch_norm_relu(x, weight, vectors, bn.eps, None, precision, strict, use)
+        return functional.batch_norm_relu(x, weight, vectors, bn.eps, None, precision, strict, use)
     return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, use)
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from epigemm import docstrings, formula_functions, glu
+from epigemm import docstrings, glu
 from epigemm.arguments.forms import Function
-from epigemm.epilogues.formulas import GATED
-from epigemm.epilogues.library import FUNCTIONS
+from epigemm.epilogues.library import gate_function
 from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, require_plain, reset_linear
 from epigemm.packs import weight_packs
 
@@ -45,7 +44,8 @@ class LinearGLU(FusedLinear):
         super().__init__(in_features, 2 * out_features, bias, **options)
         self.register_parameter("weight2", None)
         self.register_parameter("bias2", None)
-        self.activation = formula_functions.checked_activation(activation)
+        gate_function(activation)  # which checks it
+        self.activation = activation
 
     @classmethod
     def from_linear(
@@ -119,7 +119,7 @@ class LinearGLU(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return FUNCTIONS[GATED + formula_functions.checked_activation(self.activation)]
+        return gate_function(self.activation)
 
     def repack(self) -> None:
         """As of `FusedLinear`, for the weights of both products."""

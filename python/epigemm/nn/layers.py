@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from epigemm import docstrings, formula_functions, functional
+from epigemm import docstrings, functional
 from epigemm.arguments import checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.epilogues import library
-from epigemm.epilogues.formulas import GATED
 from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
@@ -206,7 +205,8 @@ class LinearGated(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        self.activation = formula_functions.checked_activation(activation)
+        library.gate_function(activation)  # which checks it
+        self.activation = activation
 
     @classmethod
     def from_linear(
@@ -217,7 +217,7 @@ class LinearGated(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return library.FUNCTIONS[GATED + formula_functions.checked_activation(self.activation)]
+        return library.gate_function(self.activation)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         """Apply the layer."""
