@@ -18,7 +18,7 @@ ROOMS = (
     *("_native", "compilers", "cuda_graphs", "docstrings", "progress"),
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
     *("route", "batch_statistics", "decoration", "user_epilogue", "results_epilogue", "decorator"),
-    *("functional", "formula_functions", "glu", "precompilation"),
+    *("functional", "glu", "precompilation"),
     *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__", "bench"),
 )
 MODULES = {

@@ -14,18 +14,16 @@ from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
 from epigemm.explain.answer import Explanation
 from epigemm.explain.products import ModuleExplanation
 from epigemm.explanations import explain
-from epigemm.formula_functions import (
-    linear_batch_norm_relu,
-    linear_gated,
-    linear_layer_scale_residual,
-    linear_residual,
-)
 from epigemm.functional import (
     bias_relu,
     linear,
+    linear_batch_norm_relu,
+    linear_gated,
     linear_gelu,
+    linear_layer_scale_residual,
     linear_relu,
     linear_relu_div,
+    linear_residual,
     linear_scale,
     linear_scale_batch_norm,
     linear_sigmoid_scale_residual,

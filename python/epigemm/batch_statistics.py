@@ -7,6 +7,7 @@ they do not: PyTorch's operators compute it then, and raise the errors.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from epigemm.packs import weight_packs
 
 _has_global_hooks: Any = nn.modules.module._has_any_global_hook
 _any_autocast = torch._C._is_any_autocast_enabled
+is_served = elementwise_kernels.has_native
+"""Whether the kernels run on x's device. On a CPU PyTorch's BatchNorm is one operator."""
 
 
 class Vectors(NamedTuple):
@@ -51,15 +54,13 @@ def of_module(
     """bn((x @ weight.T + bias) * scale), and perhaps its ReLU, if `bn` is a plain layer; its buffers are updated."""
     if is_traced():
         return None
-    is_plain = _is_plain(bn)
-    if not is_plain and current.log is None:
-        return None
     vectors = Vectors(scale, bn.weight, bn.bias)
     asked = DEFAULT if precision is None else checks.precision(precision)
     call = BatchNormCall(_running_of(bn), bn.eps, relu, asked, pack_use, strict)
-    if not is_plain and current.log is not None:
-        current.log.note(linear_batch_norm, call, vectors, _CHANGED)
-        return None
+    if not _is_plain(bn):
+        return _by_torch(
+            x, call, vectors, "the BatchNorm has hooks or a forward of its own, or is a subclass"
+        )
     return linear_batch_norm(x, weight, bias, vectors, call)
 
 
@@ -67,52 +68,37 @@ def linear_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall
 ) -> Tensor | None:
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
-    if current.log is not None and (why := _why_not(x, weight, bias, vectors, call)):
-        current.log.note(linear_batch_norm, call, vectors, why)
+    if not isinstance(x, Tensor):
         return None
-    if not isinstance(x, Tensor) or not is_served(x) or (invariance.active and invariance.enabled()):
-        return None
+    if not is_served(x):
+        return _by_torch(x, call, vectors, "epigemm has no kernels for batch statistics on {device}")
+    if invariance.active and invariance.enabled():
+        return _by_torch(x, call, vectors, "in the batch-invariant mode")
     if _any_autocast() and _route.promotes(x, vectors[:1]):
-        return None  # the BatchNorm reads an fp32 matrix
+        return _by_torch(x, call, vectors, "under autocast a float32 scale makes its input float32")
     x, weight, (bias,) = _route.autocast(x, weight, bias)
     inputs = (x, weight, bias, *vectors)
-    running = call.running
-    route = entry.sees(*inputs, running.mean, running.var)
-    if route is entry.NOT_PLAIN or not _fits(inputs, call):
+    route = entry.sees(*inputs, call.running.mean, call.running.var)
+    if route is entry.NOT_PLAIN:
         return None
+    if not _fits(inputs, call):
+        why = "epigemm's kernels for batch statistics do not take these shapes, types or options"
+        return _by_torch(x, call, vectors, why)
     if route is entry.RECORDED and weight.requires_grad:
         call = call._replace(pack_use=weight_packs.NONE)
     checks.flag("strict", call.strict)
-    if not _any_autocast():
-        return _run(inputs, call, is_recorded=route is entry.RECORDED)
-    with torch.autocast(x.device.type, enabled=False):  # its casts have been made
-        return _run(inputs, call, is_recorded=route is entry.RECORDED)
+    # The casts of autocast have been made.
+    with torch.autocast(x.device.type, enabled=False) if _any_autocast() else nullcontext():
+        if route is entry.RECORDED:
+            return _nodes.linear_batch_norm(call, inputs)
+        return _nodes.forward(call, inputs)[0]
 
 
-def is_served(x: Tensor) -> bool:
-    """Whether the kernels run on x's device. On a CPU PyTorch's BatchNorm is one operator."""
-    return elementwise_kernels.has_native(x)
-
-
-_CHANGED = "the BatchNorm has hooks or a forward of its own, or is a subclass"
-
-
-def _why_not(x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall) -> str:
-    """Why PyTorch's BatchNorm runs behind this product; empty if epigemm's kernels do."""
-    if not is_served(x):
-        return f"epigemm has no kernels for batch statistics on {x.device}"
-    if invariance.active and invariance.enabled():
-        return "in the batch-invariant mode"
-    if _any_autocast() and _route.promotes(x, vectors[:1]):
-        return "under autocast a float32 scale makes its input float32"
-    x, weight, (bias,) = _route.autocast(x, weight, bias)
-    if not _fits((x, weight, bias, *vectors), call):
-        return "epigemm's kernels for batch statistics do not take these shapes, types or options"
-    return ""
-
-
-def _run(inputs: _nodes.Inputs, call: BatchNormCall, *, is_recorded: bool) -> Tensor:
-    return _nodes.linear_batch_norm(call, inputs) if is_recorded else _nodes.forward(call, inputs)[0]
+def _by_torch(x: Tensor, call: BatchNormCall, vectors: Vectors, why: str) -> Tensor | None:
+    """None, because PyTorch's BatchNorm runs behind this product; an open log is told why."""
+    if current.log is not None:
+        current.log.note(linear_batch_norm, call, vectors, why.format(device=x.device))
+    return None
 
 
 def _is_plain(bn: nn.BatchNorm1d) -> bool:

@@ -10,8 +10,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 
 _SCALAR = "a number, or a 0-d floating tensor on x's device (read there, without synchronising; it may have a gradient)"
-_ACTIVATION = '"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh" or "identity" (none).'
-_APPROXIMATE = '"none": with erf; or "tanh".'
 _SMALL_EPS = "Below 2^-126 nothing is folded: PyTorch's `batch_norm` computes the result."
 _SHARED = {
     "bias": "`[N]` or None.",
@@ -21,6 +19,10 @@ _SHARED = {
     "bn_weight": "`[N]` or None for 1 (`affine=False`).",
     "bn_bias": "`[N]` or None for 0.",
     "eps": f"a finite number >= 0. {_SMALL_EPS}",
+    "activation": '"silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh" or "identity" (none).',
+    "approximate": '"none": with erf; or "tanh".',
+    "precision": "see `epigemm.functional`.",
+    "strict": "see `epigemm.functional`.",
 }
 _LINEAR = {
     "x": "`[..., K]`.",
@@ -30,34 +32,25 @@ _LINEAR = {
     "residual": "of the result's shape, or `[B, 1, N]` beside a result `[B, L, N]`.",
     "gate": "of the result's shape, or `[B, 1, N]` beside a result `[B, L, N]`.",
     "layer_scale": "`[N]`.",
-    "activation": _ACTIVATION,
-    "approximate": _APPROXIMATE,
     "out": "`[..., N]`, see `epigemm.functional`.",
-    "precision": "see `epigemm.functional`.",
-    "strict": "see `epigemm.functional`.",
 }
 _ELEMENTWISE = {"out": "of x's shape; x itself to compute in place."}
-_MODULE = {
+_MODULE = _SHARED | {
     "in_features": "K.",
     "out_features": "N.",
     "bias": "whether the linear layer has one.",
     "epilogue": "an epilogue made by `epigemm.epilogue`.",
     "scale": "a number, or a 0-d tensor (an `nn.Parameter` is learned).",
     "divisor": "a number, or a 0-d tensor (an `nn.Parameter` is learned).",
-    "approximate": _APPROXIMATE,
-    "activation": _ACTIVATION,
     "init_values": "the initial value of each element of `layer_scale`.",
     "eps": f"BatchNorm's epsilon. {_SMALL_EPS}",
     "momentum": "BatchNorm's momentum; None for the cumulative average.",
     "affine": "whether BatchNorm has a weight and a bias.",
     "track_running_stats": "whether there are running statistics; without them, eval mode uses the batch's own, too.",
-}
-_MODULE_OPTIONS = {
-    "precision": "see `epigemm.functional`.",
-    "strict": "see `epigemm.functional`.",
     "device": "the parameters' device.",
     "dtype": "the parameters' type.",
 }
+_MODULE_OPTIONS = ("precision", "strict", "device", "dtype")  # in signatures `**options`
 _FITS = "a shape, dtype, device or layout that does not fit; `out` overlaps an input"
 _NO_TENSOR = "an argument is not a tensor (or None where that is accepted)"
 
@@ -88,9 +81,9 @@ def of_elementwise(function: _Function) -> _Function:
 def of_layer(layer: _Class) -> _Class:
     """Complete the docstring of a layer: Args and Shape, ahead of Raises and Example."""
     names = [name for name in inspect.signature(layer).parameters if name in _MODULE]
-    arguments = {name: _MODULE[name] for name in names} | _MODULE_OPTIONS
-    shape = "`[M, K]` to `[M, N]`." if "momentum" in arguments else "`[..., K]` to `[..., N]`."
-    sections = {"Args": [f"{name}: {what}" for name, what in arguments.items()], "Shape": [shape]}
+    names = [*dict.fromkeys((*names, *_MODULE_OPTIONS))]
+    shape = "`[M, K]` to `[M, N]`." if "momentum" in names else "`[..., K]` to `[..., N]`."
+    sections = {"Args": [f"{name}: {_MODULE[name]}" for name in names], "Shape": [shape]}
     layer.__doc__ = _with_sections(
         layer.__doc__, sections, "Raises:" if "Raises:" in (layer.__doc__ or "") else "Example:"
     )

@@ -7,89 +7,24 @@ other call is one of `linear` and one of `linear_gated`, whose operators have de
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from epigemm import docstrings, formula_functions
+from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_exporting, is_traced
-from epigemm.epilogues.formulas import BIAS2, GATED
-from epigemm.epilogues.library import BIAS, FUNCTIONS
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.formulas import BIAS2
+from epigemm.epilogues.library import BIAS, FUNCTIONS, gate_function
 from epigemm.packs import keep_mode
 from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
 
 __all__ = ["linear_glu"]
-
-
-class _Product(NamedTuple):
-    """One of the two products of a pair."""
-
-    weight: Tensor  # `[N, K]`
-    bias: Tensor | None  # `[N]`
-    pack_use: str | None  # what the call may do with the weight's pack, as of `epigemm.route.linear`
-
-
-def _paired(
-    epilogue: str,  # of `formulas.FORMULAS`: what follows the first product
-    x: Tensor,
-    first: _Product,  # the activated one
-    second: _Product,
-    out: Tensor | None,
-    precision: str | None,
-    strict: bool,
-) -> Tensor:
-    """activation(first) * second: the only place that decides how a pair runs, given x and both weights.
-
-    One kernel runs if it can. Else the second product runs as a call of `linear`. Then the first one runs, and
-    multiplies by it in its epilogue. One product of all 2N rows with an elementwise kernel behind it would write and
-    read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
-    """
-    if x.dtype.itemsize == 2 and not is_traced():
-        found = one_kernel.pair(
-            pair_call(epilogue, x, first.weight, first.bias, second.weight, second.bias, out)
-        )
-        if found is not None:
-            return found
-    if strict and entry.sees(x, first.weight) is not entry.NOT_PLAIN:
-        _require_fused(epilogue, x, first, precision)
-    gate = _route.linear(BIAS, x, second.weight, (second.bias,), precision, None, False, second.pack_use)
-    weight, bias, pack_use = first
-    return _route.linear(FUNCTIONS[epilogue], x, weight, (bias, gate), precision, out, strict, pack_use)
-
-
-def pair_call(
-    epilogue: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    out: Tensor | None,
-) -> LinearCall:
-    """A pair in 16 bits as one call."""
-    operands = (bias, None) if bias2 is None else (bias, bias2, None)
-    function = FUNCTIONS[epilogue if bias2 is None else epilogue + BIAS2]
-    is_invariant = invariance.active and invariance.enabled()
-    made = forms.of_types(function, x, operands)
-    return LinearCall(made, x, weight, operands, invariant=is_invariant, out=out, weight2=weight2)
-
-
-def _require_fused(name: str, x: Tensor, first: _Product, precision: str | None) -> None:
-    """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
-    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    operands = (first.bias, x.new_empty(rows.shape[0], first.weight.shape[0]))
-    epilogue = forms.of_types(FUNCTIONS[name], x, operands)
-    asked = DEFAULT if precision is None else checks.precision(precision)
-    use = FIND if first.pack_use is None else first.pack_use
-    call = LinearCall(epilogue, rows, first.weight, operands, asked, use, True)
-    if not call.is_empty:
-        forecast.require_fused(call)
 
 
 def run(
@@ -104,8 +39,13 @@ def run(
     strict: bool,
     pack_use: str | None = None,
 ) -> Tensor:
-    """`linear_glu`; `pack_use`: what the call may do with the packs of its weights, as of `epigemm.route.linear`."""
-    epilogue = GATED + formula_functions.checked_activation(activation)
+    """`linear_glu`; `pack_use`: what the call may do with the packs of its weights, as of `epigemm.route.linear`.
+
+    One kernel runs if it can. Else the second product runs as a call of `linear`. Then the first one runs, and
+    multiplies by it in its epilogue. One product of all 2N rows with an elementwise kernel behind it would write and
+    read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
+    """
+    function = gate_function(activation)
     use, use2 = pack_use, pack_use
     if isinstance(weight, PackedWeight):
         if weight2 is None:
@@ -122,23 +62,64 @@ def run(
         _check_out(out, x, {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2})
     if precision is not None:
         checks.precision(precision)
-    checks.flag("strict", strict)
+    if strict is not False:
+        checks.flag("strict", strict)
     owner = weight  # the tensor that owns packs; autocast makes another one
     x, weight, (bias, weight2, bias2) = _route.autocast(x, weight, bias, weight2, bias2)
     checks.pair(x, weight, bias, weight2, bias2, out)
-    if weight2 is not None:
-        first, second = _Product(weight, bias, use), _Product(weight2, bias2, use2)
-        return _paired(epilogue, x, first, second, out, precision, strict)
-    if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
-        use = FIND  # in graphs the views are not recognised as parts of a Parameter
-    elif use is None and (keep_mode.active or keep_mode.traced):
-        use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
-    # Views, by one node of autograd, which writes both gradients into one tensor.
-    weight, weight2 = weight.chunk(2)
-    if bias is not None:
-        bias, bias2 = bias.chunk(2)
-    first, second = _Product(weight, bias, use), _Product(weight2, bias2, use)
-    return _paired(epilogue, x, first, second, out, precision, strict)
+    if weight2 is None:
+        if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
+            use = FIND  # in graphs the views are not recognised as parts of a Parameter
+        elif use is None and (keep_mode.active or keep_mode.traced):
+            use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
+        use2 = use
+        # Views, by one node of autograd, which writes both gradients into one tensor.
+        weight, weight2 = weight.chunk(2)
+        if bias is not None:
+            bias, bias2 = bias.chunk(2)
+    if x.dtype.itemsize == 2 and not is_traced():
+        found = one_kernel.pair(pair_call(function, x, weight, bias, weight2, bias2, out))
+        if found is not None:
+            return found
+    if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
+        _require_fused(function, x, weight, bias, precision, use)
+    gate = _route.linear(BIAS, x, weight2, (bias2,), precision, None, False, use2)
+    return _route.linear(function, x, weight, (bias, gate), precision, out, strict, use)
+
+
+def pair_call(
+    function: Traced,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    out: Tensor | None,
+) -> LinearCall:
+    """A pair in 16 bits as one call; `function`: what follows the first product."""
+    operands: tuple[Tensor | None, ...] = (bias, None)
+    if bias2 is not None:
+        function, operands = FUNCTIONS[function.name + BIAS2], (bias, bias2, None)
+    is_invariant = invariance.active and invariance.enabled()
+    made = forms.of_types(function, x, operands)
+    return LinearCall(made, x, weight, operands, invariant=is_invariant, out=out, weight2=weight2)
+
+
+def _require_fused(
+    function: Traced,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: str | None,
+    pack_use: str | None,
+) -> None:
+    """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
+    asked, use = DEFAULT if precision is None else precision, FIND if pack_use is None else pack_use
+    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    operands = (bias, x.new_empty(rows.shape[0], weight.shape[0]))
+    call = LinearCall(forms.of_types(function, x, operands), rows, weight, operands, asked, use, True)
+    if not call.is_empty:
+        forecast.require_fused(call)
 
 
 def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None:

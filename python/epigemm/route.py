@@ -484,7 +484,7 @@ def autocast(
     """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
         return x, weight, biases  # the checks raise the error
-    dtype = _autocast_dtype(x)
+    dtype = _autocast_dtype(x) if _any_autocast() else None
     if dtype is None:
         return x, weight, biases
     device_type = x.device.type

@@ -10,6 +10,7 @@ import torch
 from epigemm import glu
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
+from epigemm.epilogues.library import FUNCTIONS
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
@@ -28,7 +29,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
 def call(**changed: Any) -> LinearCall:
     """A pair whose both products have a bias."""
     x, weight, bias = (torch.empty(size, dtype=torch.bfloat16) for size in ((M, K), (N, K), (N,)))
-    made = glu.pair_call("gated_silu", x, weight, bias, torch.empty_like(weight), bias, None)
+    made = glu.pair_call(FUNCTIONS["gated_silu"], x, weight, bias, torch.empty_like(weight), bias, None)
     return made._replace(**changed)
 
 
@@ -112,7 +113,9 @@ def test_a_kernel_that_cannot_be_linked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_epilogue_has_the_biases_that_there_are(bias: bool, bias2: bool, name: str) -> None:
     x = torch.empty(8, 16, dtype=torch.float16)
     vector = torch.empty(8, dtype=torch.float16)
-    made = glu.pair_call("gated_gelu", x, x, vector if bias else None, x, vector if bias2 else None, None)
+    made = glu.pair_call(
+        FUNCTIONS["gated_gelu"], x, x, vector if bias else None, x, vector if bias2 else None, None
+    )
     given = (vector if bias else None, *([vector] if bias2 else []), None)
     assert made.epilogue.name == name and len(made.operands) == len(given)
     assert all(each is other for each, other in zip(made.operands, given, strict=True))

@@ -242,10 +242,22 @@ def test_what_is_shared() -> None:
     torch.testing.assert_close(linear.bias.grad, (linear(x) > 0).double().sum(0))
 
 
+OVER: dict[str, Callable[..., object]] = {
+    "from_linear": lambda **o: epigemm.nn.LinearGELU.from_linear(nn.Linear(IN, OUT), **o),
+    "from_linears": lambda **o: epigemm.nn.LinearGLU.from_linears(
+        nn.Linear(IN, OUT), nn.Linear(IN, OUT), **o
+    ),
+    "from_layers": lambda **o: epigemm.nn.LinearScaleBatchNorm1d.from_layers(
+        nn.Linear(IN, OUT), VECTOR, nn.BatchNorm1d(OUT), **o
+    ),
+}
+
+
+@pytest.mark.parametrize("take", OVER.values(), ids=OVER)
 @pytest.mark.parametrize("option", ["dtype", "device", "bias"])
-def test_options_that_the_parameters_decide(option: str) -> None:
+def test_options_that_the_parameters_decide(option: str, take: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match=f"^{option}: got one .*; accepted are precision and strict"):
-        epigemm.nn.LinearGELU.from_linear(nn.Linear(IN, OUT), **{option: torch.float16})  # type: ignore[arg-type]
+        take(**{option: torch.float16})
 
 
 MADE: dict[str, Callable[..., nn.Module]] = {

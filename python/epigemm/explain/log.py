@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm import batch_statistics, formula_functions, functional, glu, results_epilogue
+from epigemm import batch_statistics, functional, glu, results_epilogue
 from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
@@ -33,7 +33,7 @@ from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    name: getattr(module, name) for module in (functional, formula_functions, glu) for name in module.__all__
+    name: getattr(module, name) for module in (functional, glu) for name in module.__all__
 }
 COPY = "torch copy"
 _ELEMENTWISE = (UserEpilogue.elementwise, ResultsEpilogue.elementwise)

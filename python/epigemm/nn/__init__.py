@@ -9,8 +9,8 @@ Where fp32 products run on fp16 slices, a layer keeps the slices of its weight b
 it, if the weight is an `nn.Parameter`. They are made again when the weight changes, and are not in copies, pickles or
 state dicts. `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
 
-Imports: `functional`, `formula_functions`, `glu`, `results_epilogue`, `user_epilogue`, `decoration`, `route`,
-`batch_statistics`, `packs`, `arguments`, `epilogues`. Taken by no other room.
+Imports: `functional`, `glu`, `results_epilogue`, `user_epilogue`, `decoration`, `route`, `batch_statistics`, `packs`,
+`arguments`, `epilogues`. Taken by no other room.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from epigemm.packs import weight_packs
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_Layer = TypeVar("_Layer", bound="FusedLinear")
+_Layer = TypeVar("_Layer", bound="Layer")
 
 
 class CallOptions(TypedDict, total=False):
@@ -36,21 +36,38 @@ class Options(CallOptions, total=False):
 
 
 class Layer(nn.Module):
-    """What linear layers and those with BatchNorm share: the options of their calls, and how they print."""
+    """What linear layers and those with BatchNorm share: options, what they make of existing layers, how they print."""
 
-    precision: str | None
     strict: bool = False  # also on the class, because pickles of earlier versions do not have it
     _shown: ClassVar[tuple[str, ...]] = ()  # attributes of its own that are printed
+
+    def __init__(self, precision: str | None = None, strict: bool = False) -> None:
+        super().__init__()
+        self.precision = None if precision is None else checks.precision(precision)
+        self.strict = checks.flag("strict", strict)
 
     @property
     def _epilogue_name(self) -> str | None:
         """The name of the epilogue, as in `explain`."""
         raise NotImplementedError
 
-    def _set_options(self, precision: str | None = None, strict: bool = False) -> None:
-        """Keep the options of the calls; TypeError or ValueError for what calls do not accept."""
-        self.precision = None if precision is None else checks.precision(precision)
-        self.strict = checks.flag("strict", strict)
+    @classmethod
+    def _over(cls: type[_Layer], layers: dict[str, nn.Module], options: CallOptions, **own: Any) -> _Layer:
+        """A layer over existing ones, by name; `own`: the constructor's arguments without the call's options."""
+        for name, layer in layers.items():
+            require_plain(name, layer)
+        if unknown := sorted(options.keys() - CallOptions.__optional_keys__):
+            raise TypeError(
+                f"{unknown[0]}: got one beside a layer whose parameters are shared; accepted are precision and strict"
+            )
+        make: Any = cls
+        module: _Layer = make(1, 1, device="meta", **own, **options)
+        module._adopt(**layers)
+        return module
+
+    def _adopt(self, *layers: Any, **named: Any) -> None:
+        """Take the parameters and the training mode of plain layers."""
+        raise NotImplementedError
 
     def _share(self, name: str, tensor: Tensor | None, *, is_state: bool = True) -> None:
         """Add a tensor that was given: a Parameter stays one, another becomes a buffer, of the state dict or not."""
@@ -95,9 +112,8 @@ class FusedLinear(Layer):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(precision, strict)
         self._adopt(nn.Linear(in_features, out_features, bias, device=device, dtype=dtype))
-        self._set_options(precision, strict)
 
     @classmethod
     def from_linear(cls: type[_Layer], linear: nn.Linear, **options: Unpack[CallOptions]) -> _Layer:
@@ -110,20 +126,7 @@ class FusedLinear(Layer):
             TypeError: another class, also one that is derived from `torch.nn.Linear`; an unknown option.
             ValueError: `linear` has hooks, a `forward` of its own, or other parameters, buffers or modules.
         """
-        return cls._sharing(linear, options)
-
-    @classmethod
-    def _sharing(cls: type[_Layer], linear: nn.Linear, options: CallOptions, **own: Any) -> _Layer:
-        """A layer with the parameters of `linear`; `own`: the constructor's arguments without the call's options."""
-        require_plain("linear", linear, nn.Linear)
-        if unknown := sorted(options.keys() - CallOptions.__optional_keys__):
-            raise TypeError(
-                f"{unknown[0]}: got one beside a layer whose parameters are shared; accepted are precision and strict"
-            )
-        module = cls(1, 1, device="meta", **own, **options)
-        module._adopt(linear)
-        module.training = linear.training
-        return module
+        return cls._over({"linear": linear}, options)
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew, as the constructor does."""
@@ -132,6 +135,7 @@ class FusedLinear(Layer):
     def _adopt(self, linear: nn.Linear) -> None:
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
+        self.training = linear.training
 
     def _set_scalar(self, name: str, value: float | Tensor) -> None:
         if isinstance(value, Tensor):  # it follows the layer; a linear layer's state has no such tensor
@@ -202,6 +206,9 @@ PACK_USE = {True: weight_packs.KEEP, False: weight_packs.FIND}
 Another tensor (parametrised, or passed by `torch.func.functional_call`) may exist only during the call.
 """
 
+_KINDS = {"linear": nn.Linear, "linear2": nn.Linear, "bn": nn.BatchNorm1d}
+"""The class of a layer that is taken, by the name of the argument."""
+
 _NAMES: dict[type[nn.Module], tuple[set[str], set[str]]] = {
     nn.Linear: ({"weight", "bias"}, set()),
     nn.BatchNorm1d: ({"weight", "bias"}, {"running_mean", "running_var", "num_batches_tracked"}),
@@ -214,12 +221,13 @@ _PLAIN: tuple[Any, ...] = (Tensor.__torch_function__, nn.Parameter.__torch_funct
 _TORCH_FUNCTIONS = [getattr(each, "__func__", each) for each in _PLAIN]
 
 
-def require_plain(name: str, layer: object, accepted: type[nn.Module]) -> None:
-    """TypeError unless a layer is exactly of this class; ValueError if its calls also run something else.
+def require_plain(name: str, layer: object) -> None:
+    """TypeError unless a layer is exactly of its name's class; ValueError if its calls also run something else.
 
     A fused layer does not call the layers whose parameters it shares, so that would be dropped silently.
     """
     kind: Any = type(layer)
+    accepted = _KINDS[name]
     # The projection of nn.MultiheadAttention is a subclass of Linear without changes.
     if kind is not accepted and (kind, accepted) != (NonDynamicallyQuantizableLinear, nn.Linear):
         derived = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from epigemm import batch_statistics, docstrings, formula_functions
+from epigemm import batch_statistics, docstrings, functional
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.nn.base import PACK_USE, CallOptions, Layer, Options, require_plain
@@ -51,8 +51,8 @@ def linear_scale_batch_norm1d(
         ValueError: one of the two has hooks, a `forward` of its own, or other parameters, buffers or modules; x is not
             2-D (BatchNorm1d takes dimension 1 of a 3-D tensor, a linear layer the last one).
     """
-    require_plain("linear", linear, nn.Linear)
-    require_plain("bn", bn, nn.BatchNorm1d)
+    require_plain("linear", linear)
+    require_plain("bn", bn)
     return _scale_batch_norm(x, linear, scale, bn, precision, strict)
 
 
@@ -87,7 +87,7 @@ def _scale_batch_norm(
         return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
     if relu:
-        return formula_functions.batch_norm_relu(x, weight, vectors, bn.eps, None, precision, strict, use)
+        return functional.batch_norm_relu(x, weight, vectors, bn.eps, None, precision, strict, use)
     return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, use)
 
 
@@ -110,33 +110,20 @@ class _WithBatchNorm(Layer):
         track_running_stats: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__()
-        self._set_options(options.pop("precision", None), options.pop("strict", False))
+        super().__init__(options.pop("precision", None), options.pop("strict", False))
         made: Any = options
         self.linear = nn.Linear(in_features, out_features, bias, **made)
         if self._has_scale:
             self.scale = nn.Parameter(torch.randn(out_features, **made))
         self.bn = nn.BatchNorm1d(out_features, eps, momentum, affine, track_running_stats, **made)
 
-    @classmethod
-    def _over(
-        cls: type[_Layer], linear: nn.Linear, bn: nn.BatchNorm1d, **options: Unpack[CallOptions]
-    ) -> _Layer:
-        """Over existing layers, which it shares."""
-        require_plain("linear", linear, nn.Linear)
-        require_plain("bn", bn, nn.BatchNorm1d)
+    def _adopt(self, linear: nn.Linear, bn: nn.BatchNorm1d) -> None:
         columns = linear.weight.shape[0]
         if bn.num_features != columns:
             raise ValueError(
                 f"bn: got num_features={bn.num_features}; accepted is {columns}, linear's out_features"
             )
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.linear = linear
-        module.bn = bn
-        module._set_options(**options)
-        module.training = bn.training
-        return module
+        self.linear, self.bn, self.training = linear, bn, bn.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
@@ -155,9 +142,6 @@ class _WithBatchNorm(Layer):
     def repack(self) -> None:
         """Split the linear layer's weight into fp16 slices again, as `LinearReLU.repack` does."""
         weight_packs.repack(self.linear.weight, self.precision)
-
-
-_Layer = TypeVar("_Layer", bound=_WithBatchNorm)
 
 
 @docstrings.of_layer
@@ -188,7 +172,7 @@ class LinearScaleBatchNorm1d(_WithBatchNorm):
 
         A `scale` that is no Parameter becomes a buffer of the same name.
         """
-        module = cls._over(linear, bn, **options)
+        module = cls._over({"linear": linear, "bn": bn}, options)
         module._share("scale", scale)
         return module
 
@@ -219,4 +203,4 @@ class LinearBatchNormReLU(_WithBatchNorm):
         cls, linear: nn.Linear, bn: nn.BatchNorm1d, **options: Unpack[CallOptions]
     ) -> LinearBatchNormReLU:
         """The fused layer over existing layers, which it shares."""
-        return cls._over(linear, bn, **options)
+        return cls._over({"linear": linear, "bn": bn}, options)

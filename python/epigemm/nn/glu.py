@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from epigemm import docstrings, formula_functions, glu
+from epigemm import docstrings, glu
 from epigemm.arguments.forms import Function
-from epigemm.epilogues.formulas import GATED
-from epigemm.epilogues.library import FUNCTIONS
-from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, require_plain, reset_linear
+from epigemm.epilogues.library import gate_function
+from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, reset_linear
 from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
@@ -43,9 +42,8 @@ class LinearGLU(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, 2 * out_features, bias, **options)
-        self.register_parameter("weight2", None)
-        self.register_parameter("bias2", None)
-        self.activation = formula_functions.checked_activation(activation)
+        gate_function(activation)  # which checks it
+        self.activation = activation
 
     @classmethod
     def from_linear(
@@ -57,12 +55,7 @@ class LinearGLU(FusedLinear):
             TypeError: another class than `torch.nn.Linear`; an unknown option.
             ValueError: `linear` has an odd number of rows, hooks, a `forward` of its own, or other parameters.
         """
-        module = cls._sharing(linear, options, activation=activation)
-        if linear.out_features % 2:
-            raise ValueError(
-                f"linear: got {linear.out_features} out_features; accepted is an even number, half for each product"
-            )
-        return module
+        return cls._over({"linear": linear}, options, activation=activation)
 
     @classmethod
     def from_linears(
@@ -82,19 +75,27 @@ class LinearGLU(FusedLinear):
             ValueError: `linear2` has another shape or dtype than `linear`; a layer has hooks, a `forward` of its own,
                 or other parameters.
         """
-        module = cls._sharing(linear, options, activation=activation)
-        require_plain("linear2", linear2, nn.Linear)
-        shape, expected = list(linear2.weight.shape), list(linear.weight.shape)
-        if shape != expected:
+        return cls._over({"linear": linear, "linear2": linear2}, options, activation=activation)
+
+    def _adopt(self, linear: nn.Linear, linear2: nn.Linear | None = None) -> None:
+        if linear2 is None and linear.out_features % 2:
             raise ValueError(
-                f"linear2: got a weight of shape {shape}; accepted is {expected}, that of linear"
+                f"linear: got {linear.out_features} out_features; accepted is an even number, half for each product"
             )
-        if linear2.weight.dtype != linear.weight.dtype:
-            raise ValueError(
-                f"linear2: got a weight of {linear2.weight.dtype}; accepted is {linear.weight.dtype}, that of linear"
-            )
-        module.weight2, module.bias2 = linear2.weight, linear2.bias
-        return module
+        if linear2 is not None:
+            shape, expected = list(linear2.weight.shape), list(linear.weight.shape)
+            if shape != expected:
+                raise ValueError(
+                    f"linear2: got a weight of shape {shape}; accepted is {expected}, that of linear"
+                )
+            dtype, expected_dtype = linear2.weight.dtype, linear.weight.dtype
+            if dtype != expected_dtype:
+                raise ValueError(
+                    f"linear2: got a weight of {dtype}; accepted is {expected_dtype}, that of linear"
+                )
+        super()._adopt(linear)
+        self.register_parameter("weight2", getattr(linear2, "weight", None))
+        self.register_parameter("bias2", getattr(linear2, "bias", None))
 
     def reset_parameters(self) -> None:
         """As of `FusedLinear`, for both products."""
@@ -119,7 +120,7 @@ class LinearGLU(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return FUNCTIONS[GATED + formula_functions.checked_activation(self.activation)]
+        return gate_function(self.activation)
 
     def repack(self) -> None:
         """As of `FusedLinear`, for the weights of both products."""

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from epigemm import docstrings, formula_functions, functional
+from epigemm import docstrings, functional
 from epigemm.arguments import checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.epilogues import library
-from epigemm.epilogues.formulas import GATED
 from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
@@ -66,7 +65,7 @@ class LinearGELU(FusedLinear):
         cls, linear: nn.Linear, *, approximate: str = "none", **options: Unpack[CallOptions]
     ) -> LinearGELU:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, options, approximate=approximate)
+        return cls._over({"linear": linear}, options, approximate=approximate)
 
 
 @docstrings.of_layer
@@ -122,7 +121,7 @@ class LinearSigmoidScaleResidual(FusedLinear):
         cls, linear: nn.Linear, scale: float | Tensor = 1.0, **options: Unpack[CallOptions]
     ) -> LinearSigmoidScaleResidual:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, options, scale=scale)
+        return cls._over({"linear": linear}, options, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
@@ -158,7 +157,7 @@ class LinearReLUDiv(FusedLinear):
         cls, linear: nn.Linear, divisor: float | Tensor = 1.0, **options: Unpack[CallOptions]
     ) -> LinearReLUDiv:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, options, divisor=divisor)
+        return cls._over({"linear": linear}, options, divisor=divisor)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
@@ -206,18 +205,19 @@ class LinearGated(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        self.activation = formula_functions.checked_activation(activation)
+        library.gate_function(activation)  # which checks it
+        self.activation = activation
 
     @classmethod
     def from_linear(
         cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
     ) -> LinearGated:
         """The fused layer over the parameter objects of `linear`."""
-        return cls._sharing(linear, options, activation=activation)
+        return cls._over({"linear": linear}, options, activation=activation)
 
     @property
     def _function(self) -> Function:
-        return library.FUNCTIONS[GATED + formula_functions.checked_activation(self.activation)]
+        return library.gate_function(self.activation)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         """Apply the layer."""
@@ -259,7 +259,7 @@ class LinearLayerScaleResidual(FusedLinear):
         cls, linear: nn.Linear, layer_scale: Tensor, **options: Unpack[CallOptions]
     ) -> LinearLayerScaleResidual:
         """The fused layer over the parameters of `linear` and a `layer_scale`, that becomes a buffer if it is none."""
-        module = cls._sharing(linear, options)
+        module = cls._over({"linear": linear}, options)
         module._share("layer_scale", layer_scale)
         return module
 
@@ -334,7 +334,7 @@ class Linear(FusedLinear):
     ) -> Linear:
         """The layer over the parameter objects of `linear`."""
         bias = isinstance(linear, nn.Linear) and linear.bias is not None
-        return cls._sharing(linear, options, bias=bias, epilogue=epilogue)
+        return cls._over({"linear": linear}, options, bias=bias, epilogue=epilogue)
 
     def forward(self, x: Tensor, *operands: Tensor | float | None, **named: Tensor | float | None) -> Any:
         """Apply the layer. `operands`: those of the epilogue, without the layer's own bias."""

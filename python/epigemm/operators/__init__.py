@@ -1,5 +1,5 @@
 """`torch.ops.epigemm.*`: implementation, fake kernels, derivatives and vmap rules; and what compiled graphs call.
 
 Imports: `epilogues`, `arguments`, `planner`, `packs`, `calls`, `autograd`. Taken by `route`, `decoration`,
-`user_epilogue`, `formula_functions`, `explain`, `fusion`.
+`user_epilogue`, `explain`, `fusion`.
 """
