@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from epigemm import batch_statistics, formula_functions, functional, glu, results_epilogue
-from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import FIND, KEEP, NONE, ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
-from epigemm.calls import elementwise_kernels, entry, one_kernel, reductions, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, entry, reductions, resolve, resolve_elementwise
 from epigemm.calls.by_reference import unfolded
 from epigemm.calls.log import Log, current
 from epigemm.epilogues.library import BIAS
@@ -29,6 +29,8 @@ from epigemm.explain import explanation, norms
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.words import dtype_name, kernel_owner
+from epigemm.planner import dry_runs
+from epigemm.planner.reasons import Reason
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
@@ -112,7 +114,7 @@ class CallLog(Log):
             return self.note(function, *args)
         with self.closed():
             result = function(*map(_without_pack, args))
-        if result is not None:
+        if result is not None and not isinstance(result, int):
             self.note(function, *args)
         return result
 
@@ -169,10 +171,12 @@ class CallLog(Log):
         if not function:
             function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
         function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
-        differentiates = self._wants_gradients and any(map(_requires_grad, call.inputs))
-        about = (self.pending, differentiates, self._norm, function)
+        about = (self.pending, self._differentiates(call), self._norm, function)
         self.calls.append(Call(call, found, *about))
         self.pending, self._norm, self._is_new = [], None, False
+
+    def _differentiates(self, call: LinearCall | ElementwiseCall) -> bool:
+        return self._wants_gradients and any(map(_requires_grad, call.inputs))
 
     def _zeros(self, call: LinearCall | ElementwiseCall) -> Tensor | None:
         """What stands for a call's result."""
@@ -190,7 +194,7 @@ class CallLog(Log):
             wide = compute_dtype(call.x.dtype)
             call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
             self._fold(fold)
-        found = explanation.of_linear(call, self._wants_gradients)
+        found = explanation.of_linear(call)
         if fold is not None and fold.vectors[0] is not None:
             # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
             is_first = call.x.element_size() == 2 or found.path == REFERENCE
@@ -200,7 +204,7 @@ class CallLog(Log):
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
-        call = LinearCall(epilogue, x, weight, (bias,))
+        call = LinearCall(epilogue, x, weight, (bias,), pack_use=NONE if weight.requires_grad else FIND)
         self._add(call, explanation.recorded_by_torch(call))
         found = self._zeros(call)
         return None if found is None else found.requires_grad_()
@@ -215,7 +219,7 @@ class CallLog(Log):
             operands[epilogue.bias_place - 1] = product.bias
         last.call = product._replace(epilogue=epilogue, operands=operands, out=call.out)
         last.function = epilogue.name.partition(".")[0]
-        last.differentiates |= self._wants_gradients and any(map(_requires_grad, call.inputs))
+        last.differentiates |= self._differentiates(call)
         last.is_apart = True
         between, self.pending = [each.text for each in self.pending], []
         last.found = explanation.apart(last.found, last.call, between, is_recorded=last.differentiates)
@@ -226,41 +230,30 @@ class CallLog(Log):
         self.pending.append(Launch(f"{kernel_owner(call.like)} {text}"))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
-    def _keeping_product(self, call: LinearCall) -> one_kernel.Both | None:
-        found = None if self._is_single else explanation.keeping_product(call, self._wants_gradients)
+    def _one_kernel(
+        self, call: LinearCall, circumstances: int, stored: Tensor | None, *_: object
+    ) -> Tensor | Reason | None:
+        """A call that is one kernel, of which the caller makes several if there is none."""
+        is_seen = not circumstances & dry_runs.ROUTED and entry.sees(*call.inputs, call.out) is not None
+        found = None if self._is_single or is_seen else explanation.of_one_kernel(call)
         if found is None:
-            return None
-        both = self._two(call, found)
-        self.calls[-1].results = self.calls[-1].results[:1]  # the product is for the derivative
-        return both
-
-    def _both(self, call: LinearCall) -> one_kernel.Both | None:
-        found = None if self._is_single or entry.sees(*call.inputs) else explanation.of_both(call)
-        each = "each matrix by a kernel of its own"
-        return None if found is None else self._two(call, replace(found, backward=each))
-
-    def _two(self, call: LinearCall, found: Explanation) -> one_kernel.Both | None:
+            return Reason.NOT_PLAIN if is_seen else Reason.NOT_FUSED
+        is_recorded = self._differentiates(call)
+        if is_recorded:
+            found = replace(found, reasons=[explanation.KEPT, *found.reasons])
+        elif stored is not None:
+            found = replace(found, backward="each matrix by a kernel of its own")
         self._add(call, found)
-        if self._runs:
-            return None
-        both = one_kernel.Both(call.new_out().zero_(), call.new_out().zero_())
-        self.calls[-1].results = both
-        return both
-
-    def _pair(self, call: LinearCall) -> Tensor | None:
-        if self._is_single or entry.sees(*call.inputs, call.out):
-            return None
-        found = explanation.of_pair(call)
-        if found is None:
-            return None
-        self._add(call, found)
-        return self._zeros(call)
+        result = self._zeros(call)
+        if result is not None and stored is not None and not is_recorded:  # else it is for the derivative
+            self.calls[-1].results = (result, stored.zero_())
+        return result
 
     def _batch_norm(self, call: BatchNormCall, inputs: batch_norm.Inputs) -> None:
         x, weight, bias, *vectors = inputs
         options = {"precision": call.precision, "pack_use": call.pack_use, "strict": call.strict}
         product = LinearCall(BIAS, x, weight, (bias,), **options)  # type: ignore[arg-type]
-        found = norms.explained(product, call, vectors[0], self._wants_gradients)
+        found = norms.explained(product, call, vectors[0])
         self._add(product, found, norms.function_of(call, vectors[0]))
         learnt = [each for each in vectors if each is not None]
         self.calls[-1].differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
@@ -284,13 +277,10 @@ class CallLog(Log):
 
 _TELL: dict[Any, Callable[..., Any]] = {
     resolve.linear: CallLog._linear,
-    nodes.linear_forward: CallLog._linear,
     nodes.linear_by_torch: CallLog._by_torch,
-    nodes.keeping_product: CallLog._keeping_product,
     resolve_elementwise.elementwise: CallLog._elementwise,
     elementwise_kernels.fold_batch_norm: CallLog._fold,
-    one_kernel.both: CallLog._both,
-    one_kernel.pair: CallLog._pair,
+    resolve.one_kernel: CallLog._one_kernel,
     batch_norm.forward: CallLog._batch_norm,
     batch_statistics.linear_batch_norm: CallLog._norm_by_torch,
     reductions.reduce: CallLog._reduce,

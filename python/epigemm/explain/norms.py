@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd.batch_norm import BatchNormCall
-from epigemm.calls import weight_slices
+from epigemm.calls.forecast import consider
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
@@ -19,8 +19,6 @@ from epigemm.explain.answer import Explanation
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explanation import explain_linear
 from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
-from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs
 
 
 def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
@@ -28,12 +26,10 @@ def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
     return f"linear{'' if scale is None else '_scale'}_batch_norm{'_relu' if call.relu else ''}"
 
 
-def explained(
-    product: LinearCall, call: BatchNormCall, scale: Tensor | None, wants_gradients: bool
-) -> Explanation:
+def explained(product: LinearCall, call: BatchNormCall, scale: Tensor | None) -> Explanation:
     """Of the product, and the BatchNorm behind it."""
-    launches = _launched(product, wants_gradients)
-    found = explain_linear(product._replace(statistics=bool(launches)), wants_gradients)
+    launches = _launched(product)
+    found = explain_linear(product._replace(statistics=bool(launches)))
     in_gemm = bool(launches) and "blocks" not in launches
     merges = "merge" in launches if in_gemm else product.rows > MOST_LEFT * BLOCK_ROWS
     return replace(
@@ -64,13 +60,11 @@ class ByTorch(NamedTuple):
         return replace(found, reasons=reasons, kernels=[*found.kernels, *kernels], backward=backward)
 
 
-def _launched(product: LinearCall, wants_gradients: bool) -> list[str]:
+def _launched(product: LinearCall) -> list[str]:
     """What a call launches that gives the product and its statistics; nothing if these are two calls."""
     if product.x.dtype is torch.float64:
         return []
-    if wants_gradients and product.weight.requires_grad:
-        product = product._replace(pack_use=weight_packs.NONE)
-    dry = dry_runs.dry_run(product._replace(statistics=True), weight_slices.number_for(product))
+    dry = consider(product._replace(statistics=True)).found
     return dry.launches if dry.copies_nothing else []
 
 
