@@ -67,18 +67,19 @@ def linear_batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall
 ) -> Tensor | None:
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
-    if current.log is not None and (why := _why_not(x, weight, bias, vectors, call)):
-        current.log.note(linear_batch_norm, call, vectors, why)
+    if not isinstance(x, Tensor):
         return None
-    if not isinstance(x, Tensor) or not is_served(x) or (invariance.active and invariance.enabled()):
-        return None
-    if _any_autocast() and _route.promotes(x, vectors[:1]):
-        return None  # the BatchNorm reads an fp32 matrix
-    x, weight, (bias,) = _route.autocast(x, weight, bias)
-    inputs = (x, weight, bias, *vectors)
-    running = call.running
-    route = entry.sees(*inputs, running.mean, running.var)
-    if route is entry.NOT_PLAIN or not _fits(inputs, call):
+    why, route, inputs = _why_not_here(x, vectors.scale), None, (x, weight, bias, *vectors)
+    if not why:
+        x, weight, (bias,) = _route.autocast(x, weight, bias)
+        inputs = (x, weight, bias, *vectors)
+        route = entry.sees(*inputs, call.running.mean, call.running.var)
+        if route is entry.NOT_PLAIN:
+            return None
+        why = "" if _fits(inputs, call) else _DOES_NOT_FIT
+    if why:
+        if current.log is not None:
+            current.log.note(linear_batch_norm, call, vectors, why)
         return None
     if route is entry.RECORDED and weight.requires_grad:
         call = call._replace(pack_use=weight_packs.NONE)
@@ -94,20 +95,18 @@ def is_served(x: Tensor) -> bool:
     return elementwise_kernels.has_native(x)
 
 
+_DOES_NOT_FIT = "epigemm's kernels for batch statistics do not take these shapes, types or options"
 _CHANGED = "the BatchNorm has hooks or a forward of its own, or is a subclass"
 
 
-def _why_not(x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall) -> str:
-    """Why PyTorch's BatchNorm runs behind this product; empty if epigemm's kernels do."""
+def _why_not_here(x: Tensor, scale: Tensor | None) -> str:
+    """Why PyTorch's BatchNorm runs, whatever the other tensors are; empty if it does not."""
     if not is_served(x):
         return f"epigemm has no kernels for batch statistics on {x.device}"
     if invariance.active and invariance.enabled():
         return "in the batch-invariant mode"
-    if _any_autocast() and _route.promotes(x, vectors[:1]):
+    if _any_autocast() and _route.promotes(x, (scale,)):
         return "under autocast a float32 scale makes its input float32"
-    x, weight, (bias,) = _route.autocast(x, weight, bias)
-    if not _fits((x, weight, bias, *vectors), call):
-        return "epigemm's kernels for batch statistics do not take these shapes, types or options"
     return ""
 
 

@@ -27,7 +27,7 @@ class Names(Log):
         super().__init__()
         self.told: list[str] = []
 
-    def begin(self) -> None:
+    def begin(self, recorded: LinearCall | None = None) -> None:
         """As of `Log`."""
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:

@@ -50,7 +50,7 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
     if current.log is not None:
-        current.log.begin()
+        current.log.begin(call)
     if not gradients.keeps_product(call):
         result: Tensor = _linear(call, call.x, call.weight, *call.operands)
         return result

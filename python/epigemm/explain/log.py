@@ -103,9 +103,9 @@ class CallLog(Log):
         self._norm: norms.ByTorch | None = None
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, recorded: LinearCall | None = None) -> None:
         """As of `Log`."""
-        self._is_new = True
+        self._is_new, self._recorded = True, recorded
         self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -238,14 +238,15 @@ class CallLog(Log):
         found = None if self._is_single or is_seen else explanation.of_one_kernel(call)
         if found is None:
             return Reason.NOT_PLAIN if is_seen else Reason.NOT_FUSED
-        is_recorded = self._differentiates(call)
-        if is_recorded:
-            found = replace(found, reasons=[explanation.KEPT, *found.reasons])
+        if self._recorded is not None:
+            call, found = self._recorded, replace(found, reasons=[explanation.KEPT, *found.reasons])
         elif stored is not None:
             found = replace(found, backward="each matrix by a kernel of its own")
         self._add(call, found)
         result = self._zeros(call)
-        if result is not None and stored is not None and not is_recorded:  # else it is for the derivative
+        if (
+            result is not None and stored is not None and self._recorded is None
+        ):  # else it is for the derivative
             self.calls[-1].results = (result, stored.zero_())
         return result
 
