@@ -13,9 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from epigemm.compilers import outside_of_graphs
 from epigemm.explain import log, results
-from epigemm.explain.answer import Explanation
+from epigemm.explain.answer import BY_TORCH, Explanation, ModuleExplanation
 from epigemm.explain.listener import Listener
-from epigemm.explain.products import BY_TORCH, ModuleExplanation
 from epigemm.explain.state import kept
 
 _FUSION = "epigemm.fusion.model"

@@ -19,7 +19,6 @@ from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
-from epigemm.explain.words import arithmetic_text, dtype_name, in_its_own_kernel
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans, times
 from epigemm.planner.dry_runs import DryRun, Tried
@@ -296,3 +295,27 @@ def _fallback_notes(call: LinearCall) -> list[str]:
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )
     return notes
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def kernel_owner(x: Tensor) -> str:
+    """The owner of an elementwise kernel, for a text in which the kernel's name follows."""
+    return "epigemm CUDA kernel," if elementwise_kernels.has_native(x) else "PyTorch reference,"
+
+
+def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    """The arithmetic of products and sums for a dtype."""
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
+
+
+def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
+    """The launch of a call's epilogue behind a product."""
+    return f"{kernel_owner(call.x)} {call.epilogue.name}"

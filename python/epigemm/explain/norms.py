@@ -18,7 +18,6 @@ from epigemm.epilogues.registry import Epilogue
 from epigemm.explain.answer import Explanation
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explanation import explain_linear
-from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
 
 
 def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
@@ -71,19 +70,21 @@ def _launched(product: LinearCall) -> list[str]:
 def _launches(call: BatchNormCall, in_gemm: bool, merges: bool) -> Iterator[str]:
     """What follows the product. `merges`: the blocks are so many that a kernel of its own merges them."""
     if not in_gemm:
-        yield OF_BLOCKS
+        yield _OF_BLOCKS
     if merges:
-        yield OF_COLUMNS
+        yield _OF_COLUMNS
     running = call.running
     if running.tracked is not None and running.momentum is None:
         yield "torch add_, to the number of batches"
     relu = "" if not call.relu else " and ReLU"
     written = "" if running.mean is None else "; the running statistics"
-    yield f"{_KERNEL if merges else f'{OF_COLUMNS};'} normalisation{relu}{written}"
+    yield f"{_KERNEL if merges else f'{_OF_COLUMNS};'} normalisation{relu}{written}"
 
 
 _KERNEL = "epigemm CUDA kernel,"
-_WITHIN = f"batch statistics: {WITHIN}"
+_OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
+_OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
+_WITHIN = "batch statistics: the product's kernel reduces the blocks of rows that it stores"
 _BEHIND = "batch statistics: a kernel behind the product reads it for them"
 _BACKWARD = (
     "epigemm's kernels for two sums of each column, for the total of their parts, and for the product's gradient; "
