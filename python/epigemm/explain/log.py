@@ -38,7 +38,13 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     name: getattr(module, name) for module in (functional, formula_functions, glu) for name in module.__all__
 }
 COPY = "torch copy"
-_COPIES = {Tensor.to: None, Tensor.float: torch.float32, Tensor.clone: None, torch.batch_norm: None}
+_COPIES = {
+    Tensor.copy_: None,
+    Tensor.to: None,
+    Tensor.float: torch.float32,
+    Tensor.clone: None,
+    torch.batch_norm: None,
+}
 _requires_grad: Any = operator.attrgetter("requires_grad")
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 
@@ -155,6 +161,8 @@ class CallLog(Log):
     def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
         source, wanted = args[0], _COPIES[function]
+        if function is Tensor.copy_:
+            return None if self._runs else source
         dtype = args[1] if wanted is None and len(args) == 2 else wanted
         is_of_results = module == results_epilogue.__name__
         if function is torch.batch_norm and module == unfolded.__module__:
