@@ -133,3 +133,22 @@ def test_hooks_run_and_stay() -> None:
     layer.register_forward_hook(lambda *_: seen.append(1))
     epigemm.explain(layer, x)
     assert seen == [1] and len(layer._forward_hooks) == 1
+
+
+class Derived(nn.Module):
+    """Of a function of epigemm, which a compiler cannot trace there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def total(x: Tensor) -> Tensor:
+            return epigemm.linear_relu(x, torch.eye(8)).sum()
+
+        found: Tensor = torch.func.grad(total)(x)
+        return found
+
+
+@pytest.mark.parametrize("layer", [Derived(), nn.Sequential(nn.Linear(8, 8), Derived())])
+def test_a_model_that_runs_is_explained_where_its_fused_form_raises(layer: nn.Module) -> None:
+    assert layer(x).shape == x.shape
+    found = epigemm.explain(layer, x)
+    assert [each.runs for each in found] == ["PyTorch's own"] * len(found) and len(found) > 0
+    assert found.notes[0].startswith("a call of what epigemm.fuse(model) gives raises ")

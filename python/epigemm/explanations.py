@@ -81,9 +81,9 @@ def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         return ModuleExplanation(f"{name}, fused by epigemm.fuse", heard.products, _notes(heard))
     heard = _heard(module, args, kwargs)
     if heard.calls or not heard.products:
-        notes = _notes(heard)
+        notes = []
         if any(each.runs == BY_TORCH for each in heard.products):
-            notes.append("epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others")
+            notes = ["epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others"]
         return ModuleExplanation(f"{name} as it is, not fused", heard.products, notes)
     return _if_fused(module, heard, args, kwargs)
 
@@ -112,9 +112,12 @@ def _if_fused(
 
     about = f"{type(module).__name__} is not fused; what epigemm.fuse(model) would run"
     if reason := why_not(module):
-        notes = [f"fuse would leave it alone: {reason}", *_notes(heard)]
-        return ModuleExplanation(about, heard.products, notes)
-    tried = _heard(module, args, kwargs, fused=True)
+        return ModuleExplanation(about, heard.products, [f"fuse would leave it alone: {reason}"])
+    try:
+        tried = _heard(module, args, kwargs, fused=True)
+    except Exception as error:  # the module itself has run
+        failed = f"a call of what epigemm.fuse(model) gives raises {type(error).__name__}"
+        return ModuleExplanation(about, heard.products, [failed])
     if not tried.products:  # as of nn.LSTM, which Dynamo leaves to PyTorch
         notes = ["none of these products is in a graph that fuse sees", *_notes(tried)]
         return ModuleExplanation(about, heard.products, notes)
