@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -152,3 +153,29 @@ def test_a_model_that_runs_is_explained_where_its_fused_form_raises(layer: nn.Mo
     found = epigemm.explain(layer, x)
     assert [each.runs for each in found] == ["PyTorch's own"] * len(found) and len(found) > 0
     assert found.notes[0].startswith("a call of what epigemm.fuse(model) gives raises ")
+
+
+@epigemm.epilogue
+def of_two_results(acc: Tensor, bias: epigemm.PerColumn) -> tuple[Tensor, Tensor]:
+    return torch.tanh(acc + bias), acc.sum(0)
+
+
+class Calls(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, torch.eye(8), x[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [epigemm.linear_relu, of_two_results, nn.functional.linear])
+def test_a_function_that_is_compiled_in_a_model(function: Callable[..., Any], backend: str) -> None:
+    """Its products are told once, as without a compiler."""
+    torch._dynamo.reset()
+    wanted = epigemm.explain(Calls(function), x)
+    found = epigemm.explain(Calls(torch.compile(function, backend=backend)), x)
+    assert str(found) == str(wanted) and len(found) > 0

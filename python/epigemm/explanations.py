@@ -99,6 +99,8 @@ def _heard(
             from epigemm.fusion.explainer import interpreted
 
             stack.enter_context(interpreted(module, listener))
+        else:  # functions in it that torch.compile has compiled run as they are written
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(listener)
         module(*args, **kwargs)
     return listener
