@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,3 +134,48 @@ def test_hooks_run_and_stay() -> None:
     layer.register_forward_hook(lambda *_: seen.append(1))
     epigemm.explain(layer, x)
     assert seen == [1] and len(layer._forward_hooks) == 1
+
+
+class Derived(nn.Module):
+    """Of a function of epigemm, which a compiler cannot trace there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def total(x: Tensor) -> Tensor:
+            return epigemm.linear_relu(x, torch.eye(8)).sum()
+
+        found: Tensor = torch.func.grad(total)(x)
+        return found
+
+
+@pytest.mark.parametrize("layer", [Derived(), nn.Sequential(nn.Linear(8, 8), Derived())])
+def test_a_model_that_runs_is_explained_where_its_fused_form_raises(layer: nn.Module) -> None:
+    assert layer(x).shape == x.shape
+    found = epigemm.explain(layer, x)
+    assert [each.runs for each in found] == ["PyTorch's own"] * len(found) and len(found) > 0
+    assert found.notes[0].startswith("a call of what epigemm.fuse(model) gives raises ")
+
+
+@epigemm.epilogue
+def of_two_results(acc: Tensor, bias: epigemm.PerColumn) -> tuple[Tensor, Tensor]:
+    return torch.tanh(acc + bias), acc.sum(0)
+
+
+class Calls(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x, torch.eye(8), x[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", [epigemm.linear_relu, of_two_results, nn.functional.linear])
+def test_a_function_that_is_compiled_in_a_model(function: Callable[..., Any], backend: str) -> None:
+    """Its products are told once, as without a compiler."""
+    torch._dynamo.reset()
+    wanted = epigemm.explain(Calls(function), x)
+    found = epigemm.explain(Calls(torch.compile(function, backend=backend)), x)
+    assert str(found) == str(wanted) and len(found) > 0

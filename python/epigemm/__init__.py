@@ -11,8 +11,7 @@ from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
 from epigemm.decorator import epilogue
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
-from epigemm.explain.answer import Explanation
-from epigemm.explain.products import ModuleExplanation
+from epigemm.explain.answer import Explanation, ModuleExplanation
 from epigemm.explanations import explain
 from epigemm.functional import (
     bias_relu,

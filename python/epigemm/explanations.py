@@ -13,9 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from epigemm.compilers import outside_of_graphs
 from epigemm.explain import log, results
-from epigemm.explain.answer import Explanation
+from epigemm.explain.answer import BY_TORCH, Explanation, ModuleExplanation
 from epigemm.explain.listener import Listener
-from epigemm.explain.products import BY_TORCH, ModuleExplanation
 from epigemm.explain.state import kept
 
 _FUSION = "epigemm.fusion.model"
@@ -82,9 +81,9 @@ def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         return ModuleExplanation(f"{name}, fused by epigemm.fuse", heard.products, _notes(heard))
     heard = _heard(module, args, kwargs)
     if heard.calls or not heard.products:
-        notes = _notes(heard)
+        notes = []
         if any(each.runs == BY_TORCH for each in heard.products):
-            notes.append("epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others")
+            notes = ["epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others"]
         return ModuleExplanation(f"{name} as it is, not fused", heard.products, notes)
     return _if_fused(module, heard, args, kwargs)
 
@@ -100,6 +99,8 @@ def _heard(
             from epigemm.fusion.explainer import interpreted
 
             stack.enter_context(interpreted(module, listener))
+        else:  # functions in it that torch.compile has compiled run as they are written
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(listener)
         module(*args, **kwargs)
     return listener
@@ -113,9 +114,12 @@ def _if_fused(
 
     about = f"{type(module).__name__} is not fused; what epigemm.fuse(model) would run"
     if reason := why_not(module):
-        notes = [f"fuse would leave it alone: {reason}", *_notes(heard)]
-        return ModuleExplanation(about, heard.products, notes)
-    tried = _heard(module, args, kwargs, fused=True)
+        return ModuleExplanation(about, heard.products, [f"fuse would leave it alone: {reason}"])
+    try:
+        tried = _heard(module, args, kwargs, fused=True)
+    except Exception as error:  # the module itself has run
+        failed = f"a call of what epigemm.fuse(model) gives raises {type(error).__name__}"
+        return ModuleExplanation(about, heard.products, [failed])
     if not tried.products:  # as of nn.LSTM, which Dynamo leaves to PyTorch
         notes = ["none of these products is in a graph that fuse sees", *_notes(tried)]
         return ModuleExplanation(about, heard.products, notes)

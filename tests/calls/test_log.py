@@ -27,7 +27,7 @@ class Names(Log):
         super().__init__()
         self.told: list[str] = []
 
-    def begin(self) -> None:
+    def begin(self, recorded: LinearCall | None = None) -> None:
         """As of `Log`."""
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -63,17 +63,13 @@ def several(acc: Tensor) -> tuple[Tensor, Tensor]:
     [
         (lambda w: epigemm.linear_relu(x, w, bias), False, ["linear"]),
         (lambda w: epigemm.linear_relu(x, w, bias), True, ["linear_by_torch"]),
-        (lambda w: epigemm.linear_relu(x, w, bias, precision="highest"), True, ["linear_forward"]),
-        (
-            lambda w: epigemm.linear_gelu(x, w, bias),
-            True,
-            ["keeping_product", "linear_forward", "elementwise"],
-        ),
+        (lambda w: epigemm.linear_relu(x, w, bias, precision="highest"), True, ["linear"]),
+        (lambda w: epigemm.linear_gelu(x, w, bias), True, ["linear", "elementwise"]),
         (lambda w: epigemm.sigmoid(w), False, ["elementwise"]),
         (lambda w: epigemm.sigmoid(w), True, ["elementwise"]),
         (lambda w: epigemm.linear_scale(x, w, bias, bias), False, ["linear"]),
         (lambda w: epigemm.scale_batch_norm(w, x[0], x[1], x[2].abs()), False, ["fold_batch_norm", "elementwise"]),
-        (lambda w: epigemm.linear_glu(x.bfloat16(), w.bfloat16()), False, ["pair", "linear", "linear"]),
+        (lambda w: epigemm.linear_glu(x.bfloat16(), w.bfloat16()), False, ["one_kernel", "linear", "linear"]),
         (lambda w: several(x, w)[1], False, ["linear", "reduce"]),
     ],
 )  # fmt: skip

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import epigemm
+from epigemm.arguments.calls import ElementwiseCall
 from epigemm.epilogues.registry import EPILOGUES
+from epigemm.explain.explanation import arithmetic_text, in_its_own_kernel, kernel_owner
 from epigemm.explain.log import CallLog, explained
 from epigemm.packs import weight_packs
 from epigemm.planner import plans
@@ -149,7 +151,7 @@ def test_a_module_about_to_pack_says_so(road: Road) -> None:
     opened = CallLog()
     with opened:
         torch.ops.epigemm.linear(*call)
-    reasons = explained("linear", opened.calls).reasons
+    reasons = explained("linear", opened.told).reasons
     assert any("made by this call and kept" in reason for reason in reasons)
 
 
@@ -311,3 +313,24 @@ def test_no_derivative_kernel_of_a_users_epilogue_on_a_cpu(form: str, of_operand
     said = epigemm.explain(call, *args).backward
     assert "differentiable PyTorch reference" in said and "one derivative kernel" not in said
     assert "registry" not in said and "operand is asked for" not in said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arithmetic", "expected"),
+    [
+        (torch.float64, "ieee", "float64"),
+        (torch.float32, "ieee", "ieee float32"),
+        (torch.float32, "tf32", "tf32 products, float32 accumulation"),
+        (torch.bfloat16, "ieee", "bfloat16 products, float32 accumulation"),
+    ],
+)
+def test_what_numbers_are_multiplied_in(dtype: torch.dtype, arithmetic: str, expected: str) -> None:
+    assert arithmetic_text(dtype, arithmetic) == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_whose_kernel_it_is(device: str) -> None:
+    x, owner = torch.ones(2, 3, device=device), "PyTorch reference,"
+    assert kernel_owner(x) == owner
+    call = ElementwiseCall(EPILOGUES["relu_div"], x, (None, 2.0))
+    assert in_its_own_kernel(call) == f"{owner} relu_div"

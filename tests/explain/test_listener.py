@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm.calls.log import current
+from epigemm.explain.answer import Product
 from epigemm.explain.listener import Listener
-from epigemm.explain.products import Product
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road
 from tests.support.public import PUBLIC, Public

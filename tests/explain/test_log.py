@@ -7,7 +7,7 @@ import torch
 
 import epigemm
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.explain.log import logged
+from epigemm.explain.log import Launch, logged, texts_of
 from epigemm.packs import weight_packs
 
 x, weight, bias = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8)
@@ -34,15 +34,16 @@ def test_a_folded_batch_norm_is_one_call(dtype: torch.dtype, has_out: bool) -> N
     call = told.call
     assert isinstance(call, LinearCall) and call.out is out
     assert call.epilogue.name == "scale_batch_norm" and len(call.operands) == 2 and call.bias is None
-    assert len(told.before) == 1 and "fold of 8 columns" in told.before[0].text
+    (fold,) = [each for each in opened.told if isinstance(each, Launch)]
+    assert "fold of 8 columns" in fold.kernels[0]
     assert out is None or bool((out == 7.0).all()), "nothing is written"
 
 
 def test_casts_are_told() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         _, opened = logged(epigemm.linear, x, weight, bias)
-    (told,) = opened.calls
-    assert told.before[0].text == "torch cast of [4, 16] from float32 to bfloat16" and len(told.before) == 3
+    *casts, _ = texts_of(opened.told)
+    assert casts[0] == "torch cast of [4, 16] from float32 to bfloat16" and len(casts) == 3
 
 
 def test_what_is_no_function_of_ours_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import epigemm
-from tests.ops.op import COUNT, Op, map_tensors, tensors_of
+from tests.ops.op import COUNT, VARIANCE, Op, map_tensors, tensors_of
 from tests.ops.table import rows
 
 
@@ -76,3 +76,15 @@ def test_strict(op: Op, rng: torch.Generator) -> None:
     with pytest.raises(RuntimeError, match=words):
         op.call(**arguments, strict=True)
     op.call(**arguments, strict=False)
+
+
+@rows("explain writes nothing", lambda op: op.layer is None and op.takes_out)
+def test_explain_writes_nothing(op: Op, rng: torch.Generator) -> None:
+    """Not to `out` either, also where BatchNorm is not folded."""
+    first, named = op.in_order(op.draw(rng))
+    is_norm = bool(op.of_kind(VARIANCE))
+    for options in ({}, {"eps": 1e-60}) if is_norm else ({},):
+        out = torch.full((9, 16), 7.0)
+        function: Any = epigemm.linear_glu if op.name == "linear_glu-two_weights" else op.function
+        epigemm.explain(function, *first, **named, **options, out=out)
+        assert bool((out == 7.0).all())

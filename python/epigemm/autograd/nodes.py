@@ -31,11 +31,14 @@ from epigemm.packs import weight_packs
 
 def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
-    if current.log is not None:
-        return current.log.made(linear_forward, call)  # type: ignore[no-any-return]
-    if call.pack_use == weight_packs.NONE:
-        weight_packs.expire(call.weight)
+    _expire_pack(call)
     return resolve.run_linear(call)
+
+
+def _expire_pack(call: LinearCall) -> None:
+    """Of a weight that is being trained: it is about to change. Not so where the call is only told."""
+    if call.pack_use == weight_packs.NONE and current.log is None:
+        weight_packs.expire(call.weight)
 
 
 def elementwise_forward(call: ElementwiseCall) -> Tensor:
@@ -47,7 +50,7 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
 def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
     if current.log is not None:
-        current.log.begin()
+        current.log.begin(call)
     if not gradients.keeps_product(call):
         result: Tensor = _linear(call, call.x, call.weight, *call.operands)
         return result
@@ -146,11 +149,9 @@ def gradients_with_product(
 
 def keeping_product(call: LinearCall) -> one_kernel.Both | None:
     """The result and the product by one kernel; None where they are two."""
-    if current.log is not None:
-        return current.log.made(keeping_product, call)  # type: ignore[no-any-return]
     found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
-    if found is not None and call.pack_use == weight_packs.NONE:
-        weight_packs.expire(call.weight)
+    if found is not None:
+        _expire_pack(call)
     return found
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from torch import overrides
 from torch.overrides import TorchFunctionMode
 
+from epigemm.arguments.calls import LinearCall
+
 _pop_mode: Callable[[], Any] = overrides._pop_mode
 _push_mode: Callable[[Any], None] = overrides._push_mode
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
@@ -25,8 +27,8 @@ _Log = TypeVar("_Log", bound="Log")
 class Log(TorchFunctionMode):
     """What calls are told to; open while it is entered."""
 
-    def begin(self) -> None:
-        """A public function has been called. What it makes is told next."""
+    def begin(self, recorded: LinearCall | None = None) -> None:
+        """A public function has been called. What it makes is told next; `recorded`: for which call autograd has it."""
         raise NotImplementedError
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:

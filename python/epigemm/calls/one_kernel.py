@@ -16,7 +16,6 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, resolve
-from epigemm.calls.log import current
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
 
@@ -38,8 +37,6 @@ def pair(call: LinearCall) -> Tensor | None:
     That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
     read or write the tensors as they lie. `call` has None for the first matrix, which is the second product.
     """
-    if current.log is not None:
-        return current.log.made(pair, call)  # type: ignore[no-any-return]
     return attempt(
         call, (*call.inputs[1:], call.out), lambda circumstances: resolve.one_kernel(call, circumstances)
     )
@@ -67,8 +64,6 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
-    if current.log is not None:
-        return current.log.made(both, call)  # type: ignore[no-any-return]
     if not may_store(call) or not plans.has_gpu_kernels(call.x):
         return None
     stored = call.new_out()

@@ -454,6 +454,8 @@ def one_kernel(
     The result; with `moments` also the rows of a block, if the blocks' moments were left unmerged, else 0.
     `circumstances`: `dry_runs.ROUTED` for a call that autograd, tracers and modes have handled. See `Beside`.
     """
+    if current.log is not None:
+        return current.log.made(one_kernel, call, circumstances, stored, moments, blocks)
     return _Linear(call, circumstances=circumstances, beside=Beside(stored, moments, blocks)).run_once()
 
 

@@ -57,11 +57,6 @@ def find_all(call: LinearCall, *, ignore_shortage: bool = False) -> dict[str, Ch
     }
 
 
-def number_for(call: LinearCall) -> int:
-    """The argument `slices` of a dry run of a call on a device with epigemm's kernels."""
-    return number_of(find_all(call)) if call.x.dtype is torch.float32 else 0
-
-
 def number_of(choices: Mapping[str, Choice]) -> int:
     """The argument `slices` of a dry run: the costs, and which packs exist."""
     there = {True: dry_runs.THERE, False: 0}

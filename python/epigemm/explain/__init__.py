@@ -4,8 +4,7 @@ Imports: the public functions, `batch_statistics`, `autograd`, `calls`, `planner
 `explanations`.
 """
 
-from epigemm.explain.answer import Explanation
+from epigemm.explain.answer import Explanation, ModuleExplanation
 from epigemm.explain.log import explain
-from epigemm.explain.products import ModuleExplanation
 
 __all__ = ["Explanation", "ModuleExplanation", "explain"]

@@ -12,14 +12,13 @@ from torch import Tensor
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import elementwise_kernels, invariant, one_kernel, weight_slices
-from epigemm.calls.forecast import consider, require_fused
+from epigemm.calls import elementwise_kernels, invariant, weight_slices
+from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
-from epigemm.explain.words import arithmetic_text, dtype_name, in_its_own_kernel
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans, times
 from epigemm.planner.dry_runs import DryRun, Tried
@@ -33,7 +32,7 @@ _SAVED = (
     "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own"
 )
 _STRICT = " (strict=True: one kernel, and the derivative makes the product again)"
-_KEPT = "gradients are recorded: the kernel also stores the product, for the derivative"
+KEPT = "gradients are recorded: the kernel also stores the product, for the derivative"
 _LEFT_TO_TORCH = "PyTorch's own operators record the call"
 _NONE_FOR_FUSED = (
     ": none of the layer's products is one for a fused kernel, and the host takes longer than the device"
@@ -55,12 +54,12 @@ _SLICES_TEXT = {
 }
 
 
-def of_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
+def of_linear(call: LinearCall) -> Explanation:
     """A call that saves nothing for a derivative but its inputs and its result."""
     checks.linear(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.others, in_place=False)
-    return explain_linear(call, wants_gradients)
+    return explain_linear(call)
 
 
 def recorded_by_torch(call: LinearCall) -> Explanation:
@@ -69,7 +68,7 @@ def recorded_by_torch(call: LinearCall) -> Explanation:
     launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
     if _can_be_fused(call):
         return _by_torch(call, launches, [_LEFT_TO_TORCH + _NONE_FOR_FUSED])
-    return _by_torch(call, launches, [*explain_linear(call, wants_gradients=True).reasons, _LEFT_TO_TORCH])
+    return _by_torch(call, launches, [*explain_linear(call).reasons, _LEFT_TO_TORCH])
 
 
 def with_bias(found: Explanation) -> Explanation:
@@ -78,29 +77,13 @@ def with_bias(found: Explanation) -> Explanation:
     return replace(found, kernel=kernel, kernels=kernels)
 
 
-def of_pair(call: LinearCall) -> Explanation | None:
-    """Two products of one x as one kernel; None if they are two calls."""
+def of_one_kernel(call: LinearCall) -> Explanation | None:
+    """A call of which one kernel gives more than a result; None where the caller makes several calls."""
     considered = consider(call)
-    tried = considered.taken if considered.found.fused else None
-    if tried is None:
+    if considered.taken is None or not considered.found.copies_nothing:
         return None
-    why = _why(call, tried, None, changing=False, other="two calls")
-    return _explain_fused(call, tried, None, [_BOTH, *why])
-
-
-def of_both(call: LinearCall, wants_gradients: bool = False) -> Explanation | None:
-    """A call as one kernel that also stores the epilogue's second values; None if there is none."""
-    if not one_kernel.may_store(call):
-        return None
-    found = explain_linear(call._replace(strict=False), wants_gradients)
-    dry = dry_runs.dry_run(call, weight_slices.number_for(call))
-    return found if found.path == FUSED and dry.copies_nothing else None
-
-
-def keeping_product(call: LinearCall, wants_gradients: bool) -> Explanation | None:
-    """A recorded call as one kernel that also stores the product; None where it is two."""
-    found = of_both(call._replace(epilogue=call.epilogue.with_product), wants_gradients)
-    return None if found is None else replace(found, reasons=[_KEPT, *found.reasons])
+    found = _of_considered(call, considered)
+    return found if call.weight2 is None else replace(found, reasons=[_BOTH, *found.reasons])
 
 
 def apart(found: Explanation, call: LinearCall, before: list[str], is_recorded: bool) -> Explanation:
@@ -129,25 +112,25 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def explain_linear(call: LinearCall, wants_gradients: bool) -> Explanation:
+def explain_linear(call: LinearCall) -> Explanation:
     """A call that records nothing."""
-    changing = wants_gradients and call.weight.requires_grad
-    if changing:
-        call = call._replace(pack_use=weight_packs.NONE)
     if call.invariant and not call.is_empty:
         return _explain_invariant(call)
     if call.strict:
         require_fused(call)
     if unavailable := elementwise_kernels.why_none(call.x):
         return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
-    considered = consider(call)
+    return _of_considered(call, consider(call))
+
+
+def _of_considered(call: LinearCall, considered: Considered) -> Explanation:
+    """The first arithmetic that a fused kernel runs in, or the fallback."""
     reasons: list[str] = []
     candidates: list[dict[str, Any]] = []
     for tried in considered.found.tried:
         choice = considered.choices.get(tried.arithmetic)
         if not (why_not := considered.why_not(tried)):
-            why = _why(call, tried, choice, changing)
-            return _explain_fused(call, tried, choice, [*reasons, *why])
+            return _explain_fused(call, tried, choice, [*reasons, *_why(call, tried, choice)])
         if choice is None:
             candidates = tried.plan.get("candidates", [])
         slices = "two fp16 slices instead" if reasons else "fp16 slices"
@@ -186,22 +169,22 @@ def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[
     return [f"not on {slices}: {why_not}", *_memory_notes(call, tried.arithmetic)]
 
 
-def _why(
-    call: LinearCall, tried: Tried, choice: Choice | None, changing: bool, other: str = "the fallback"
-) -> list[str]:
-    """Why this kernel: its time, that of `other`, their source, and the source of the weight's slices."""
+def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
+    """Why this kernel: its time, that of its alternative, their source, and the source of the weight's slices."""
     plan = tried.plan
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
     fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
     if "fallback_us" in plan:
+        other = "the fallback" if call.weight2 is None else "two calls"
         if choice is not None:
             other = "torch's TF32 GEMM" if tried.tf32_allowed else "torch's fp32 GEMM"
         fastest += f", against {plans.fallback_us(plan):.1f} us for {other}"
     fastest = f"{fastest}: {times.source_text(source, plan)}"
     if choice is None:
         return [fastest]
-    slices = _CHANGING if changing else weight_slices.describe_source(choice, call.weight)
+    is_changing = call.pack_use == weight_packs.NONE
+    slices = _CHANGING if is_changing else weight_slices.describe_source(choice, call.weight)
     return [fastest, slices, _GUARD, *_memory_notes(call, tried.arithmetic)]
 
 
@@ -312,3 +295,27 @@ def _fallback_notes(call: LinearCall) -> list[str]:
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )
     return notes
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def kernel_owner(x: Tensor) -> str:
+    """The owner of an elementwise kernel, for a text in which the kernel's name follows."""
+    return "epigemm CUDA kernel," if elementwise_kernels.has_native(x) else "PyTorch reference,"
+
+
+def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
+    """The arithmetic of products and sums for a dtype."""
+    if dtype == torch.float64:
+        return "float64"
+    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+        return "ieee float32"
+    return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
+
+
+def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
+    """The launch of a call's epilogue behind a product."""
+    return f"{kernel_owner(call.x)} {call.epilogue.name}"

@@ -6,21 +6,21 @@ The call runs, because what a module does may depend on values. Packs are not ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.explain.answer import Explanation
-from epigemm.explain.log import Call, CallLog, explained
-from epigemm.explain.products import Product, numbered
-from epigemm.explain.words import dtype_name
+from epigemm.explain.answer import Explanation, Product, numbered
+from epigemm.explain.explanation import dtype_name
+from epigemm.explain.log import Call, CallLog, Launch, explained
 
 
 class Place(NamedTuple):
@@ -50,10 +50,6 @@ def _of_matmul(input: Tensor, other: Tensor, **_: Any) -> _Sized:
     return (rows, columns, k), batch, dtype_name(input.dtype)
 
 
-def _swapped(input: Tensor, other: Tensor) -> _Sized:
-    return _of_matmul(other, input)
-
-
 def _added(_: Any, first: Tensor, second: Tensor, **__: Any) -> _Sized:
     return _of_matmul(first, second)
 
@@ -66,31 +62,16 @@ def _unknown(*args: Any, **kwargs: Any) -> _Sized:
 
 
 _PRODUCTS: dict[Any, Callable[..., _Sized]] = {
-    torch.nn.functional.linear: _of_linear,
-    torch.nn.functional.bilinear: _unknown,
-    torch.nn.functional.multi_head_attention_forward: _unknown,  # its products are inside one operator
-    torch.einsum: _unknown,
-    torch.tensordot: _unknown,
-    **dict.fromkeys(
-        (torch.inner, torch.chain_matmul, torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown
-    ),
+    F.linear: _of_linear,
+    **dict.fromkeys((torch.matmul, torch.linalg.matmul, torch.mm, torch.bmm, torch.mv), _of_matmul),
+    **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.mv), _of_matmul),
+    Tensor.__rmatmul__: lambda input, other: _of_matmul(other, input),
+    **dict.fromkeys((torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm), _added),
+    **dict.fromkeys((F.bilinear, torch.einsum, torch.tensordot, torch.inner, torch.chain_matmul), _unknown),
+    **dict.fromkeys((torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown),
+    F.multi_head_attention_forward: _unknown,  # its products are inside one operator
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _unknown),
     **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _unknown),
-    torch.matmul: _of_matmul,
-    torch.linalg.matmul: _of_matmul,
-    torch.mm: _of_matmul,
-    torch.bmm: _of_matmul,
-    torch.mv: _of_matmul,
-    torch.addmm: _added,
-    torch.baddbmm: _added,
-    Tensor.matmul: _of_matmul,
-    Tensor.__matmul__: _of_matmul,
-    Tensor.__rmatmul__: _swapped,
-    Tensor.mm: _of_matmul,
-    Tensor.bmm: _of_matmul,
-    Tensor.mv: _of_matmul,
-    Tensor.addmm: _added,
-    Tensor.baddbmm: _added,
 }
 
 
@@ -108,7 +89,6 @@ class Listener(CallLog):
         super().__init__(runs=True)
         self.notes: list[str] = []
         self.graphs = 0
-        self._told: list[tuple[Place, Call | Product]] = []
         self._names = {id(module): name for name, module in reversed(list(root.named_modules()))}
         self._node: Place | None = None
         self._model = ""  # the name of the fused model that runs
@@ -116,7 +96,14 @@ class Listener(CallLog):
     @property
     def products(self) -> list[Product]:
         """The products, with unique names."""
-        return numbered([_product(*each) for each in self._told])
+        found, before = list[Product](), list[Launch]()
+        for each in self.told:
+            if isinstance(each, Launch):
+                before.append(each)
+            else:
+                found.append(each if isinstance(each, Product) else _product(each, before))
+                before = before if isinstance(each, Product) else []
+        return numbered(found)
 
     @contextmanager
     def paused(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -145,12 +132,12 @@ class Listener(CallLog):
         place = self._place(sys._getframe(2))
         size, batch, dtype = _PRODUCTS[function](*args, **kwargs)
         why = place.why or ("" if size else _OUT_OF_SIGHT)
-        product = Product(place.layer, function.__name__, size, dtype, batch, why, notes=place.notes)
-        self._told.append((place, product))
+        self.told.append(Product(place.layer, function.__name__, size, dtype, batch, why, notes=place.notes))
 
-    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
-        super()._add(call, found, function)
-        self._told.append((self._place(sys._getframe(1)), self.calls[-1]))
+    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> Call:
+        told = super()._add(call, found, function)
+        told.place = self._place(sys._getframe(1))
+        return told
 
     def _place(self, frame: FrameType | None) -> Place:
         """The node that is running, or the innermost module whose method makes the call."""
@@ -164,12 +151,11 @@ class Listener(CallLog):
         return Place("")
 
 
-def _product(place: Place, told: Call | Product) -> Product:
-    if isinstance(told, Product):
-        return told
-    x = told.call.x
+def _product(told: Call, before: Sequence[Launch]) -> Product:
+    """A call; `before`: what is launched ahead of it."""
+    x, place = told.call.x, told.place
     size = (prod(x.shape[:-1]), x.shape[-1])
     if isinstance(told.call, LinearCall):
         size = (told.call.rows, *told.call.weight.shape)
     named = (place.layer, place.function or told.function, size, dtype_name(x.dtype))
-    return Product(*named, explanation=explained(place.layer, [told]), notes=place.notes)
+    return Product(*named, explanation=explained(place.layer, [*before, told]), notes=place.notes)

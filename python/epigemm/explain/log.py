@@ -15,20 +15,22 @@ import torch
 from torch import Tensor
 
 from epigemm import batch_statistics, functional, glu, results_epilogue
-from epigemm.arguments.calls import FIND, KEEP, ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import FIND, KEEP, NONE, ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
-from epigemm.calls import elementwise_kernels, entry, one_kernel, reductions, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, entry, reductions, resolve, resolve_elementwise
 from epigemm.calls.by_reference import unfolded
 from epigemm.calls.log import Log, current
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
-from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation
+from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
 from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
-from epigemm.explain.words import dtype_name, kernel_owner
+from epigemm.explain.explanation import dtype_name, kernel_owner
+from epigemm.planner import dry_runs
+from epigemm.planner.reasons import Reason
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
@@ -36,44 +38,54 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     name: getattr(module, name) for module in (functional, glu) for name in module.__all__
 }
 COPY = "torch copy"
-_ELEMENTWISE = (UserEpilogue.elementwise, ResultsEpilogue.elementwise)
-_COPIES = {Tensor.to: None, Tensor.float: torch.float32, Tensor.clone: None, torch.batch_norm: None}
+_COPIES = {
+    Tensor.copy_: None,
+    Tensor.to: None,
+    Tensor.float: torch.float32,
+    Tensor.clone: None,
+    torch.batch_norm: None,
+}
 _requires_grad: Any = operator.attrgetter("requires_grad")
-_text: Any = operator.attrgetter("text")
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 
 
 class Launch(NamedTuple):
     """What is launched beside the calls: a cast, a fold, a copy, a reduction."""
 
-    text: str
-    results: tuple[Tensor, ...] = ()
+    kernels: list[str]  # in order
+    results: tuple[Tensor, ...] = ()  # what stands for those of the last one
     source: Tensor | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One call of a public function, as it is told.
 
     Attributes:
         call: as it was asked for.
         found: what it runs.
-        before: what is launched ahead of it.
         differentiates: whether its derivative is recorded.
         norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it.
         function: the name of what it computes.
         is_apart: whether the epilogue is a kernel of its own behind the product.
-        results: what stands for its results.
+        results: as of `Launch`.
+        place: of a module's call: where in the module it is.
     """
 
     call: LinearCall | ElementwiseCall
     found: Explanation
-    before: list[Launch]
     differentiates: bool
     norm: norms.ByTorch | None
     function: str
     is_apart: bool = False
     results: tuple[Tensor, ...] = ()
+    place: Any = None
+    source: None = None
+
+    @property
+    def kernels(self) -> list[str]:
+        """As of `Launch`."""
+        return self.found.kernels
 
 
 class CallLog(Log):
@@ -84,8 +96,7 @@ class CallLog(Log):
         is_single: whether each product is told as a call of one result, as for tuning.
 
     Attributes:
-        calls: the calls, in order.
-        pending: what was launched since the last call.
+        told: the calls and the launches beside them, in order; of a module PyTorch's own products, too.
         returned: what a function has returned.
         noted: PyTorch's functions that are told, too.
     """
@@ -94,16 +105,21 @@ class CallLog(Log):
 
     def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
         super().__init__()
-        self.calls: list[Call] = []
-        self.pending: list[Launch] = []
+        self.told: list[Launch | Call | Product] = []
         self.returned: Any = None
         self._runs, self._is_single = runs, is_single
         self._norm: norms.ByTorch | None = None
         self.begin()
 
-    def begin(self) -> None:
+    @property
+    def calls(self) -> list[Call]:
+        """The calls alone."""
+        return [each for each in self.told if isinstance(each, Call)]
+
+    def begin(self, recorded: LinearCall | None = None) -> None:
         """As of `Log`."""
-        self._is_new = True
+        self._last: Call | None = None  # of the function that has been called
+        self._recorded = recorded
         self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -112,7 +128,7 @@ class CallLog(Log):
             return self.note(function, *args)
         with self.closed():
             result = function(*map(_without_pack, args))
-        if result is not None:
+        if result is not None and not isinstance(result, int):
             self.note(function, *args)
         return result
 
@@ -145,6 +161,8 @@ class CallLog(Log):
     def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
         source, wanted = args[0], _COPIES[function]
+        if function is Tensor.copy_:
+            return None if self._runs else source
         dtype = args[1] if wanted is None and len(args) == 2 else wanted
         is_of_results = module == results_epilogue.__name__
         if function is torch.batch_norm and module == unfolded.__module__:
@@ -159,30 +177,34 @@ class CallLog(Log):
         else:
             text = f"torch cast to {dtype_name(dtype)}"
         if self._runs:
-            self.pending += [Launch(text)] if function is Tensor.to else []
+            self.told += [Launch([text])] if function is Tensor.to else []
             return None
         found = torch.zeros_like(source, dtype=dtype, requires_grad=source.requires_grad)
-        self.pending.append(Launch(text, (found,), source))
+        self.told.append(Launch([text], (found,), source))
         return found
 
-    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
+    def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> Call:
         if not function:
             function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
         function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
-        differentiates = self._wants_gradients and any(map(_requires_grad, call.inputs))
-        about = (self.pending, differentiates, self._norm, function)
-        self.calls.append(Call(call, found, *about))
-        self.pending, self._norm, self._is_new = [], None, False
+        self._last = Call(call, found, self._differentiates(call), self._norm, function)
+        self.told.append(self._last)
+        self._norm = None
+        return self._last
 
-    def _zeros(self, call: LinearCall | ElementwiseCall) -> Tensor | None:
+    def _differentiates(self, call: LinearCall | ElementwiseCall) -> bool:
+        return self._wants_gradients and any(map(_requires_grad, call.inputs))
+
+    def _zeros(self, told: Call) -> Tensor | None:
         """What stands for a call's result."""
+        call = told.call
         if self._runs or call.out is not None:
             return call.out
         if isinstance(call, LinearCall):
             found = call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]))
         else:
             found = torch.zeros_like(call.x)
-        self.calls[-1].results = (found,)
+        told.results = (found,)
         return found
 
     def _linear(self, call: LinearCall, plan: object = None, fold: FoldCall | None = None) -> Tensor | None:
@@ -190,80 +212,69 @@ class CallLog(Log):
             wide = compute_dtype(call.x.dtype)
             call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
             self._fold(fold)
-        found = explanation.of_linear(call, self._wants_gradients)
+        found = explanation.of_linear(call)
         if fold is not None and fold.vectors[0] is not None:
             # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
             is_first = call.x.element_size() == 2 or found.path == REFERENCE
             found = explanation.with_bias(found) if is_first else found
-        self._add(call, found)
-        return self._zeros(call)
+        return self._zeros(self._add(call, found))
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
-        call = LinearCall(epilogue, x, weight, (bias,))
-        self._add(call, explanation.recorded_by_torch(call))
-        found = self._zeros(call)
+        call = LinearCall(epilogue, x, weight, (bias,), pack_use=NONE if weight.requires_grad else FIND)
+        found = self._zeros(self._add(call, explanation.recorded_by_torch(call)))
         return None if found is None else found.requires_grad_()
 
     def _elementwise(self, call: ElementwiseCall) -> Tensor | None:
-        last = self.calls[-1] if self.calls and not self._is_new else None
+        last = self._last
         if last is None or not isinstance(last.call, LinearCall):
-            self._add(call, explanation.of_elementwise(call))
-            return self._zeros(call)
+            return self._zeros(self._add(call, explanation.of_elementwise(call)))
         epilogue, operands, product = call.epilogue, [*call.operands], last.call
         if epilogue.bias_place:
             operands[epilogue.bias_place - 1] = product.bias
         last.call = product._replace(epilogue=epilogue, operands=operands, out=call.out)
         last.function = epilogue.name.partition(".")[0]
-        last.differentiates |= self._wants_gradients and any(map(_requires_grad, call.inputs))
+        last.differentiates |= self._differentiates(call)
         last.is_apart = True
-        between, self.pending = [each.text for each in self.pending], []
-        last.found = explanation.apart(last.found, last.call, between, is_recorded=last.differentiates)
-        return self._zeros(call)
+        at = self.told.index(last) + 1
+        behind, self.told[at:] = self.told[at:], []
+        last.found = explanation.apart(
+            last.found, last.call, texts_of(behind), is_recorded=last.differentiates
+        )
+        return self._zeros(last)
 
     def _fold(self, call: FoldCall) -> Tensor:
         text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
-        self.pending.append(Launch(f"{kernel_owner(call.like)} {text}"))
+        self.told.append(Launch([f"{kernel_owner(call.like)} {text}"]))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
-    def _keeping_product(self, call: LinearCall) -> one_kernel.Both | None:
-        found = None if self._is_single else explanation.keeping_product(call, self._wants_gradients)
+    def _one_kernel(
+        self, call: LinearCall, circumstances: int, stored: Tensor | None, *_: object
+    ) -> Tensor | Reason | None:
+        """A call that is one kernel, of which the caller makes several if there is none."""
+        is_seen = not circumstances & dry_runs.ROUTED and entry.sees(*call.inputs, call.out) is not None
+        found = None if self._is_single or is_seen else explanation.of_one_kernel(call)
         if found is None:
-            return None
-        both = self._two(call, found)
-        self.calls[-1].results = self.calls[-1].results[:1]  # the product is for the derivative
-        return both
-
-    def _both(self, call: LinearCall) -> one_kernel.Both | None:
-        found = None if self._is_single or entry.sees(*call.inputs) else explanation.of_both(call)
-        each = "each matrix by a kernel of its own"
-        return None if found is None else self._two(call, replace(found, backward=each))
-
-    def _two(self, call: LinearCall, found: Explanation) -> one_kernel.Both | None:
-        self._add(call, found)
-        if self._runs:
-            return None
-        both = one_kernel.Both(call.new_out().zero_(), call.new_out().zero_())
-        self.calls[-1].results = both
-        return both
-
-    def _pair(self, call: LinearCall) -> Tensor | None:
-        if self._is_single or entry.sees(*call.inputs, call.out):
-            return None
-        found = explanation.of_pair(call)
-        if found is None:
-            return None
-        self._add(call, found)
-        return self._zeros(call)
+            return Reason.NOT_PLAIN if is_seen else Reason.NOT_FUSED
+        if self._recorded is not None:
+            call, found = self._recorded, replace(found, reasons=[explanation.KEPT, *found.reasons])
+        elif stored is not None:
+            found = replace(found, backward="each matrix by a kernel of its own")
+        told = self._add(call, found)
+        result = self._zeros(told)
+        if result is not None and stored is not None:
+            stored.zero_()
+            told.results = (result, stored) if self._recorded is None else (result,)
+        return result
 
     def _batch_norm(self, call: BatchNormCall, inputs: batch_norm.Inputs) -> None:
         x, weight, bias, *vectors = inputs
         options = {"precision": call.precision, "pack_use": call.pack_use, "strict": call.strict}
         product = LinearCall(BIAS, x, weight, (bias,), **options)  # type: ignore[arg-type]
-        found = norms.explained(product, call, vectors[0], self._wants_gradients)
-        self._add(product, found, norms.function_of(call, vectors[0]))
+        found = norms.explained(product, call, vectors[0])
+        told = self._add(product, found, norms.function_of(call, vectors[0]))
         learnt = [each for each in vectors if each is not None]
-        self.calls[-1].differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
+        told.differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
 
     def _norm_by_torch(self, call: BatchNormCall, vectors: Vectors, why: str) -> None:
         self._norm = norms.ByTorch(call, vectors.scale, why)
@@ -274,23 +285,20 @@ class CallLog(Log):
         if self._runs:
             return None
         names = reductions.launches(kind, matrix.dtype, invariant=invariant and axis == 1)
-        self.pending += [Launch(f"torch {each}") for each in names[:-1]]
+        *before, last = [f"torch {each}" for each in names]
         like: Any = {"dtype": compute_dtype(matrix.dtype), "device": matrix.device}
         count = 2 if kind == VAR else 1
         found = tuple([torch.zeros(matrix.shape[1 - axis], **like) for _ in range(count)])
-        self.pending.append(Launch(f"torch {names[-1]} of each {'row' if axis else 'column'}", found))
+        self.told.append(Launch([*before, f"{last} of each {'row' if axis else 'column'}"], found))
         return found if len(found) == 2 else (found[0], None)
 
 
 _TELL: dict[Any, Callable[..., Any]] = {
     resolve.linear: CallLog._linear,
-    nodes.linear_forward: CallLog._linear,
     nodes.linear_by_torch: CallLog._by_torch,
-    nodes.keeping_product: CallLog._keeping_product,
     resolve_elementwise.elementwise: CallLog._elementwise,
     elementwise_kernels.fold_batch_norm: CallLog._fold,
-    one_kernel.both: CallLog._both,
-    one_kernel.pair: CallLog._pair,
+    resolve.one_kernel: CallLog._one_kernel,
     batch_norm.forward: CallLog._batch_norm,
     batch_statistics.linear_batch_norm: CallLog._norm_by_torch,
     reductions.reduce: CallLog._reduce,
@@ -312,15 +320,14 @@ def logged(
         ValueError: `fn_or_name` is no public function of epigemm.
         Exception: whatever the call itself raises for these arguments.
     """
-    is_elementwise = getattr(fn_or_name, "__func__", None) in _ELEMENTWISE
-    made = fn_or_name.__self__ if is_elementwise else fn_or_name  # type: ignore[union-attr]
+    made = getattr(fn_or_name, "__self__", fn_or_name)
     function: Callable[..., Any] | None
-    if isinstance(made, UserEpilogue | ResultsEpilogue):
-        name, function = made.traced.name, made.elementwise if is_elementwise else made
+    if isinstance(made, UserEpilogue | ResultsEpilogue) and fn_or_name in (made, made.elementwise):
+        name, function = made.traced.name, fn_or_name  # type: ignore[assignment]
     else:
         name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
         function = _FUNCTIONS.get(name)
-        if callable(made) and made is not function:
+        if callable(fn_or_name) and fn_or_name is not function:
             function = None
     if function is None:
         accepted = ", ".join(_FUNCTIONS)
@@ -338,8 +345,8 @@ def explain(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) 
     """`epigemm.explain` of a function with one result."""
     name, opened = logged(fn_or_name, *args, **kwargs)
     if opened.calls:
-        return explained(name, opened.calls, opened.pending)
-    launches = [*map(_text, opened.pending)]
+        return explained(name, opened.told)
+    launches = texts_of(opened.told)
     return replace(by_torch(opened.returned), op=f"{name}: PyTorch's operators", kernels=launches)
 
 
@@ -349,38 +356,45 @@ def by_torch(result: Tensor) -> Explanation:
     return Explanation("z", REFERENCE, "PyTorch's operators", arithmetic, [], backward=backward)
 
 
-def explained(function: str, calls: Sequence[Call], behind: Sequence[Launch] = ()) -> Explanation:
-    """The explanation of a function's calls, of which the last gives the result. `behind`: what follows it."""
-    *earlier, last = calls
+def texts_of(told: Sequence[Launch | Call | Product]) -> list[str]:
+    """Every launch, in order."""
+    return [kernel for each in told if not isinstance(each, Product) for kernel in each.kernels]
+
+
+def explained(function: str, told: Sequence[Launch | Call | Product]) -> Explanation:
+    """The explanation of a function's calls, of which the last gives the result, and of what is beside them."""
+    *earlier, last = every = [each for each in told if isinstance(each, Call)]
     call, found = last.call, last.found
     op = "linear" if isinstance(call, LinearCall) else "elementwise"
     op = f"epigemm::{op if call.out is None else f'{op}_out'}, epilogue {call.epilogue.name}"
-    if found.backward:
-        backward = found.backward
+    if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
+        found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
+    others = [f"it reads another product: {'; '.join(each.kernels)}" for each in earlier]
+    times = [each.found.us for each in every if each.found.us is not None]
+    found = replace(
+        found,
+        op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
+        reasons=[*found.reasons, *others],
+        backward=backward_of(last, earlier),
+        kernels=texts_of(told),
+        us=sum(times) if len(times) == len(every) else None,
+        is_measured=all(each.found.is_measured for each in every),
+    )
+    return found if last.norm is None else last.norm.behind(found, call.epilogue)
+
+
+def backward_of(last: Call, earlier: Sequence[Call] = ()) -> str:
+    """What the first derivative of these calls runs."""
+    call = last.call
+    if call.out is not None:
+        return "none: a call with out= has no derivative"
+    if last.found.backward:
+        backward = last.found.backward
     elif isinstance(call, LinearCall) and not (last.is_apart and not gradients.keeps_product(call)):
         backward = backward_linear(call)
     else:
         what = f"product; {PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
         backward = f"{derivative(call)} on the saved {what}"
-    if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
-        found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
-    if call.out is not None:
-        backward = "none: a call with out= has no derivative"
-    elif True not in [each.differentiates for each in calls]:
-        backward = f"not needed: no argument requires grad (otherwise: {backward})"
-    reasons, launches = [*found.reasons], list[str]()
-    for each in calls:
-        launches += [*map(_text, each.before), *each.found.kernels]
-    for each in earlier:
-        reasons.append(f"it reads another product: {'; '.join(each.found.kernels)}")
-    found = replace(
-        found,
-        op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
-        reasons=reasons,
-        backward=backward,
-        kernels=[*launches, *map(_text, behind)],
-    )
-    for each in earlier:
-        us = None if each.found.us is None or found.us is None else each.found.us + found.us
-        found = replace(found, us=us, is_measured=each.found.is_measured and found.is_measured)
-    return found if last.norm is None else last.norm.behind(found, call.epilogue)
+    if any(each.differentiates for each in (*earlier, last)):
+        return backward
+    return f"not needed: no argument requires grad (otherwise: {backward})"

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd.batch_norm import BatchNormCall
-from epigemm.calls import weight_slices
+from epigemm.calls.forecast import consider
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.explain.answer import Explanation
 from epigemm.explain.derivatives import PRODUCTS
 from epigemm.explain.explanation import explain_linear
-from epigemm.explain.words import OF_BLOCKS, OF_COLUMNS, WITHIN
-from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs
 
 
 def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
@@ -28,12 +25,10 @@ def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
     return f"linear{'' if scale is None else '_scale'}_batch_norm{'_relu' if call.relu else ''}"
 
 
-def explained(
-    product: LinearCall, call: BatchNormCall, scale: Tensor | None, wants_gradients: bool
-) -> Explanation:
+def explained(product: LinearCall, call: BatchNormCall, scale: Tensor | None) -> Explanation:
     """Of the product, and the BatchNorm behind it."""
-    launches = _launched(product, wants_gradients)
-    found = explain_linear(product._replace(statistics=bool(launches)), wants_gradients)
+    launches = _launched(product)
+    found = explain_linear(product._replace(statistics=bool(launches)))
     in_gemm = bool(launches) and "blocks" not in launches
     merges = "merge" in launches if in_gemm else product.rows > MOST_LEFT * BLOCK_ROWS
     return replace(
@@ -64,32 +59,32 @@ class ByTorch(NamedTuple):
         return replace(found, reasons=reasons, kernels=[*found.kernels, *kernels], backward=backward)
 
 
-def _launched(product: LinearCall, wants_gradients: bool) -> list[str]:
+def _launched(product: LinearCall) -> list[str]:
     """What a call launches that gives the product and its statistics; nothing if these are two calls."""
     if product.x.dtype is torch.float64:
         return []
-    if wants_gradients and product.weight.requires_grad:
-        product = product._replace(pack_use=weight_packs.NONE)
-    dry = dry_runs.dry_run(product._replace(statistics=True), weight_slices.number_for(product))
+    dry = consider(product._replace(statistics=True)).found
     return dry.launches if dry.copies_nothing else []
 
 
 def _launches(call: BatchNormCall, in_gemm: bool, merges: bool) -> Iterator[str]:
     """What follows the product. `merges`: the blocks are so many that a kernel of its own merges them."""
     if not in_gemm:
-        yield OF_BLOCKS
+        yield _OF_BLOCKS
     if merges:
-        yield OF_COLUMNS
+        yield _OF_COLUMNS
     running = call.running
     if running.tracked is not None and running.momentum is None:
         yield "torch add_, to the number of batches"
     relu = "" if not call.relu else " and ReLU"
     written = "" if running.mean is None else "; the running statistics"
-    yield f"{_KERNEL if merges else f'{OF_COLUMNS};'} normalisation{relu}{written}"
+    yield f"{_KERNEL if merges else f'{_OF_COLUMNS};'} normalisation{relu}{written}"
 
 
 _KERNEL = "epigemm CUDA kernel,"
-_WITHIN = f"batch statistics: {WITHIN}"
+_OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
+_OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
+_WITHIN = "batch statistics: the product's kernel reduces the blocks of rows that it stores"
 _BEHIND = "batch statistics: a kernel behind the product reads it for them"
 _BACKWARD = (
     "epigemm's kernels for two sums of each column, for the total of their parts, and for the product's gradient; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.tracer.results import structured
 from epigemm.explain import explanation
-from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, Explanation
-from epigemm.explain.log import COPY, Launch, by_torch, explained, logged
+from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, Explanation, Product
+from epigemm.explain.log import COPY, Call, CallLog, backward_of, by_torch, explained, logged
 from epigemm.results_epilogue import ResultsEpilogue
 
 _SHARED = (
@@ -35,106 +35,71 @@ def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     """`epigemm.explain` of a function with several results, or of its `elementwise`."""
     function, opened = logged(fn, *args, **kwargs)
     made, is_linear = getattr(fn, "__self__", fn), isinstance(fn, ResultsEpilogue)
-    named = {name: value for name, value in kwargs.items() if name not in ("out", "precision", "strict")}
-    form, given = made.form(args[1 + is_linear :], named)
+    options = {name: value for name, value in kwargs.items() if name not in ("out", "precision", "strict")}
+    form, given = made.form(args[1 + is_linear :], options)
     promoted = form.promoted_results(args[0], given) if is_linear else [False] * len(form.results)
-    before, calls = opened.calls[: any(promoted)], opened.calls[any(promoted) :]
-    launches = [*[launch for each in calls for launch in each.before], *opened.pending]
-    told = _Told(structured(opened.returned)[0], launches)
-    ahead = [*(calls[0].before if calls else opened.pending)]
-    if before:  # a product in autocast's type, which is cast
-        told.kernels += [*[each.text for each in before[0].before], *before[0].found.kernels]
-        told.given = [each.results[0] for each in ahead if each.source is before[0].results[0]]
-    elif not is_linear:
-        told.given = [args[0]]
-    for each in calls:
-        told.add(each.before)
-        *kernels, last = each.found.kernels
-        told.kernels += kernels
-        told.add([Launch(last, tuple(each.results))], are_matrices=True)
-    told.add(opened.pending)
-    first = by_torch(args[0])
-    every = [explained(each.function, [each]) for each in calls]
-    is_both = bool(calls) and len(calls[0].results) == 2
-    if every:
+    # Where results are promoted, the first call is the product in autocast's type, which is cast then.
+    product, calls = (opened.calls[0], opened.calls[1:]) if any(promoted) else (None, opened.calls)
+    kernels, memory = _named(opened, product, () if is_linear else args[:1])
+    first, is_both = by_torch(args[0]), bool(calls) and len(calls[0].results) == 2
+    if calls:
         shared = form.matrices(calls[0].call.x.dtype)[0].epilogue
-        name = (
-            calls[0].function
-            if shared is None or not isinstance(calls[0].call, LinearCall)
-            else shared.traced.name
-        )
-        first = explained(name, calls[:1])
+        is_shared = shared is not None and isinstance(calls[0].call, LinearCall)
+        first = explained(shared.traced.name if is_shared else calls[0].function, calls[:1])
         first = replace(first, op=first.op.partition(": ")[2]) if is_both else first
-    needed = [each.backward for each in every if not each.backward.startswith("not ")]
+    needed = [each for each in map(backward_of, calls) if not each.startswith("not ")]
     names = [f"r{number}" for number in range(len(form.results))]
     found = replace(
         first,
-        op=f"{function}: {form.named_results(names)}, of {first.op}",
-        reasons=[*first.reasons, *told.memory(), _BOTH if is_both else _SHARED],
-        kernels=told.kernels,
+        reasons=[*first.reasons, *memory, _BOTH if is_both else _SHARED],
+        kernels=kernels,
         backward="; ".join([*dict.fromkeys(needed), _OF_REDUCTIONS]) if needed else first.backward,
         results=[
             f"{name}: {replace(each, is_fp32=each.is_fp32 or is_fp32)}"
             for name, each, is_fp32 in zip(names, form.results, promoted, strict=True)
         ],
     )
-    if not before:
-        return found
-    product = explained("linear", before)
-    return replace(
-        found,
-        op=f"{function}: {form.named_results(names)}, of {product.op}",
-        path=GEMM_ELEMENTWISE if found.path == ELEMENTWISE else found.path,
-        reasons=[explanation.PROMOTED, *product.reasons, *found.reasons],
-    )
+    if product is not None:
+        of_product = explained("linear", [product])
+        path = GEMM_ELEMENTWISE if found.path == ELEMENTWISE else found.path
+        reasons = [explanation.PROMOTED, *of_product.reasons, *found.reasons]
+        found = replace(found, op=of_product.op, path=path, reasons=reasons)
+    return replace(found, op=f"{function}: {form.named_results(names)}, of {found.op}")
 
 
-class _Told:
-    """The launches of a call, with the names of the results that each of them gives.
+def _named(opened: CallLog, product: Call | None, z: Sequence[Tensor]) -> tuple[list[str], list[str]]:
+    """All launches, with the names of the results that each of them gives; and what matrices take that are none.
 
-    Attributes:
-        kernels: their texts.
-        given: what an elementwise call is of.
+    `product`: what is cast before all else; `z`: what an elementwise call is of.
     """
-
-    def __init__(self, results: Sequence[Tensor], launches: Iterable[Launch]) -> None:
-        self.kernels: list[str] = []
-        self.given: list[Tensor] = []
-        self._results = [_memory_of(each) for each in results]
-        self._copied = {  # whose copies results are
-            _memory_of(made[0]): _memory_of(source)
-            for text, made, source in launches
-            if text == COPY and source is not None
-        }
-        self._matrices: dict[int, int] = {}  # the bytes of each
-
-    def add(self, launches: Iterable[Launch], *, are_matrices: bool = False) -> None:
-        """Add launches, in order; `are_matrices`: whether their results are, as casts and copies of one are."""
-        given = [_memory_of(each) for each in self.given]
-        for text, made, source in launches:
-            read = None if source is None else _memory_of(source)
-            places = [_memory_of(each) for each in made]
-            is_matrix = are_matrices or read in given or read in self._matrices
-            if is_matrix:
-                self._matrices |= zip(places, (each.nbytes for each in made), strict=True)
-            names = [
-                f"r{number}"
-                for number, place in enumerate(self._results)
-                if place in places or self._copied.get(place) in places
-            ]
-            of_given = " of z" if text == COPY and read in given else ""
-            others = ", which others read" if is_matrix else ""
-            self.kernels.append(f"{text}{of_given}{': ' + ', '.join(names) if names else others}")
-
-    def memory(self) -> list[str]:
-        """What the matrices take that are no results."""
-        left = [size for place, size in self._matrices.items() if place not in self._results]
-        size = f"{sum(left) / 2**20:.1f} MiB"
-        return (
-            [f"matrices that are no results, kept until the call returns: {len(left)}, {size}"]
-            if left
-            else []
-        )
+    told = [each for each in opened.told if not isinstance(each, Product)]
+    results = [_memory_of(each) for each in structured(opened.returned)[0]]
+    copied = {  # whose copies results are
+        _memory_of(each.results[0]): _memory_of(each.source)
+        for each in told
+        if each.source is not None and each.kernels == [COPY]
+    }
+    given = [_memory_of(each) for each in z]
+    matrices: dict[int, int] = {}  # the bytes of each
+    kernels = list[str]()
+    for each in told:
+        *before, kernel = each.kernels
+        read = None if each.source is None else _memory_of(each.source)
+        made = {_memory_of(result): result.nbytes for result in each.results}
+        if product is not None and each.source is product.results[0]:
+            given += made
+        is_call = isinstance(each, Call) and each is not product
+        if is_matrix := is_call or read in given or read in matrices:
+            matrices |= made
+        names = [
+            f"r{number}" for number, place in enumerate(results) if place in made or copied.get(place) in made
+        ]
+        of_z = " of z" if kernel == COPY and read in given else ""
+        others = ", which others read" if is_matrix else ""
+        kernels += [*before, f"{kernel}{of_z}{': ' + ', '.join(names) if names else others}"]
+    left = [size for place, size in matrices.items() if place not in results]
+    size = f"{len(left)}, {sum(left) / 2**20:.1f} MiB"
+    return kernels, [f"matrices that are no results, kept until the call returns: {size}"] if left else []
 
 
 def _memory_of(tensor: Tensor) -> int:

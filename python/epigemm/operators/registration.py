@@ -100,7 +100,7 @@ class _Operator(NamedTuple):
 def _linear_fake(call: LinearCall) -> Tensor:
     checks.linear(call)
     if current.log is not None:
-        current.log.note(nodes.linear_forward, call)
+        current.log.note(resolve.linear, call)
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
 
 

@@ -22,8 +22,8 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.forecast import consider
 from epigemm.compilers import is_traced
+from epigemm.explain.explanation import dtype_name
 from epigemm.explain.log import logged
-from epigemm.explain.words import dtype_name
 from epigemm.packs import weight_packs
 from epigemm.planner import plans, times
 from epigemm.planner.times import Entry
