@@ -323,7 +323,7 @@ def logged(
     made = getattr(fn_or_name, "__self__", fn_or_name)
     function: Callable[..., Any] | None
     if isinstance(made, UserEpilogue | ResultsEpilogue) and fn_or_name in (made, made.elementwise):
-        name, function = made.traced.name, fn_or_name  # type: ignore[assignment]
+        name, function = made.traced.name, fn_or_name
     else:
         name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
         function = _FUNCTIONS.get(name)

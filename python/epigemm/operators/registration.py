@@ -17,11 +17,12 @@ from epigemm._native import ops
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, linear_arguments
 from epigemm.autograd import gradient_products, gradients, nodes
-from epigemm.calls import elementwise_kernels, entry, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import vmap
 from epigemm.packs import weight_packs
+from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
@@ -108,9 +109,14 @@ def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
     checks.linear(call)
     shape = (*call.x.shape[:-1], call.weight.shape[0])
     result, product = call.x.new_empty(shape), call.x.new_empty(shape)
-    if current.log is not None and current.log.note(nodes.keeping_product, call) is None:
-        current.log.note(nodes.linear_forward, call.product())
-        current.log.note(resolve_elementwise.elementwise, call.behind(product))
+    if current.log is not None:
+        both = call._replace(epilogue=call.epilogue.with_product)
+        is_asked = one_kernel.may_store(both) and plans.has_gpu_kernels(call.x)
+        if not is_asked or isinstance(
+            current.log.note(resolve.one_kernel, both, dry_runs.ROUTED, product), Reason
+        ):
+            current.log.note(resolve.linear, call.product())
+            current.log.note(resolve_elementwise.elementwise, call.behind(product))
     return result, product
 
 
@@ -201,7 +207,7 @@ def _at_once(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return found
         inputs = _tensors_in(args)
         if current.log is not None:
-            current.log.begin()
+            current.log.begin(call if name == "linear_with_product" else None)
         if not gradient_products.runs_directly(*inputs):
             return kernel(keyset, *args)
         _refuse_forward_mode(name)
