@@ -129,22 +129,21 @@ def precompile(
 
 def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bool) -> Iterator[_Wanted]:
     """With its optional operands, and without; of several results each matrix that has a kernel."""
-    if isinstance(function, UserEpilogue):
-        for each in (function, *function.without.values()):
-            yield _Wanted(each, types)
-            if training and 0 in each.traced.program.read_by_derivative():
-                yield _Wanted(each, types, is_pair=True, keeps_product=True)
-        return
     dtype, _ = types
     wide = compute_dtype(dtype)
     for form in (function, *function.without.values()):
-        for number, (matrix, epilogue) in enumerate(form.matrices(dtype)):
-            if epilogue is not None:
-                of_types = (wide, wide) if matrix.is_wide else types
-                yield _Wanted(epilogue, of_types, number == 0)
-                if training and number == 0 and 0 in epilogue.traced.program.read_by_derivative():
-                    yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
-        if (pair := form.pair(dtype)) is not None:
+        matrices: list[tuple[UserEpilogue | None, bool]]
+        if isinstance(form, UserEpilogue):
+            matrices, pair = [(form, False)], None
+        else:
+            matrices, pair = [(each, of.is_wide) for of, each in form.matrices(dtype)], form.pair(dtype)
+        for number, (epilogue, is_wide) in enumerate(matrices):
+            if epilogue is None:
+                continue
+            yield _Wanted(epilogue, (wide, wide) if is_wide else types, number == 0)
+            if training and number == 0 and 0 in epilogue.traced.program.read_by_derivative():
+                yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
+        if pair is not None:
             yield _Wanted(pair.epilogue, types, is_pair=True)
 
 

@@ -27,10 +27,12 @@ def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
 
 def explained(product: LinearCall, call: BatchNormCall, scale: Tensor | None) -> Explanation:
     """Of the product, and the BatchNorm behind it."""
-    launches = _launched(product)
-    found = explain_linear(product._replace(statistics=bool(launches)))
+    with_statistics, launches = product._replace(statistics=True), list[str]()
+    if product.x.dtype is not torch.float64 and (dry := consider(with_statistics).found).copies_nothing:
+        launches = dry.launches
+    found = explain_linear(with_statistics if launches else product)
     in_gemm = bool(launches) and "blocks" not in launches
-    merges = "merge" in launches if in_gemm else product.rows > MOST_LEFT * BLOCK_ROWS
+    merges = "merge" in launches if launches else product.rows > MOST_LEFT * BLOCK_ROWS
     return replace(
         found,
         op=f"{function_of(call, scale)}, by the batch's own statistics",
@@ -57,14 +59,6 @@ class ByTorch(NamedTuple):
             backward = f"torch's derivative of {' and '.join(reversed(kernels))}; then {backward}"
         reasons = [f"PyTorch's BatchNorm follows: {self.why}", *found.reasons]
         return replace(found, reasons=reasons, kernels=[*found.kernels, *kernels], backward=backward)
-
-
-def _launched(product: LinearCall) -> list[str]:
-    """What a call launches that gives the product and its statistics; nothing if these are two calls."""
-    if product.x.dtype is torch.float64:
-        return []
-    dry = consider(product._replace(statistics=True)).found
-    return dry.launches if dry.copies_nothing else []
 
 
 def _launches(call: BatchNormCall, in_gemm: bool, merges: bool) -> Iterator[str]:
