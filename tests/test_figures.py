@@ -17,8 +17,8 @@ from benchmarks.models.registry import NETWORKS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PERFORMANCE, FUSE, NUMERICS, MIGRATING = (
-    ROOT / "docs" / f"{name}.md" for name in ("performance", "fuse", "numerics", "migrating")
+PERFORMANCE, MODELS, NUMERICS = (
+    ROOT / "docs" / f"{name}.md" for name in ("performance", "models", "numerics")
 )
 RESULTS = ROOT / "benchmarks" / "results"
 FOLDERS = {"An H100": "nvidia-h100-80gb-hbm3", "An H200": "nvidia-h200"}
@@ -36,8 +36,6 @@ SHORT = {
     "bias, ReLU": "bias_relu",
     "sigmoid, scale": "sigmoid_scale",
     "bias, GELU": "bias_gelu",
-    "bias, GELU(tanh)": "bias_gelu_tanh",
-    "bias, SiLU": "bias_silu",
     "GELU": "bias_gelu",
     "residual": "residual",
 }
@@ -294,6 +292,21 @@ def test_the_readmes_range() -> None:
     assert f"they are {min(found):.2f} to {max(found):.2f} times as fast" in text
 
 
+def test_what_tf32_alone_gives() -> None:
+    layers = cases(FOLDERS["An H200"], "bench")
+    fp32, tf32 = (
+        layers[f"linear/bias_relu 1024x8192x8192 fp32 {name}"]["ms"] for name in ("highest", "high")
+    )
+    sweep = json.loads((RESULTS / FOLDERS["An H200"] / "gradings" / "gradings.json").read_text())["sweep"]
+    (errors,) = (each["errors"] for each in sweep if (each["data"], each["k"]) == ("uniform_linear", 8192))
+    of_tf32, split = (errors[name]["max_ratio"] / errors["sgemm"]["max_ratio"] for name in ("tf32", "split"))
+    ratio = f"{fp32['eager'] / tf32['eager']:.1f} times as fast"
+    page, readme = (" ".join(each.read_text(encoding="utf-8").split()) for each in (NUMERICS, README))
+    assert f"takes {tf32['eager']:.3f} ms in place of {fp32['eager']:.3f}: it is {ratio}" in page
+    assert f"at K = 8192 is {of_tf32:.0f} times SGEMM's" in page and f"at {of_tf32:.0f} times the" in readme
+    assert f"{fp32['epigemm']:.3f} ms, with {split:.1f} times SGEMM's" in page and ratio in readme
+
+
 def version_of(file: Path) -> str:
     """The hash of `csrc/` in a record."""
     record = json.loads(file.read_text(encoding="utf-8"))
@@ -327,7 +340,7 @@ def test_how_many_tests_a_gpu_has_run() -> None:
 def test_first_calls() -> None:
     """Of epigemm and of `torch.compile`: with nothing cached, and from the disk."""
     record = json.loads((RESULTS / FOLDERS["An H100"] / "custom" / "summary.json").read_text())
-    text = MIGRATING.read_text(encoding="utf-8")
+    text = " ".join(PERFORMANCE.read_text(encoding="utf-8").split())
     for who in ("", "compile_"):
         first, cached = record[f"{who}first_call_s"], record[f"{who}cached_call_ms"]
         unit, of_one = (" s", 1e3) if who else (" ms", 1)
@@ -339,7 +352,6 @@ def test_first_calls() -> None:
 PRECISIONS = {"fp32 `highest`": "fp32_highest", "fp32 `high`": "fp32_high", "bf16": "bf16"}
 VARIANTS = {
     '`torch.compile` / with the backend "epigemm"': "backend_vs_compile",
-    'the same with `mode="reduce-overhead"`': "overhead_vs_compile",
     'eager / `fuse(model, options={"backend": "eager"})`': "eager_options_vs_eager",
 }
 
@@ -350,24 +362,18 @@ VARIANTS = {
 def test_whole_models(first: str, gpu: str) -> None:
     """Geometric means, and the least upper quartile of a case; of the records that are there."""
     variant = ""
-    rows_of_means = table(FUSE, first)
+    rows_of_means = table(MODELS, first)
     assert rows_of_means
-    sizes = {
-        name: {
-            place: "x".join(map(str, batch))
-            for place, batch in zip(("small", "large"), network.batches, strict=True)
-        }
-        for name, network in NETWORKS.items()
-    }
+    places = ("small", "large")
+    batches = {name: dict(zip(places, each.batches, strict=True)) for name, each in NETWORKS.items()}
     for row in rows_of_means:
         variant = VARIANTS.get(next(iter(row.values())), variant)
-        if variant == "overhead_vs_compile":
-            continue
         record = json.loads((RESULTS / FOLDERS[gpu] / "models" / "summary.json").read_text())
         least = min(
             case["quartiles"][variant][2]
             for name, case in record["cases"].items()
-            if variant in case["quartiles"] and sizes[name.split("/")[0]][row["batch"]] == name.split("/")[-1]
+            if variant in case["quartiles"]
+            and name.split("/")[-1] == "x".join(map(str, batches[name.split("/")[0]][row["batch"]]))
         )
         assert row["least"] == f"{least:.2f}"
         for column, precision in PRECISIONS.items():

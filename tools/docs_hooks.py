@@ -3,6 +3,8 @@
 On the repository's page a link from docs/ leads to `../benchmarks/...`. The site holds a copy of each such file below
 `repository/`, and the links lead there.
 
+A page that went leaves a page at its address that leads to where its text is now: `moved` in mkdocs.yml.
+
 In tables a size, M x N x K, stays on one line, as does a name: code without a space. A long name is broken behind a
 dot or the like.
 """
@@ -21,6 +23,12 @@ NAME = re.compile(r"<code>([^\s<]+)</code>")
 LONG_NAME = 32
 CELL, BETWEEN_SIDES = re.compile(r"<td.*?</td>", re.DOTALL), re.compile(r"(?<=\d) x (?=\d)")
 LINK = re.compile(r"(\]\()([^)\s#]+)")
+MOVED = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Moved</title>
+<script>location.replace("{page}" + (location.hash || "{anchor}"))</script>
+<meta http-equiv="refresh" content="0; url={page}{anchor}">
+</head><body><a href="{page}{anchor}">This page has moved.</a></body></html>
+"""
 
 
 def place(path: Path) -> str:
@@ -85,3 +93,19 @@ def on_page_content(html: str, **_: Any) -> str:
 
     html = CELL.sub(lambda cell: BETWEEN_SIDES.sub("&nbsp;x&nbsp;", cell[0]), html)
     return NAME.sub(marked, html)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Lead old addresses to new ones, with the heading that a link names.
+
+    Raises:
+        ValueError: The new page has no such heading.
+        FileNotFoundError: The site has no such page.
+    """
+    site = Path(config["site_dir"])
+    for old, new in config["extra"]["moved"].items():
+        page, mark, heading = new.partition("#")
+        text = (site / page).read_text(encoding="utf-8")
+        if mark and f'id="{heading}"' not in text:
+            raise ValueError(f"moved: got {old}: {new}; accepted is a heading of {page}")
+        (site / old).write_text(MOVED.format(page=page, anchor=mark + heading), encoding="utf-8")

@@ -154,8 +154,8 @@ def _is_allowed(csrc: Path, path: Path, name: str, target: Path | None) -> bool:
 
 
 def table() -> str:
-    """The rooms as docs/architecture.md shows them."""
-    lines = ["| room | may include | holds |", "|---|---|---|"]
+    """The rooms as docs/internals.md shows them."""
+    lines = ["| folder | may include | holds |", "|---|---|---|"]
     lines += [f"| `csrc/{room.path}/` | {room.may_include} | {room.holds} |" for room in ROOMS]
     return "\n".join(lines)
 

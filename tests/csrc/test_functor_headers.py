@@ -50,8 +50,8 @@ def test_each_header_stands_alone(tmp_path: Path) -> None:
 
 
 def test_the_functor_of_the_page(tmp_path: Path) -> None:
-    """docs/epilogues.md shows how one is written: its header compiles as it stands there, and computes the formula."""
-    text = (CSRC.parent / "docs" / "epilogues.md").read_text(encoding="utf-8")
+    """docs/contributing.md shows how one is written: its header compiles as it stands, and computes the formula."""
+    text = (CSRC.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
     (header,) = (fence.text for fence in pages.fences(text) if "struct BiasLeakyReLU" in fence.text)
     (tmp_path / "bias_leaky_relu.h").write_text(header)
     numbers = [*NUMBERS, math.nan]

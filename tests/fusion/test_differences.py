@@ -1,4 +1,4 @@
-"""What torch.compile does otherwise than eager: the table of docs/fuse.md, cell by cell."""
+"""What torch.compile does otherwise than eager: the table of docs/models.md, cell by cell."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ ROWS: dict[str, Callable[[Callable[[nn.Module], Any]], str]] = {
     "a hook that a layer inside the model gets after the first call": hook,
     "another answer to `self.mode is MODE`": identity,
 }
-PAGE = Path(__file__).parents[2] / "docs" / "fuse.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def table() -> list[list[str]]:

@@ -16,7 +16,7 @@ import epigemm
 
 PACKAGE = Path(epigemm.__file__).parent
 _MEMBERS = {"UserEpilogue": ("__call__", "elementwise"), "ResultsEpilogue": ("__call__", "elementwise")}
-"""Of classes with members that are internal without an underscore: those that docs/api.md has."""
+"""Of classes with members that are internal without an underscore: those that docs/functions.md has."""
 _DUNDERS = ("__call__", "__getitem__", "__len__", "__iter__", "__enter__", "__exit__")
 
 

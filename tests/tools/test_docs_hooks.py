@@ -12,15 +12,15 @@ from tools import docs_hooks as hooks
 @pytest.mark.parametrize(
     ("page", "markdown", "expected"),
     [
-        ("README.md", "[a](docs/fuse.md#figures)", "[a](fuse.md#figures)"),
+        ("README.md", "[a](docs/models.md#figures)", "[a](models.md#figures)"),
         (
             "README.md",
             "![a](benchmarks/results/coverage.json)",
             "![a](repository/benchmarks/results/coverage.json)",
         ),
-        ("docs/fuse.md", "[a](../README.md)", "[a](index.md)"),
-        ("docs/fuse.md", "[a](../examples/no_such_file.py)", "[a](../examples/no_such_file.py)"),
-        ("docs/fuse.md", "[a](https://a/b.md)", "[a](https://a/b.md)"),
+        ("docs/models.md", "[a](../README.md)", "[a](index.md)"),
+        ("docs/models.md", "[a](../examples/no_such_file.py)", "[a](../examples/no_such_file.py)"),
+        ("docs/models.md", "[a](https://a/b.md)", "[a](https://a/b.md)"),
     ],
 )
 def test_links_lead_to_files_of_the_site(page: str, markdown: str, expected: str) -> None:

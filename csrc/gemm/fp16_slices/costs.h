@@ -1,4 +1,4 @@
-// What splitting rows is expected to take. Fitted to random shapes on an H200 and an H100 (docs/tuning.md).
+// What splitting rows is expected to take. Fitted to random shapes on an H200 and an H100 (docs/internals.md).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Models of cuBLAS's kernels. cuBLAS picks a tile and a split of K by its own heuristics. It is modelled as the fastest
-// of a set of tiles and splits. Fitted to random shapes on an H200 and an H100 (docs/tuning.md): the median
+// of a set of tiles and splits. Fitted to random shapes on an H200 and an H100 (docs/internals.md): the median
 // error is 4% in 16 bits, 6% in TF32 and 5 to 9% in plain fp32. The figures are effective ones, not properties of
 // kernels.
 #include <algorithm>

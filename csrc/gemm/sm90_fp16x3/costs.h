@@ -1,5 +1,5 @@
 // What a call on fp16 slices is expected to take: the split of x, the GEMM and the range check. Fitted to random
-// shapes on an H200 and an H100 (docs/tuning.md), when these tiles had CUTLASS's epilogue; the median error was 3%
+// shapes on an H200 and an H100 (docs/internals.md), when these tiles had CUTLASS's epilogue; the median error was 3%
 // (fp16x3) and 5% (fp16x1). Apart from tiles.h, so that new figures recompile the planner alone.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a swap-AB kernel is expected to take. Fitted to random shapes on an H200 and an H100 (docs/tuning.md): the
+// What a swap-AB kernel is expected to take. Fitted to random shapes on an H200 and an H100 (docs/internals.md): the
 // chosen plan takes 2 to 3% longer than the fastest on average. Apart from tiles.h, so that new figures recompile the
 // planner alone.
 //

@@ -33,7 +33,7 @@ class Tma final : public Family {
     return plan.splits == 1 ? std::string() : text("splits must be 1 for a large tile, got ", plan.splits);
   }
 
-  // A batch-invariant call has no other plan. docs/batch-invariance.md gives the error of its long TF32 sums.
+  // A batch-invariant call has no other plan. docs/numerics.md gives the error of its long TF32 sums.
   std::string why_not_accurate(const Problem& problem, const Plan&) const override {
     if (problem.is_batch_invariant) return std::string();
     return sm90::why_sums_are_too_long(problem, /*splits=*/1);

@@ -28,7 +28,7 @@ constexpr Tile kTiles[] = {
     // Few tiles, whose epilogue is not hidden: two warpgroups share it, and no cluster has to be set up.
     {128, 128, 1, 1, Schedule::Cooperative, false, 6, 2, 8192},
     // Grids of few tiles: the tile is best whose grid makes one full wave, or two. Of all multiples of 16 as heights,
-    // these are the ones that random shapes need (docs/internals.md).
+    // these are the ones that random shapes need.
     {96, 128, 1, 1, Schedule::Cooperative, true, 7, 2, 6144},
     {160, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 10240},
     {96, 64, 1, 1, Schedule::Single, true, 10, 2, 6144},

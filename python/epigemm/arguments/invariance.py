@@ -5,7 +5,7 @@
     # y[i] has the bits of epigemm.linear_relu(x[i : i + 1], weight, bias)[0]
 
 Outside of the mode the number of rows decides which tile, kernel and, for fp32, arithmetic is used, and each adds in
-another order. `docs/batch-invariance.md` says what the mode promises, what it costs, and what it refuses.
+another order. `docs/numerics.md` says what the mode promises, what it costs, and what it refuses.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class batch_invariant(Block):
     For every linear function, module and dtype: `f(x)[i]` has the bits of `f(x[i : i + 1])[0]`, of `f(x[p])[j]` for any
     choice and order of rows `p` with `p[j] == i`, and so on, for the same weight, epilogue, precision, device and
     version of epigemm. Each call runs a kernel that depends on N, K, dtype and precision alone. Elementwise functions
-    need no mode for that on a GPU. Derivatives are not covered. See `docs/batch-invariance.md`.
+    need no mode for that on a GPU. Derivatives are not covered. See `docs/numerics.md`.
 
     A context manager and a decorator of functions. Like torch's grad mode it holds for the current thread and may be
     nested. Compiled functions are in the mode if any thread is.
