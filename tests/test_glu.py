@@ -52,9 +52,6 @@ def test_no_copy_of_a_weight_is_made() -> None:
     assert second.weight.data_ptr() == weight[N:].data_ptr() and second.weight.shape == (N, K)
 
 
-# --- derivatives -----------------------------------------------------------------------------------------------------
-
-
 # --- compilers and modes ---------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,8 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import checks
-from epigemm.epilogues.formulas import OF_VECTORS
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.epilogues.library import (
     BIAS,
     BIAS_RELU,
@@ -58,7 +59,6 @@ from epigemm.epilogues.library import (
     SCALE_BATCH_NORM,
     SIGMOID,
     SIGMOID_SCALE_RESIDUAL,
-    gate_function,
     gelu_epilogue,
 )
 from epigemm.epilogues.registry import FOLDED
@@ -395,6 +395,15 @@ def linear_batch_norm_relu(
     checks.running_statistics(**statistics)
     vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
     return batch_norm_relu(x, weight, vectors, eps, out, precision, strict)
+
+
+def gate_function(activation: str) -> Traced:
+    """What multiplies this activation by a gate; TypeError unless a string, ValueError for an unknown name."""
+    if not isinstance(activation, str):
+        raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
+    return FUNCTIONS[GATED + activation]
 
 
 def batch_norm_relu(

@@ -20,7 +20,8 @@ from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_exporting, is_traced
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import BIAS2
-from epigemm.epilogues.library import BIAS, FUNCTIONS, gate_function
+from epigemm.epilogues.library import BIAS, FUNCTIONS
+from epigemm.functional import gate_function
 from epigemm.packs import keep_mode
 from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
 

@@ -14,7 +14,14 @@ from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import batch_norm as nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls.batch_norm import NOTHING_RUNS, Running
+from tests.support import norm_calls
 from tests.support.untyped import backward, torch
+
+
+@pytest.fixture(autouse=True)
+def _passes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm_calls.pretended(monkeypatch)
+
 
 NAMES = ("x", "weight", "bias", "scale", "bn_weight", "bn_bias")
 relus = pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])

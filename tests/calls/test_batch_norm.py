@@ -13,6 +13,7 @@ from epigemm._native import ops
 from epigemm.calls import batch_norm, moments
 from epigemm.calls.batch_norm import NOTHING_RUNS, Norm, Running
 from epigemm.epilogues.registry import compute_dtype
+from tests.support import norm_calls
 from tests.support.cases import poisoned
 from tests.support.moments import poison_free_memory
 
@@ -27,6 +28,11 @@ OTHERS = 16
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 relus = pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+
+
+@pytest.fixture(autouse=True)
+def _passes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm_calls.pretended(monkeypatch)
 
 
 class Case(NamedTuple):

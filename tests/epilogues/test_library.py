@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from epigemm.epilogues import formulas, library
@@ -41,25 +38,10 @@ def test_others_are_found_by_the_forms_of_their_operands(name: str) -> None:
     )
 
 
-def test_forms_by_name() -> None:
-    assert library.gelu_epilogue("none").name == "bias_gelu"
-    assert library.gelu_epilogue("tanh").name == "bias_gelu_tanh"
-    assert all(library.gate_function(each).name == f"gated_{each}" for each in formulas.ACTIVATIONS)
-
-
-@pytest.mark.parametrize(
-    ("function", "accepted"),
-    [
-        (library.gelu_epilogue, "approximate: got {}; accepted is 'none' or 'tanh'"),
-        (library.gate_function, f"activation: got {{}}; accepted are {', '.join(formulas.ACTIVATIONS)}"),
-    ],
-)
-def test_an_unknown_form_is_refused(function: Callable[[Any], object], accepted: str) -> None:
-    for given, error, got in (
-        ("erf", ValueError, "'erf'"),
-        (None, TypeError, "NoneType"),
-        ([], TypeError, "list"),
-    ):
-        with pytest.raises(error) as caught:
-            function(given)
-        assert str(caught.value) == accepted.format(got)
+def test_gelus() -> None:
+    assert (
+        library.gelu_epilogue("none").name == "bias_gelu"
+        and library.gelu_epilogue("tanh").name == "bias_gelu_tanh"
+    )
+    with pytest.raises(ValueError, match="approximate: got 'erf'; accepted is 'none' or 'tanh'"):
+        library.gelu_epilogue("erf")

@@ -14,6 +14,7 @@ from epigemm.calls.log import current
 from epigemm.explain.answer import Explanation
 from epigemm.planner import plans
 from tests.gemm.query import H200
+from tests.support import norm_calls
 
 M, N, K = 4096, 2048, 1024
 NORMALISED = "epigemm CUDA kernel, normalisation; the running statistics"
@@ -23,7 +24,7 @@ NORMALISED = "epigemm CUDA kernel, normalisation; the running statistics"
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
+    norm_calls.pretended(monkeypatch)
 
 
 def explained(layer: nn.Module, x: Tensor) -> Explanation:
@@ -119,7 +120,7 @@ def test_in_a_fused_model(served: bool, monkeypatch: pytest.MonkeyPatch) -> None
         def forward(self, x: Tensor) -> Any:
             return torch.relu(self.bn(self.fc(x) * self.scale))
 
-    monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
+    norm_calls.pretended(monkeypatch)
     fused, x = epigemm.fuse(Model(), options={"backend": "eager"}), torch.randn(4, 16)
     fused(x)
     monkeypatch.setattr(batch_statistics, "is_served", lambda x: served)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import epigemm
-from epigemm import batch_statistics
+from tests.support import norm_calls
 
 ROWS, IN, OUT = 9, 24, 16
 
@@ -19,7 +19,7 @@ ROWS, IN, OUT = 9, 24, 16
 def _own_batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU PyTorch's BatchNorm is called; the formulas of the kernels are in PyTorch's operators there."""
     if request.param == "everywhere":
-        monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
+        norm_calls.pretended(monkeypatch)
 
 
 def batch_norm_pair(**options: Any) -> tuple[nn.Linear, nn.Parameter, nn.BatchNorm1d, nn.Module]:

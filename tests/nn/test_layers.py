@@ -60,20 +60,6 @@ FUSED = [
 fused_modules = pytest.mark.parametrize("fused", FUSED, ids=lambda f: f.name)
 
 
-def exact_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-
-@fused_modules
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-def test_equals_linear_and_what_follows(fused: Fused, bias: bool, device: torch.device) -> None:
-    linear = nn.Linear(IN, OUT, bias=bias).to(device)
-    module = fused.from_linear(linear)
-    for shape in [(ROWS, IN), (IN,), (2, 3, IN), (0, IN)]:
-        x = torch.randn(*shape, device=device)
-        torch.testing.assert_close(module(x), fused.after(linear(x)), rtol=1e-5, atol=1e-5)
-
-
 @fused_modules
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
 def test_names_and_random_draws_are_those_of_linear(fused: Fused, bias: bool) -> None:
@@ -104,17 +90,6 @@ def test_from_linear_shares_the_parameter_objects(fused: Fused) -> None:
     torch.testing.assert_close(module(x), fused.after(linear(x)), rtol=1e-5, atol=1e-5)
     module(x).sum().backward()
     assert linear.weight.grad is not None and linear.bias.grad is not None
-
-
-@fused_modules
-def test_from_linear_keeps_mode_dtype_and_device(fused: Fused) -> None:
-    linear = nn.Linear(IN, OUT, dtype=torch.float64).eval()
-    module = fused.from_linear(linear)
-    assert module.training is False
-    x = torch.randn(2, IN, dtype=torch.float64)
-    torch.testing.assert_close(module(x), fused.after(linear(x)))
-    with pytest.raises(TypeError, match="linear"):
-        fused.from_linear(nn.Conv2d(1, 1, 1))  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=[*FUSED, "batch_norm", "sigmoid"], ids=lambda f: f if isinstance(f, str) else f.name)
@@ -180,35 +155,6 @@ def test_repr_names_epilogue_precision_and_mode(layer: Any, epilogue: str) -> No
     with epigemm.batch_invariant():
         assert f"epilogue={epilogue}, precision=None, batch_invariant=True" in layer(IN, OUT).extra_repr()
     assert "batch_invariant" not in layer(IN, OUT).extra_repr()
-
-
-def test_training_a_few_steps_decreases_the_loss(module: nn.Module) -> None:
-    if not list(module.parameters()):
-        pytest.skip("has no parameters")
-    module.train()
-    x, target = torch.randn(64, IN), torch.rand(64, OUT) * 0.5
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = (module(x) - target).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-
-
-def test_modules_compile(module: nn.Module) -> None:
-    torch.compiler.reset()
-    x = torch.randn(ROWS, IN)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), module(x), rtol=1e-5, atol=1e-5)
-
-
-def test_sigmoid_module() -> None:
-    x = torch.randn(ROWS, IN)
-    torch.testing.assert_close(epigemm.nn.Sigmoid()(x), torch.sigmoid(x))
-    assert list(epigemm.nn.Sigmoid().state_dict()) == []
 
 
 @pytest.mark.parametrize("value", ["x", None, True, [2.0]], ids=repr)

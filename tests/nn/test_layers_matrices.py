@@ -1,4 +1,4 @@
-"""Layers that are given a matrix beside x, and the one of BatchNorm with a ReLU. See test_citizens.py, too."""
+"""Layers that are given a matrix beside x. See test_citizens.py, too."""
 
 from __future__ import annotations
 
@@ -48,21 +48,6 @@ def test_the_scale_of_a_layer() -> None:
     vector = torch.ones(N)
     shared = epigemm.nn.LinearLayerScaleResidual.from_linear(nn.Linear(K, N), vector)
     assert dict(shared.named_buffers())["layer_scale"] is vector and len(list(shared.parameters())) == 2
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_batch_norm_and_relu(bias: bool) -> None:
-    ours = epigemm.nn.LinearBatchNormReLU(K, N, bias)
-    theirs = copy.deepcopy(nn.Sequential(ours.linear, ours.bn, nn.ReLU()))
-    rows = x.reshape(M, K)
-    for training in (True, False, True):
-        ours.train(training), theirs.train(training)
-        torch.testing.assert_close(ours(rows), theirs(rows))
-    for mine, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
-        torch.testing.assert_close(mine, other)
-    shared = epigemm.nn.LinearBatchNormReLU.from_layers(ours.linear, ours.bn.eval())
-    assert shared.bn is ours.bn and not shared.training
-    assert list(shared.state_dict()) == list(ours.state_dict())
 
 
 def test_bad_input() -> None:

@@ -1,6 +1,6 @@
 """BatchNorm by the batch's own statistics, and its derivative: csrc/elementwise/batch_norm.h has the formulas.
 
-The kernels run on GPUs. Elsewhere PyTorch's operators compute the same formulas.
+The kernels run on GPUs; who calls them asks (`epigemm.batch_statistics`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from epigemm._native import operator
 from epigemm.calls import entry
-from epigemm.calls.elementwise_kernels import has_native
 from epigemm.calls.moments import Moments
 from epigemm.epilogues.registry import compute_dtype
 
@@ -62,15 +61,12 @@ def normalise(u: Tensor, moments: Moments, norm: Norm, running: Running) -> Tens
     earlier call may have saved them. That of the number of batches does.
     """
     tracked, counted, momentum = running.tracked, None, running.momentum
-    has_kernels = has_native(u)
-    if tracked is not None and has_kernels and momentum is not None:
+    if tracked is not None and momentum is not None:
         entry.mark_written(tracked)
         tracked, counted = None, tracked
     elif tracked is not None:
         tracked.add_(1)
     mean, var, blocks, block_rows = moments
-    if not has_kernels:
-        return _normalise_by_torch(u, mean, var, norm, running)
     u = u.contiguous()
     out = torch.empty_like(u)
     last = (blocks, block_rows, counted)
@@ -100,8 +96,6 @@ def gradients(
 
     That of a shift is 0, because y does not depend on it; NaN where the gradients' sum is not finite.
     """
-    if not has_native(u):
-        return _gradients_by_torch(grad, u, mean, var, norm, dtypes)
     grad, u = grad.contiguous(), u.contiguous()
     rows, columns = u.shape
     shapes = (u.shape, *[(columns,)] * 4)
@@ -124,66 +118,13 @@ def chunks_of(rows: int, columns: int, element_size: int) -> int:
 
 def reference(u: Tensor, norm: Norm) -> Tensor:
     """y in differentiable PyTorch, with u's own moments."""
-    wide = u.to(compute_dtype(u.dtype))
+    dtype = compute_dtype(u.dtype)
+    scale, weight, bias = (None if vector is None else vector.to(dtype) for vector in norm[:3])
+    wide = u.to(dtype)
     centred = wide - wide.mean(0)
-    return _finish(centred, (centred * centred).mean(0), norm, u.dtype)
-
-
-def _slope(var: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
-    """1 / sqrt(scale^2 * var + eps), that times the scale, and times the weight."""
-    scale, weight, _ = _wide(norm, var.dtype)
+    var = (centred * centred).mean(0)
     inverse = torch.rsqrt((var if scale is None else scale * scale * var) + norm.eps)
-    t = inverse if scale is None else scale * inverse
-    return inverse, t, t if weight is None else t * weight
-
-
-def _wide(norm: Norm, dtype: torch.dtype) -> list[Tensor | None]:
-    return [None if vector is None else vector.to(dtype) for vector in norm[:3]]
-
-
-def _finish(centred: Tensor, var: Tensor, norm: Norm, dtype: torch.dtype) -> Tensor:
-    *_, slope = _slope(var, norm)
-    y = centred * slope if norm.bias is None else torch.addcmul(norm.bias.to(var.dtype), centred, slope)
-    y = y.to(dtype)
-    return torch.relu(y) if norm.relu else y
-
-
-def _normalise_by_torch(u: Tensor, mean: Tensor, var: Tensor, norm: Norm, running: Running) -> Tensor:
-    if running.mean is not None and running.var is not None:
-        if running.momentum is not None:
-            factor: float | Tensor = running.momentum
-        else:
-            assert running.tracked is not None
-            factor = 1.0 / running.tracked.to(mean.dtype)
-        rows, scale = u.shape[0], _wide(norm, mean.dtype)[0]
-        shifted = (mean, var) if scale is None else (mean * scale, var * scale * scale)
-        for kept, value in ((running.mean, shifted[0]), (running.var, shifted[1] * (rows / (rows - 1)))):
-            kept.data.copy_(kept.to(value.dtype) * (1 - factor) + value * factor)
-    return _finish(u.to(mean.dtype) - mean, var, norm, u.dtype)
-
-
-def _gradients_by_torch(
-    grad: Tensor,
-    u: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    norm: Norm,
-    dtypes: Sequence[torch.dtype | None],
-) -> Gradients:
-    rows, centred, wide = u.shape[0], u.to(mean.dtype) - mean, grad.to(mean.dtype)
-    if norm.relu:
-        wide = torch.where(_finish(centred, var, norm._replace(relu=False), u.dtype) <= 0, 0.0, wide)
-    inverse, t, slope = _slope(var, norm)
-    total, by_centred = wide.sum(0), (wide * centred).sum(0)
-    _, weight, _ = _wide(norm, mean.dtype)
-    of_scale = by_centred * (norm.eps * inverse * inverse * inverse)
-    found = (
-        slope * (wide - total / rows - centred * (t * t * by_centred / rows)),
-        total - total,
-        of_scale if weight is None else of_scale * weight,
-        t * by_centred,
-        total,
-    )
-    return Gradients(
-        *(None if dtype is None else value.to(dtype) for value, dtype in zip(found, dtypes, strict=True))
-    )
+    slope = inverse if scale is None else scale * inverse
+    slope = slope if weight is None else slope * weight
+    y = centred * slope if bias is None else torch.addcmul(bias, centred, slope)
+    return torch.relu(y.to(u.dtype)) if norm.relu else y.to(u.dtype)

@@ -48,30 +48,24 @@ BIAS_SILU, BIAS_TANH = EPILOGUES["bias_silu"], EPILOGUES["bias_tanh"]
 _GELUS = {"none": EPILOGUES["bias_gelu"], "tanh": EPILOGUES["bias_gelu_tanh"]}
 
 
+def gelu_epilogue(approximate: str) -> Epilogue:
+    """The epilogue with this GELU.
+
+    Raises:
+        TypeError: `approximate` is no string.
+        ValueError: there is no such form.
+    """
+    if not isinstance(approximate, str):
+        raise TypeError(
+            f"approximate: got {type(approximate).__name__}; accepted is {' or '.join(map(repr, _GELUS))}"
+        )
+    if approximate not in _GELUS:
+        raise ValueError(f"approximate: got {approximate!r}; accepted is {' or '.join(map(repr, _GELUS))}")
+    return _GELUS[approximate]
+
+
 FUNCTIONS = {name: traced(name) for name in formulas.FORMULAS if name not in EPILOGUES}
 """Those that have no functor in C++."""
-
-_GATES = {activation: FUNCTIONS[formulas.GATED + activation] for activation in formulas.ACTIVATIONS}
-
-
-def gelu_epilogue(approximate: str) -> Epilogue:
-    """The epilogue with this GELU; TypeError for what is no string, ValueError for an unknown form."""
-    if isinstance(approximate, str) and approximate in _GELUS:
-        return _GELUS[approximate]
-    raise _unknown("approximate", approximate, f"is {' or '.join(map(repr, _GELUS))}")
-
-
-def gate_function(activation: str) -> Traced:
-    """The function that multiplies this activation by a gate; errors as of `gelu_epilogue`."""
-    if isinstance(activation, str) and activation in _GATES:
-        return _GATES[activation]
-    raise _unknown("activation", activation, f"are {', '.join(_GATES)}")
-
-
-def _unknown(name: str, value: object, accepted: str) -> TypeError | ValueError:
-    if isinstance(value, str):
-        return ValueError(f"{name}: got {value!r}; accepted {accepted}")
-    return TypeError(f"{name}: got {type(value).__name__}; accepted {accepted}")
 
 
 def named(name: str) -> Epilogue | None:

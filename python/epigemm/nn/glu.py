@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from epigemm import docstrings, glu
+from epigemm import docstrings, functional, glu
 from epigemm.arguments.forms import Function
-from epigemm.epilogues.library import gate_function
 from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, reset_linear
 from epigemm.packs import weight_packs
 
@@ -42,7 +41,7 @@ class LinearGLU(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, 2 * out_features, bias, **options)
-        gate_function(activation)  # which checks it
+        functional.gate_function(activation)  # which checks it
         self.activation = activation
 
     @classmethod
@@ -120,7 +119,7 @@ class LinearGLU(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return gate_function(self.activation)
+        return functional.gate_function(self.activation)
 
     def repack(self) -> None:
         """As of `FusedLinear`, for the weights of both products."""

@@ -205,7 +205,7 @@ class LinearGated(FusedLinear):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(in_features, out_features, bias, **options)
-        library.gate_function(activation)  # which checks it
+        functional.gate_function(activation)  # which checks it
         self.activation = activation
 
     @classmethod
@@ -217,7 +217,7 @@ class LinearGated(FusedLinear):
 
     @property
     def _function(self) -> Function:
-        return library.gate_function(self.activation)
+        return functional.gate_function(self.activation)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         """Apply the layer."""
