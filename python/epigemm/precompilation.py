@@ -274,7 +274,7 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
 
     Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
     """
-    if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
+    if not form.has_product or form.linked.is_compiled:
         return
     if form.is_pair and not one_kernel.may_store(call):
         return

@@ -88,8 +88,9 @@ def linear(
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
-        if isinstance(function, Epilogue):
-            found = graphs.linear(function, x, weight, operands, fold, precision, out, strict)
+        if function.is_compiled:
+            epilogue, given = forms.seen(function, x, operands)
+            found = graphs.linear(epilogue, x, weight, given, fold, precision, out, strict)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -110,7 +111,7 @@ def linear(
         _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
         x, weight, operands, fold = cast(function, x, weight, operands, fold)
     if fold is None:
-        if not function.is_compiled:
+        if function.is_choice:
             checks.product(x, weight)  # checked before the operands, whose shapes depend on it
         if isinstance(function, Epilogue) and not function.has_scalar:
             epilogue = function
@@ -331,8 +332,9 @@ def elementwise(
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
-        if isinstance(function, Epilogue):
-            found = graphs.elementwise(function, x, operands, fold, out)
+        if function.is_compiled:
+            epilogue, given = forms.seen(function, x, operands)
+            found = graphs.elementwise(epilogue, x, given, fold, out)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -342,13 +344,13 @@ def elementwise(
         return found
     if current.log is not None:
         current.log.begin()
-    first = "x" if function.is_compiled else "z"
+    first = "z" if function.is_choice else "x"
     if found is _OPERATOR:
         named = _named(fold)
         if fold is None and isinstance(function, Epilogue) and function.bias_place:
             named = {"bias": operands[0]}
         _check_tensors({first: x}, {**named, "out": out})
-    if not function.is_compiled:
+    if function.is_choice:
         checks.matrices(x, first)
     if fold is None:
         if isinstance(function, Epilogue) and not function.has_scalar:

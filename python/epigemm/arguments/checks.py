@@ -101,7 +101,7 @@ def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
     x, name = call.x, call.epilogue.first
     _require_matrix_like(name, x)
-    if not call.epilogue.is_compiled or any(each.dim() for each in tensors_of(call.operands)):
+    if call.epilogue.is_choice or any(each.dim() for each in tensors_of(call.operands)):
         rows_of_vectors(x, name)
     _require_operands(call, x.shape[-1] if x.dim() else 1, name)
     if call.out is not None:
@@ -373,9 +373,7 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        _require_like(
-            operand.name, value, operand.dtype(x.dtype), x, first, is_choice=not epilogue.is_compiled
-        )
+        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=epilogue.is_choice)
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)

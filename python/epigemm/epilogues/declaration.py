@@ -81,7 +81,7 @@ class Traced(Declared):
     # the epilogues that were made of it, by their operands' types (`registry.typed`)
     forms: dict[tuple[bool, ...], Any] = field(default_factory=dict, repr=False)
 
-    is_compiled: bool = field(init=False, default=False, repr=False)  # as of `Epilogue`
+    is_choice: bool = field(init=False, default=True, repr=False)  # as of `Epilogue`
     # What follows from these; attributes, for calls ask.
     has_scalar: bool = field(init=False, repr=False)
     key: str = field(init=False, repr=False)  # not a number, because Dynamo makes a symbol of the second one
@@ -95,6 +95,8 @@ class Traced(Declared):
     are_scalars: tuple[bool, ...] = field(init=False, repr=False)  # for each operand
     matrices: tuple[int, ...] = field(init=False, repr=False)  # their places among the operands
     has_rows: bool = field(init=False, repr=False)  # whether it reads a number for each row
+    # whether the package has its kernels: it adds a bias, or is the ReLU of that, which PyTorch's GEMM may add, too
+    is_compiled: bool = field(init=False, repr=False)
     # the places among the operands whose type the result's is promoted from; the bias has the product's
     typing: tuple[int, ...] = field(init=False, repr=False)
 
@@ -112,6 +114,7 @@ class Traced(Declared):
             "are_scalars": tuple(kind == SCALAR for kind in kinds),
             "matrices": tuple(place for place, kind in enumerate(kinds) if kind == MATRIX),
             "has_rows": PER_ROW in kinds,
+            "is_compiled": is_bias and self.stored is None and (program.is_bias or program.is_bias_relu),
             "typing": tuple(number - 1 for number in program.typing() - excepted),
         }.items():
             object.__setattr__(self, name, value)

@@ -65,6 +65,9 @@ class Epilogue:
             all else; a call may leave it out. 0: there is none.
         number: its number in the C++ module.
         is_compiled: whether the package has its elementwise kernels and its derivative's.
+        is_choice: whether it is one of a function's, for operands of these types; else the function has no other.
+        is_bias: whether it adds a bias, and does no more: PyTorch's GEMM may do that.
+        is_bias_relu: the same of the ReLU of such a sum.
         unread: the places of the operands that no derivative depends on; 0: nor on the accumulator.
         prelinked: the name under which the package may have its GEMM kernels.
         linear: whether it may follow a product.
@@ -90,6 +93,10 @@ class Epilogue:
         self.has_scalar = any(each.kind == SCALAR for each in operands)
         self.functor = functor  # the struct in csrc/epilogue/NAME.h; empty: that of `traced`
         self.is_compiled = bool(functor)
+        self.is_choice = not (functor and traced.is_own)
+        is_sum = self.bias_place > 0 and traced.is_compiled
+        self.is_bias = is_sum and traced.program.is_bias
+        self.is_bias_relu = is_sum and traced.program.is_bias_relu
         self.unread = frozenset(range(1 + len(self.operands))) - traced.program.read_by_derivative()
         # The package's kernels read operands that have x's type.
         is_usual = all(each.folded == (each.kind == SCALAR) and not each.shared for each in operands)
@@ -98,7 +105,7 @@ class Epilogue:
     @property
     def first(self) -> str:
         """The name of the elementwise function's first argument."""
-        return "x" if self.is_compiled else "z"
+        return "z" if self.is_choice else "x"
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
@@ -235,6 +242,10 @@ def typed(traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -
 
 
 def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
+    bias = bias_of(traced.program, operands)
+    if bias and traced.is_compiled:  # whoever wrote it: the package has its kernels
+        found = EPILOGUES["bias" if traced.program.is_bias else "bias_relu"]
+        return Epilogue(found.name, found.formula, traced, operands, found.number, found.functor)
     names = [operand.name for operand in operands]
     forms = [operand.folded + 2 * operand.shared for operand in operands]
     about = "\n".join([traced.digest, *names, *map(str, forms)])
@@ -249,7 +260,7 @@ def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
         ",".join(names),
         [KINDS[operand.kind].code for operand in operands] or None,
         forms or None,
-        bias_of(traced.program, operands),
+        bias,
         ",".join(filter(None, primitives)),
         short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
         traced.stored is not None,
