@@ -73,6 +73,10 @@ def linear(
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
+    if isinstance(function, Traced) and function.ends:
+        operands = _unrecorded(function, operands)
+        if 0 in function.ends:
+            x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, weight_packs.KEEP
     if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
@@ -323,6 +327,9 @@ def elementwise(
 ) -> Tensor:
     """D = function(x, operands...), arguments as of `linear`."""
     found: Tensor | Reason
+    if isinstance(function, Traced) and function.ends:
+        operands = _unrecorded(function, operands)
+        x = _detached(x) if 0 in function.ends else x
     if fold is not None and not checks.is_folded(fold[3], fold[-1]):
         checks.own_memory(out, x, _named(fold).items(), in_place=True)
         vectors = (*fold[:2], *_NO_NORM, 0.0)
@@ -419,6 +426,16 @@ def detached(tensor: Tensor) -> Tensor:
     """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
     may_be_recorded = tensor.requires_grad or (not is_traced() and _functorch_interpreter() is not None)
     return tensor.detach() if may_be_recorded else tensor
+
+
+def _detached(value: Any) -> Any:
+    return detached(value) if isinstance(value, Tensor) else value
+
+
+def _unrecorded(function: Traced, operands: Operands) -> Operands:
+    """The operands, detached if their gradient ends inside the function."""
+    numbered = enumerate(operands, 1)
+    return tuple([_detached(value) if number in function.ends else value for number, value in numbered])
 
 
 def _in_functional_derivative() -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.decoration import Decorated, absent
+from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced
 from epigemm.packs.weight_packs import PackedWeight
 
@@ -17,16 +16,12 @@ class UserEpilogue(Decorated):
     """A user's function as the epilogue of a linear layer; made by `epigemm.epilogue`."""
 
     traced: Traced
-    without: dict[tuple[int, ...], UserEpilogue]
+    without: dict[tuple[int, ...], Traced]
 
     def __init__(self, traced: Traced) -> None:
         super().__init__(traced)
         # If an operand is None, the epilogue is another one, of the remaining operands.
-        self.without = {missing: UserEpilogue(each) for missing, each in traced.without.items()}
-        differentiable = self.traced.program.with_gradient()
-        # For the product and each operand, whether its gradient ends inside the function. PyTorch does not record such
-        # tensors.
-        self._ends = tuple(number not in differentiable for number in range(1 + len(self.traced.operands)))
+        self.without = {(): traced, **traced.without}
 
     def __call__(
         self,
@@ -78,20 +73,10 @@ class UserEpilogue(Decorated):
         precision: str | None,
         strict: bool,
         pack_use: str | None,
-        *,
-        promotes: bool = True,
     ) -> Tensor:
-        """Like calling it; `pack_use`, `promotes`: as of `epigemm.route.linear`."""
-        given = self._in_order(operands, named)
-        if self.without and (missing := absent(given)):
-            form, rest = self.without[missing], [each for each in given if each is not None]
-            return form.call(x, weight, rest, {}, out, precision, strict, pack_use, promotes=promotes)
-        if True in self._ends:
-            given = self._unrecorded(given)
-            if self._ends[0]:
-                x, weight = _detached(x), _detached(weight)
-        options = (precision, out, strict, pack_use)
-        return _route.linear(self.traced, x, weight, tuple(given), *options, promotes=promotes)
+        """Like calling it; `pack_use`: as of `epigemm.route.linear`."""
+        traced, given = self.form(operands, named)
+        return _route.linear(traced, x, weight, given, precision, out, strict, pack_use)
 
     def elementwise(
         self,
@@ -119,26 +104,5 @@ class UserEpilogue(Decorated):
         Example:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
-        given = self._in_order(operands, named)
-        if self.without and (missing := absent(given)):
-            return self.without[missing].elementwise(
-                z, *(each for each in given if each is not None), out=out
-            )
-        if True in self._ends:
-            given = self._unrecorded(given)
-            z = _detached(z) if self._ends[0] else z
-        return _route.elementwise(self.traced, z, tuple(given), out)
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the product and every operand has a gradient where the result has one."""
-        return True not in self._ends
-
-    def _unrecorded(self, given: Sequence[Any]) -> list[Any]:
-        """The operands, detached if their gradient ends inside the function."""
-        pairs = zip(given, self._ends[1:], strict=True)
-        return [_detached(value) if ends else value for value, ends in pairs]
-
-
-def _detached(value: Any) -> Any:
-    return _route.detached(value) if isinstance(value, Tensor) else value
+        traced, given = self.form(operands, named)
+        return _route.elementwise(traced, z, given, out)

@@ -97,12 +97,15 @@ class Traced(Declared):
     has_rows: bool = field(init=False, repr=False)  # whether it reads a number for each row
     # whether the package has its kernels: it adds a bias, or is the ReLU of that, which PyTorch's GEMM may add, too
     is_compiled: bool = field(init=False, repr=False)
+    # where a gradient ends inside the function: numbers of operands, and 0 for the accumulator; PyTorch records none
+    ends: tuple[int, ...] = field(init=False, repr=False)
     # the places among the operands whose type the result's is promoted from; the bias has the product's
     typing: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         kinds, program = self.kinds, self.program
         read, bias = program.reads(), program.bias() or 0
+        with_gradient = program.with_gradient()
         is_bias = bias > 0 and kinds[bias - 1] == PER_COLUMN
         excepted = {0, bias} if is_bias else {0}
         for name, value in {
@@ -115,6 +118,7 @@ class Traced(Declared):
             "matrices": tuple(place for place, kind in enumerate(kinds) if kind == MATRIX),
             "has_rows": PER_ROW in kinds,
             "is_compiled": is_bias and self.stored is None and (program.is_bias or program.is_bias_relu),
+            "ends": tuple(number for number in range(1 + len(kinds)) if number not in with_gradient),
             "typing": tuple(number - 1 for number in program.typing() - excepted),
         }.items():
             object.__setattr__(self, name, value)

@@ -167,7 +167,8 @@ class CallLog(Log):
 
     def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> None:
         if not function:
-            function = "linear" if call.epilogue.is_bias else call.epilogue.name.partition(".")[0]
+            is_product = isinstance(call, LinearCall) and call.epilogue.is_bias
+            function = "linear" if is_product else call.epilogue.name.partition(".")[0]
         function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
         differentiates = self._wants_gradients and any(map(_requires_grad, call.inputs))
         about = (self.pending, differentiates, self._norm, function)

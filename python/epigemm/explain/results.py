@@ -57,11 +57,9 @@ def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     every = [explained(each.function, [each]) for each in calls]
     is_both = bool(calls) and len(calls[0].results) == 2
     if every:
-        shared = form.matrices(calls[0].call.x.dtype)[0].epilogue
+        shared = form.parts(calls[0].call.x.dtype).matrices[0].traced
         name = (
-            calls[0].function
-            if shared is None or not isinstance(calls[0].call, LinearCall)
-            else shared.traced.name
+            calls[0].function if shared is None or not isinstance(calls[0].call, LinearCall) else shared.name
         )
         first = explained(name, calls[:1])
         first = replace(first, op=first.op.partition(": ")[2]) if is_both else first

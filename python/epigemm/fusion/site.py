@@ -31,7 +31,9 @@ _any_autocast = torch._C._is_any_autocast_enabled
 def _is_node(chain: Chain) -> bool:
     """Whether a recorded chain becomes one node of autograd: what PyTorch's GEMM may add does like other calls."""
     made = chain.epilogue
-    return made is not None and not made.traced.is_compiled and chain.norm is None and made.keeps_gradients
+    if made is None or chain.norm is not None:
+        return False
+    return not made.traced.is_compiled and not made.traced.ends
 
 
 def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
@@ -127,7 +129,8 @@ class Site:
         if self._epilogue is None:
             bias = given[0] if given else None
             return _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)
-        return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use, promotes=False)
+        traced = self._epilogue.traced
+        return _route.linear(traced, x, weight, given, None, None, False, self._pack_use, promotes=False)
 
     def _record(
         self, made: UserEpilogue, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
