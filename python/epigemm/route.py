@@ -13,7 +13,7 @@ The entry says which route a call takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +35,10 @@ from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.compilers import is_exporting, is_traced
-from epigemm.epilogues.declaration import OperandSpec, Traced
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
-from epigemm.epilogues.registry import FOLDED, Epilogue, Operand, Operands, compute_dtype, folded_by_reference
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import flops as _flops  # noqa: F401
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
@@ -53,7 +53,6 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
-_Specs: TypeAlias = Sequence[OperandSpec | Operand]
 _NO_NORM = (None,) * 4  # for the vectors of BatchNorm among those of `FOLDED`
 _PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
 """The routes of a call, as the entry names them."""
@@ -140,14 +139,12 @@ def linear(
 
 def _by_name(function: Function, operands: Operands) -> list[tuple[str, Any]]:
     """The operands and their names."""
-    specs: _Specs = function.operands
-    return [(spec.name, value) for spec, value in zip(specs, operands, strict=False)]
+    return [(spec.name, value) for spec, value in zip(function.operands, operands, strict=False)]
 
 
 def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Operands:
     """The operands of a trace, with 0-d tensors in place of numbers that are symbols."""
-    specs: _Specs = function.operands
-    pairs = zip(specs, operands, strict=True)
+    pairs = zip(function.operands, operands, strict=True)
     return tuple(
         [graphs.scalar(spec.name, value, x) if spec.kind == SCALAR else value for spec, value in pairs]
     )
@@ -162,9 +159,8 @@ def _checked(
     """
     wide = compute_dtype(x.dtype)
     given: list[Any] = []
-    specs: _Specs = function.operands
     # The operators accept all scalars as numbers, or all as tensors.
-    pairs = [*zip(specs, operands, strict=True)]
+    pairs = [*zip(function.operands, operands, strict=True)]
     has_tensors = any(_is_tensor(value) for spec, value in pairs if spec.kind == SCALAR)
     for place, (spec, value) in enumerate(pairs, 1):
         if spec.kind == SCALAR and isinstance(value, Tensor):
@@ -194,7 +190,7 @@ def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
 
 
 def promoted(
-    specs: _Specs,
+    specs: Sequence[Operand],
     bias_place: int,
     x: Tensor,
     weight: Tensor,

@@ -373,7 +373,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        _require_like(operand.name, value, operand.dtype(x.dtype), x, first, is_choice=epilogue.is_choice)
+        dtype = compute_dtype(x.dtype) if operand.folded else x.dtype
+        _require_like(operand.name, value, dtype, x, first, is_choice=epilogue.is_choice)
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)

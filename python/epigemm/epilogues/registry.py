@@ -10,22 +10,20 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.epilogues import formulas
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR, Operand
 from epigemm.epilogues.tracer import cost
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracer.reference import constant
-
-if TYPE_CHECKING:
-    from epigemm.epilogues.declaration import Traced
 
 _ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/open/contract.h
 
@@ -36,24 +34,6 @@ Operands = Sequence[Tensor | float | None]
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of the epilogue's arithmetic for tensors of `dtype`: fp64 for fp64, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One operand of an epilogue: what it is broadcast along, its name and its element type.
-
-    `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x. A matrix that
-    is `shared` may have 1 in place of its last leading axes (`OperandKind.shares_rows`).
-    """
-
-    kind: str
-    name: str
-    folded: bool = False
-    shared: bool = False
-
-    def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
-        """The element type of this operand in a call with an x of `x_dtype`."""
-        return compute_dtype(x_dtype) if self.folded else x_dtype
 
 
 class Epilogue:
@@ -201,13 +181,11 @@ class Epilogue:
 
         A GEMM may store it beside the result (`epigemm.calls.one_kernel`).
         """
-        from epigemm.epilogues.declaration import made
-
         bias, count = self.bias_place, self.traced.program.operands
         steps = (Step("add", (Ref(0), Ref(bias)), REAL, ""),) if bias else ()
         product = Program(count, steps, Ref(count + 1) if steps else Ref(0))
         name = f"{self.traced.name}_with_product"
-        traced = made(name, self.traced.operands, self.traced.program, stored=product)
+        traced = Traced(name, self.traced.operands, self.traced.program, stored=product)
         return typed(
             traced,
             [operand.folded for operand in self.operands],
@@ -218,7 +196,9 @@ class Epilogue:
 def bias_of(program: Program, operands: Sequence[Operand]) -> int:
     """The place of the operand that is added to the accumulator before all else; 0: there is none."""
     place = program.bias() or 0
-    return place if place and operands[place - 1] == Operand(PER_COLUMN, operands[place - 1].name) else 0
+    if not place or operands[place - 1].kind != PER_COLUMN or operands[place - 1].folded:
+        return 0
+    return place
 
 
 EPILOGUES: dict[str, Epilogue] = {}
@@ -237,7 +217,8 @@ def typed(traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -
     found = traced.forms.get(key)
     if found is None:
         specs = zip(traced.operands, folded, shared or [False] * len(folded), strict=True)
-        found = traced.forms[key] = _register(traced, [Operand(s.kind, s.name, *form) for s, *form in specs])
+        operands = [replace(spec, folded=wide, shared=shares) for spec, wide, shares in specs]
+        found = traced.forms[key] = _register(traced, operands)
     return found
 
 
