@@ -21,7 +21,7 @@ from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import named
-from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype
+from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype, dtype_of
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _STRIDED = torch.strided
@@ -373,8 +373,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        dtype = compute_dtype(x.dtype) if operand.folded else x.dtype
-        _require_like(operand.name, value, dtype, x, first, is_choice=epilogue.is_choice)
+        wanted = dtype_of(operand, x.dtype)
+        _require_like(operand.name, value, wanted, x, first, is_choice=epilogue.is_choice)
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)

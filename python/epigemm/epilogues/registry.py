@@ -36,6 +36,11 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def dtype_of(operand: Operand, x_dtype: torch.dtype) -> torch.dtype:
+    """The element type of an epilogue's operand in a call with an x of `x_dtype`."""
+    return compute_dtype(x_dtype) if operand.folded else x_dtype
+
+
 class Epilogue:
     """One epilogue: its name and formula, its operands, its functor, and a differentiable reference.
 
