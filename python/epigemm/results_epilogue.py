@@ -119,6 +119,7 @@ class ResultsEpilogue(Decorated):
         pack_use: str | None,
     ) -> Any:
         """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        form: ResultsEpilogue
         form, given = self.form(operands, named)
         if _any_autocast() and any(form.promoted_results(x, given)):
             z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
@@ -193,6 +194,7 @@ class ResultsEpilogue(Decorated):
         Example:
             >>> y, z, total = gelu_with_sum.elementwise(z, bias)
         """
+        form: ResultsEpilogue
         form, given = self.form(operands, named)
         form.checked_elementwise(z, given, out)
         matrix = form.parts(z.dtype).matrices[0]
