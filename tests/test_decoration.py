@@ -79,6 +79,9 @@ def of_name(name: str, returned: str) -> Any:
         "fn_or_name",
         "given",
         "accumulator",
+        "function",
+        "promotes",
+        "_",
     ],
 )
 def test_operands_of_any_name(name: str, returned: str) -> None:
@@ -101,6 +104,9 @@ def test_operands_of_any_name(name: str, returned: str) -> None:
         found = call()
         for each, expected in zip(found if isinstance(found, tuple) else (found,), want, strict=False):
             torch.testing.assert_close(each, expected)
+    layer = epigemm.nn.Linear.from_linear(torch.nn.Linear(8, 6, bias=False), function)
+    found, z = layer(x, matrix), x @ layer.weight.t()
+    torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, z * 2 + matrix)
     assert epigemm.explain(function, x, weight, **{name: matrix}).kernels
     assert epigemm.explain(function.elementwise, z, **{name: matrix}).kernels
     (first, second), shown = ("x", "weight"), list(inspect.signature(function).parameters)
