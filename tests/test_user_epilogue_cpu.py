@@ -191,5 +191,5 @@ def test_errors_name_an_operand_as_its_function_does(shift: Any, words: str) -> 
     for call in (lambda: relu_of_sum(x, weight, shift), lambda: relu_of_sum.elementwise(x[:, :6], shift)):
         with pytest.raises((RuntimeError, TypeError), match=words):
             call()
-    with pytest.raises(RuntimeError, match="z: got dtype torch.int32"):
+    with pytest.raises(RuntimeError, match=r"z: got dtype torch\.int32"):
         relu_of_sum.elementwise(x.int(), torch.ones(8).int())

@@ -298,15 +298,14 @@ def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int]
     if kind == SCALAR:
         scalar_tensor(name, value, x, first)
         return
-    element(name, value, x, first, is_choice=True)
+    element(name, value, x, first)
     shape_of_operand(kind, name, value, shape)
 
 
-def element(name: str, value: Tensor, x: Tensor, first: str, *, is_choice: bool) -> None:
-    """RuntimeError unless dense, on the device of x, and of its type; or of fp32 where a call has the choice."""
+def element(name: str, value: Tensor, x: Tensor, first: str) -> None:
+    """RuntimeError unless dense, on the device of x, and of its type or the arithmetic's."""
     wide = compute_dtype(x.dtype)
-    dtype = wide if is_choice and value.dtype is wide else x.dtype
-    _require_like(name, value, dtype, x, first, is_choice=is_choice)
+    _require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
 
 
 def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) -> None:
