@@ -13,7 +13,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, ResultsEpilogue, Scalar, UserEpilogue
-from epigemm.decoration import Decorated, absent
+from epigemm.decoration import Decorated
 
 
 @epigemm.epilogue
@@ -42,9 +42,9 @@ def test_the_kinds() -> None:
 @pytest.mark.parametrize("function", BOTH)
 def test_operands_in_order(function: Any) -> None:
     bias = torch.ones(3)
-    assert function._in_order((bias,), {}) == [bias, 2.0]
-    assert function._in_order((), {"scale": 3.0, "bias": bias}) == [bias, 3.0]
-    assert function._in_order((bias, 4.0), {}) == (bias, 4.0)
+    assert function.form((bias,), {})[1] == [bias, 2.0]
+    assert function.form((), {"scale": 3.0, "bias": bias})[1] == [bias, 3.0]
+    assert function.form((bias, 4.0), {})[1] == (bias, 4.0)
     for operands, named, words in (
         ((bias, 1.0, 2.0), {}, r"got 3 operands; accepted are \['bias', 'scale'\]"),
         ((bias,), {"gain": 1.0}, "got an operand 'gain'"),
@@ -52,7 +52,7 @@ def test_operands_in_order(function: Any) -> None:
         ((), {}, r"bias: got None; accepted is a tensor \[N\]"),
     ):
         with pytest.raises(TypeError, match=words):
-            function._in_order(operands, named)
+            function.form(operands, named)
 
 
 def of_name(name: str, returned: str) -> Any:
@@ -79,6 +79,9 @@ def of_name(name: str, returned: str) -> Any:
         "fn_or_name",
         "given",
         "accumulator",
+        "function",
+        "promotes",
+        "_",
     ],
 )
 def test_operands_of_any_name(name: str, returned: str) -> None:
@@ -101,6 +104,9 @@ def test_operands_of_any_name(name: str, returned: str) -> None:
         found = call()
         for each, expected in zip(found if isinstance(found, tuple) else (found,), want, strict=False):
             torch.testing.assert_close(each, expected)
+    layer = epigemm.nn.Linear.from_linear(torch.nn.Linear(8, 6, bias=False), function)
+    found, z = layer(x, matrix), x @ layer.weight.t()
+    torch.testing.assert_close(found[0] if isinstance(found, tuple) else found, z * 2 + matrix)
     assert epigemm.explain(function, x, weight, **{name: matrix}).kernels
     assert epigemm.explain(function.elementwise, z, **{name: matrix}).kernels
     (first, second), shown = ("x", "weight"), list(inspect.signature(function).parameters)
@@ -145,7 +151,15 @@ def test_it_is_no_method() -> None:
 
 
 def test_operands_that_are_none() -> None:
-    assert absent([1.0, None, torch.ones(1), None]) == (1, 3)  # type: ignore[list-item]
+    @epigemm.epilogue
+    def optional(acc: Tensor, a: PerColumn | None = None, s: Scalar = 2.0, b: Matrix | None = None) -> Tensor:
+        scaled = acc * s if a is None else acc * s + a
+        return scaled if b is None else scaled * b
+
+    one: Any = torch.ones(1)
+    for given, left in (([], (0, 2)), ([one], (2,)), ([None, 1.0, one], (0,)), ([one, 1.0, one], ())):
+        traced, operands = optional.form(given, {})
+        assert traced is optional.without[left] and len(operands) == 3 - len(left)
 
 
 def test_whether_a_layer_has_its_bias() -> None:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaration import OperandSpec, traced
-from epigemm.epilogues.kinds import SCALAR
+from epigemm.epilogues.declaration import traced
+from epigemm.epilogues.kinds import SCALAR, Operand
 from epigemm.epilogues.tracer import cost
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import words
@@ -95,7 +95,7 @@ class Functor:
 
 def functor(name: str, function: Primitive, text: str = "") -> Functor:
     """A functor of a name that is an identifier."""
-    return Functor(name, UserEpilogue(traced(function, (OperandSpec(SCALAR, "s"),), name, name)), text)
+    return Functor(name, UserEpilogue(traced(function, (Operand(SCALAR, "s"),), name, name)), text)
 
 
 def bare() -> Functor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from epigemm.epilogues.kinds import PER_COLUMN
-from epigemm.epilogues.registry import Epilogue, compute_dtype
+from epigemm.epilogues.registry import Epilogue, compute_dtype, dtype_of
 
 
 class EpilogueInputs(NamedTuple):
@@ -37,7 +37,7 @@ def sample_inputs(
     bias = draw(columns, of=dtype) if epilogue.bias_place else None
     places = enumerate(epilogue.operands, 1)
     vectors = [each for place, each in places if each.kind == PER_COLUMN and place != epilogue.bias_place]
-    operands = [draw(columns, of=vector.dtype(dtype)) for vector in vectors]
+    operands = [draw(columns, of=dtype_of(vector, dtype)) for vector in vectors]
     if not epilogue.has_scalar:
         return EpilogueInputs(bias, operands, [])
     # Away from zero: a divisor near zero would make every comparison one of rounding errors.

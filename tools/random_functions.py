@@ -30,7 +30,7 @@ from benchmarks.harness.report import write_json
 from benchmarks.harness.shards import Shard
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
 from epigemm.epilogues import declaration
-from epigemm.epilogues.kinds import ANNOTATIONS
+from epigemm.epilogues.kinds import ANNOTATIONS, Operand
 from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
 from tests.support.results import Given, draw, dtype_of, wanted
 
@@ -126,8 +126,7 @@ class Made:
     def epilogue(self) -> ResultsEpilogue:
         """The function as an epilogue: its operands and what it reads from outside are known."""
         operands = tuple(
-            declaration.OperandSpec(ANNOTATIONS[kind], f"operand{number}")
-            for number, kind in enumerate(self.kinds)
+            Operand(ANNOTATIONS[kind], f"operand{number}") for number, kind in enumerate(self.kinds)
         )
         found = declaration._trace(self.__call__, operands, "random", f"{__file__}:1")
         assert isinstance(found, declaration.TracedResults)

@@ -29,6 +29,7 @@ from epigemm.epilogues.registry import (
     Epilogue,
     Operands,
     compute_dtype,
+    dtype_of,
     fold_batch_norm_reference,
     typed,
 )
@@ -55,7 +56,7 @@ def inputs(epilogue: Epilogue, dtype: torch.dtype, columns: int, rows: int = M) 
         return sample_inputs(epilogue, columns, dtype, DEVICE)
     operands = [
         torch.randn(*((rows,) if operand.kind == MATRIX else ()), columns, device=DEVICE).to(
-            operand.dtype(dtype)
+            dtype_of(operand, dtype)
         )
         for operand in epilogue.operands
     ]

@@ -27,7 +27,7 @@ _TAKES_ATTRIBUTES_FOR_METHODS = torch.torch_version.TorchVersion(torch.__version
 class Decorated:
     """A user's function as an epilogue, of one result or of several.
 
-    `traced`: what was made of the function; `without`: where an operand is None, another epilogue, of the others.
+    `traced`: what was made of the function; `without`: by the places of operands that are None, what computes a call.
     """
 
     traced: Declared
@@ -37,6 +37,7 @@ class Decorated:
         self.traced = traced
         self.takes_bias = any(each.name == "bias" and each.kind == PER_COLUMN for each in traced.operands)
         self._names = {operand.name: place for place, operand in enumerate(traced.operands)}
+        self._defaults = tuple(operand.default for operand in traced.operands)
 
     if not _TAKES_ATTRIBUTES_FOR_METHODS:
 
@@ -61,20 +62,22 @@ class Decorated:
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
-    def _in_order(self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]) -> Sequence[Any]:
-        """The operands' values in order, one for each."""
+    def form(
+        self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]
+    ) -> tuple[Any, Sequence[Any]]:
+        """What computes a call with these operands, of `without`, and its operands in order, one for each."""
         specs = self.traced.operands
         if _may_be_exporting() and is_exporting():
             self._refuse_to_be_saved("torch.export")
         if not is_traced() and _tracing_state() is not None:
             self._refuse_to_be_saved("torch.jit.trace")
-        if not named and len(operands) == len(specs) and not self.without:
-            return operands
+        if not named and len(operands) == len(specs) and len(self.without) == 1:
+            return self.without[()], operands
         if len(operands) > len(specs):
             raise TypeError(
                 f"{self.traced.name}: got {len(operands)} operands; accepted are {[spec.name for spec in specs]}"
             )
-        values: list[Any] = [*operands, *(spec.default for spec in specs[len(operands) :])]
+        values: list[Any] = [*operands, *self._defaults[len(operands) :]]
         for name, value in named.items():
             place = self._names.get(name)
             if place is None:
@@ -87,15 +90,13 @@ class Decorated:
         for spec, value in zip(specs, values, strict=True):
             if value is None and not spec.is_optional:
                 raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
-        return values
+        if len(self.without) == 1:
+            return self.without[()], values
+        absent = tuple([place for place, value in enumerate(values) if value is None])
+        return self.without[absent], [value for value in values if value is not None]
 
     def _refuse_to_be_saved(self, under: str) -> None:
         raise NotImplementedError(
             f"{self.traced.name}: got a call under {under}, whose programs cannot hold an epilogue that is made at run "
             "time; accepted there are epigemm's own functions"
         )
-
-
-def absent(given: Sequence[Tensor | float]) -> tuple[int, ...]:
-    """The places of the operands that are None."""
-    return tuple([number for number, value in enumerate(given) if value is None])

@@ -16,6 +16,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, one_kernel
+from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
 from epigemm.linker import loader
@@ -32,20 +33,24 @@ _FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
 class _Wanted(NamedTuple):
     """An epilogue whose calls need kernels: behind a product, of a matrix alone, or either."""
 
-    epilogue: UserEpilogue
+    traced: Traced
     types: _Types
     has_product: bool = True
     is_pair: bool = False  # of matrices: of GEMMs that store both, and of no other kernels
     keeps_product: bool = False  # whether the second matrix is the product, which the derivative reads
 
     @property
-    def linked(self) -> Epilogue:
-        """The epilogue for operands of these types; scalars are fp32."""
+    def called(self) -> Epilogue:
+        """The epilogue of a call with operands of these types; scalars are fp32."""
         dtype, of_operands = self.types
-        specs = self.epilogue.traced.operands
+        specs = self.traced.operands
         folded = [spec.kind == SCALAR or of_operands is not dtype for spec in specs]
-        found = typed(self.epilogue.traced, folded)
-        return found.with_product if self.keeps_product else found
+        return typed(self.traced, folded)
+
+    @property
+    def linked(self) -> Epilogue:
+        """What is linked into its kernels."""
+        return self.called.with_product if self.keeps_product else self.called
 
 
 def precompile(
@@ -64,8 +69,8 @@ def precompile(
     Use it when a server starts, and before the capture of a CUDA graph, during which nothing is compiled. Kernels are
     kept on disk, in the cache's folder, which may be copied to other machines. For a function with optional operands,
     each combination is linked. For a function with several results, the kernels of each matrix are linked. A function
-    that only adds a bias, or a bias and a ReLU, runs as the built-in one: on Hopper on kernels of the package, which
-    need no linking; on other GPUs its kernel is linked by its first call, and not here. Its `elementwise` is linked.
+    that only adds a bias, or a bias and a ReLU, runs as the built-in one: on kernels of the package, which need no
+    linking. On other GPUs than Hopper those of its product are linked by its first call, and for `shapes` not here.
 
     Args:
         function: what `epigemm.epilogue` made.
@@ -131,20 +136,20 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
     """With its optional operands, and without; of several results each matrix that has a kernel."""
     dtype, _ = types
     wide = compute_dtype(dtype)
-    for form in (function, *function.without.values()):
-        matrices: list[tuple[UserEpilogue | None, bool]]
-        if isinstance(form, UserEpilogue):
-            matrices, pair = [(form, False)], None
-        else:
-            matrices, pair = [(each, of.is_wide) for of, each in form.matrices(dtype)], form.pair(dtype)
-        for number, (epilogue, is_wide) in enumerate(matrices):
-            if epilogue is None:
+    for form in function.without.values():
+        matrices: list[tuple[Traced | None, bool]] = [(form, False)] if isinstance(form, Traced) else []
+        pair = None
+        if not isinstance(form, Traced):
+            parts = form.parts(dtype)
+            matrices, pair = [(each.traced, each.is_wide) for each in parts.matrices], parts.pair
+        for number, (traced, is_wide) in enumerate(matrices):
+            if traced is None:
                 continue
-            yield _Wanted(epilogue, (wide, wide) if is_wide else types, number == 0)
-            if training and number == 0 and 0 in epilogue.traced.program.read_by_derivative():
-                yield _Wanted(epilogue, types, is_pair=True, keeps_product=True)
+            yield _Wanted(traced, (wide, wide) if is_wide else types, number == 0)
+            if training and number == 0 and 0 in traced.program.read_by_derivative():
+                yield _Wanted(traced, types, is_pair=True, keeps_product=True)
         if pair is not None:
-            yield _Wanted(pair.epilogue, types, is_pair=True)
+            yield _Wanted(pair.traced, types, is_pair=True)
 
 
 def _sizes(shapes: object) -> list[tuple[int, int, int]]:
@@ -193,7 +198,7 @@ def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
     if form.is_pair:
         return []
     dtype, _ = form.types
-    alone = _alone(dtype, training)
+    alone = _alone(form, training)
     if dtype == torch.float64 or not form.has_product:
         return alone
     family = build_info()["families"]["sm80_mma"]
@@ -208,9 +213,11 @@ def _tiles(counts: Mapping[str, int]) -> list[str]:
     return [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in counts.items() for tile in range(count)]
 
 
-def _alone(dtype: torch.dtype, training: bool) -> list[str]:
-    """The kernels of the epilogue without a product."""
-    element = str(dtype).removeprefix("torch.")
+def _alone(form: _Wanted, training: bool) -> list[str]:
+    """The kernels of the epilogue without a product; none if the package has them."""
+    if form.called.is_compiled:
+        return []
+    element = str(form.types[0]).removeprefix("torch.")
     kinds = ("elementwise", "derivative") if training else ("elementwise",)
     return [f"epigemm_open_{kind}_{element}" for kind in kinds]
 
@@ -223,15 +230,13 @@ def _chosen(
     gpus: Sequence[GPU],
 ) -> list[str]:
     """The kernels that calls of these sizes take on GPUs elsewhere, each once."""
-    found = dict.fromkeys([] if form.is_pair else _alone(form.types[0], training))
+    found = dict.fromkeys([] if form.is_pair else _alone(form, training))
     for size, gpu in itertools.product(sizes, gpus):
         call = _call(form, size, precision, torch.device("meta"))
         for run in _dry_runs(form, call, gpu.numbers):
             what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
             packed = ", its weight packed," if run.packed else ""
-            progress.note(
-                f"{form.epilogue.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
-            )
+            progress.note(f"{form.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}")
             found.update(dict.fromkeys(run.missing))
     return list(found)
 
@@ -239,7 +244,7 @@ def _chosen(
 def _link_for(form: _Wanted, symbols: list[str], capability: tuple[int, int]) -> list[str]:
     linked, reason = loader.link_for(form.linked, symbols, capability)
     if reason:
-        raise RuntimeError(f"{form.epilogue.traced.name}: {reason}")
+        raise RuntimeError(f"{form.traced.name}: {reason}")
     return linked
 
 
@@ -250,7 +255,7 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)
 
-    specs = form.epilogue.traced.operands
+    specs = form.traced.operands
     operands = [
         0.0 if spec.kind == SCALAR else empty(*KINDS[spec.kind].shape((m,), n), of=of_operands)
         for spec in specs
@@ -273,7 +278,7 @@ def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Ite
 
     Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
     """
-    if not form.has_product or form.epilogue.runs_built_in(call.operands, call.x):
+    if not form.has_product or form.called.is_compiled:
         return
     if form.is_pair and not one_kernel.may_store(call):
         return

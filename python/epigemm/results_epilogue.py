@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,46 +18,23 @@ from torch import Tensor
 from epigemm import route as _route
 from epigemm.arguments import checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.calls import one_kernel, reductions
 from epigemm.calls.layouts import unflattened
 from epigemm.compilers import is_traced
-from epigemm.decoration import Decorated, absent
-from epigemm.epilogues.declaration import TracedResults
+from epigemm.decoration import Decorated
+from epigemm.epilogues.declaration import Traced, TracedResults
 from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
 from epigemm.epilogues.library import BIAS
-from epigemm.epilogues.parts import Matrix, MatrixPair, Parts, take_apart
+from epigemm.epilogues.parts import Matrix, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
 from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
-from epigemm.user_epilogue import UserEpilogue
 
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = torch._C._is_any_autocast_enabled
-
-
-class Part(NamedTuple):
-    """A matrix of a call, and the epilogue that computes it; None: it is the product, or the first matrix in fp32."""
-
-    matrix: Matrix
-    epilogue: UserEpilogue | None
-
-
-class Pair(NamedTuple):
-    """Two matrices of a call that one kernel may compute, and its epilogue."""
-
-    matrices: MatrixPair
-    epilogue: UserEpilogue
-
-    def call(
-        self, x: Tensor, weight: Tensor, given: Sequence[Any], precision: str | None, *, strict: bool
-    ) -> LinearCall:
-        """The call of that kernel."""
-        reads = self.matrices.operands(given)
-        epilogue, seen = forms.seen(self.epilogue.traced, x, reads)
-        asked = DEFAULT if precision is None else precision
-        return LinearCall(epilogue, x, weight, seen, asked, strict=strict, invariant=invariance.enabled())
 
 
 class ResultsEpilogue(Decorated):
@@ -68,12 +45,11 @@ class ResultsEpilogue(Decorated):
 
     def __init__(self, traced: TracedResults) -> None:
         super().__init__(traced)
-        self.without = {missing: ResultsEpilogue(each) for missing, each in traced.without.items()}
+        others = {absent: ResultsEpilogue(each) for absent, each in traced.without.items()}
+        self.without = {(): self, **others}
         self.results = traced.results.results
         # By whether x has the type of the arithmetic.
         self._parts = {is_exact: take_apart(traced, is_exact=is_exact) for is_exact in (True, False)}
-        self._made = {is_exact: _made(parts) for is_exact, parts in self._parts.items()}
-        self._pairs = {is_exact: _paired(parts) for is_exact, parts in self._parts.items()}
         bias = traced.results.bias()
         is_products = bias is not None and traced.kinds[bias - 1] == PER_COLUMN
         self._bias_place = (bias or 0) if is_products else 0  # as of `Traced`
@@ -143,6 +119,7 @@ class ResultsEpilogue(Decorated):
         pack_use: str | None,
     ) -> Any:
         """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        form: ResultsEpilogue
         form, given = self.form(operands, named)
         if _any_autocast() and any(form.promoted_results(x, given)):
             z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
@@ -154,12 +131,11 @@ class ResultsEpilogue(Decorated):
         both = form._both(x, weight, given, precision, kept, strict=strict)
         if both is not None:
             return form._results(both, given)
-        matrix, epilogue = form.matrices(x.dtype)[0]
-        if epilogue is None:
-            shared = _route.linear(BIAS, x, weight, (None,), precision, None, strict, pack_use)
-        else:
-            reads = matrix.operands(given)
-            shared = epilogue.call(x, weight, reads, {}, None, precision, strict, pack_use, promotes=False)
+        matrix = form.parts(x.dtype).matrices[0]
+        function: Function = BIAS if matrix.traced is None else matrix.traced
+        reads = (None,) if matrix.traced is None else matrix.operands(given)
+        options = (precision, None, strict, pack_use)
+        shared = _route.linear(function, x, weight, reads, *options, promotes=False)
         return form._results({0: shared}, given)
 
     def promoted(
@@ -218,36 +194,20 @@ class ResultsEpilogue(Decorated):
         Example:
             >>> y, z, total = gelu_with_sum.elementwise(z, bias)
         """
+        form: ResultsEpilogue
         form, given = self.form(operands, named)
         form.checked_elementwise(z, given, out)
-        matrix, epilogue = form.matrices(z.dtype)[0]
-        if epilogue is not None:
-            shared = form._elementwise(epilogue, matrix, z, given)
+        matrix = form.parts(z.dtype).matrices[0]
+        if matrix.traced is not None:
+            shared = form._elementwise(matrix.traced, matrix, z, given)
         else:  # a result is no tensor of the caller's
             is_result = form.parts(z.dtype).stores_shared(form.results)
             shared = z.clone() if is_result else z
         return form._results({0: shared}, given)
 
-    def form(
-        self, operands: Sequence[Any], named: Mapping[str, Tensor | float | None]
-    ) -> tuple[ResultsEpilogue, Sequence[Any]]:
-        """The epilogue of the operands that are given, and these in its order."""
-        given = self._in_order(operands, named)
-        if self.without and (missing := absent(given)):
-            return self.without[missing], [each for each in given if each is not None]
-        return self, given
-
-    def matrices(self, dtype: torch.dtype) -> list[Part]:
-        """What a call computes for an x of this type: the shared matrix, then the others."""
-        return self._made[dtype is torch.float32 or dtype is torch.float64]
-
     def parts(self, dtype: torch.dtype) -> Parts:
-        """The same as a description, and what follows: reductions, and where each result is from."""
+        """What a call computes for an x of this type."""
         return self._parts[dtype is torch.float32 or dtype is torch.float64]
-
-    def pair(self, dtype: torch.dtype) -> Pair | None:
-        """The two matrices that one kernel may compute for an x of this type."""
-        return self._pairs[dtype is torch.float32 or dtype is torch.float64]
 
     def named_results(self, names: Sequence[str]) -> str:
         """What the function returns, each result by a name."""
@@ -306,14 +266,16 @@ class ResultsEpilogue(Decorated):
         strict: bool,
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
-        pair = self.pair(x.dtype)
+        pair = self.parts(x.dtype).pair
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
-        call = pair.call(x, weight, given, precision, strict=strict)
-        found = one_kernel.both(call._replace(pack_use=pack_use))
+        epilogue, seen = forms.seen(pair.traced, x, pair.operands(given))
+        asked = DEFAULT if precision is None else precision
+        call = LinearCall(epilogue, x, weight, seen, asked, pack_use, strict, invariance.enabled())
+        found = one_kernel.both(call)
         if found is None:
             return None
-        return {pair.matrices.result: found.result, pair.matrices.stored: found.stored}
+        return {pair.result: found.result, pair.stored: found.stored}
 
     def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
         """All results, of the matrices that there are: the shared one, or all that have x's dtype."""
@@ -342,36 +304,25 @@ class ResultsEpilogue(Decorated):
     def _matrices(self, found: dict[int, Tensor], given: Sequence[Any]) -> dict[int, Tensor]:
         """All matrices that are read, by their numbers."""
         dtype = next(iter(found.values())).dtype
-        for number, (matrix, epilogue) in enumerate(self.matrices(dtype)):
+        for number, matrix in enumerate(self.parts(dtype).matrices):
             if number in found or matrix.source not in found:
                 continue
             z = found[matrix.source]
             made = (
                 z.to(compute_dtype(dtype))
-                if epilogue is None
-                else self._elementwise(epilogue, matrix, z, given)
+                if matrix.traced is None
+                else self._elementwise(matrix.traced, matrix, z, given)
             )
             found[number] = made
         return found
 
-    def _elementwise(self, epilogue: UserEpilogue, matrix: Matrix, z: Tensor, given: Sequence[Any]) -> Tensor:
+    def _elementwise(self, traced: Traced, matrix: Matrix, z: Tensor, given: Sequence[Any]) -> Tensor:
         """A matrix as an elementwise function of another."""
         operands = matrix.operands(given)
         if matrix.is_wide:
-            kinds = zip(epilogue.traced.kinds, operands, strict=True)
+            kinds = zip(traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
-        return epilogue.elementwise(z, *operands)
-
-
-def _made(parts: Parts) -> list[Part]:
-    return [
-        Part(matrix, None if matrix.traced is None else UserEpilogue(matrix.traced))
-        for matrix in parts.matrices
-    ]
-
-
-def _paired(parts: Parts) -> Pair | None:
-    return None if parts.pair is None else Pair(parts.pair, UserEpilogue(parts.pair.traced))
+        return _route.elementwise(traced, z, operands)
 
 
 def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:

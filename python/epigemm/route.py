@@ -13,7 +13,7 @@ The entry says which route a call takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +35,10 @@ from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.compilers import in_functional_derivative, is_exporting, is_traced
-from epigemm.epilogues.declaration import OperandSpec, Traced
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
-from epigemm.epilogues.registry import FOLDED, Epilogue, Operand, Operands, compute_dtype, folded_by_reference
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import flops as _flops  # noqa: F401
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
@@ -52,7 +52,6 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
 _has_autocast = torch.amp.is_autocast_available
 
-_Specs: TypeAlias = Sequence[OperandSpec | Operand]
 _NO_NORM = (None,) * 4  # for the vectors of BatchNorm among those of `FOLDED`
 _PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
 """The routes of a call, as the entry names them."""
@@ -72,6 +71,10 @@ def linear(
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
+    if isinstance(function, Traced) and function.ends:
+        operands = _unrecorded(function, operands)
+        if 0 in function.ends:
+            x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
         weight, pack_use = weight.weight, weight_packs.KEEP
     if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
@@ -87,8 +90,9 @@ def linear(
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
-        if isinstance(function, Epilogue):
-            found = graphs.linear(function, x, weight, operands, fold, precision, out, strict)
+        if function.is_compiled:
+            epilogue, given = forms.seen(function, x, operands)
+            found = graphs.linear(epilogue, x, weight, given, fold, precision, out, strict)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -109,7 +113,7 @@ def linear(
         _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
         x, weight, operands, fold = cast(function, x, weight, operands, fold)
     if fold is None:
-        if not function.is_compiled:
+        if function.is_choice:
             checks.product(x, weight)  # checked before the operands, whose shapes depend on it
         if isinstance(function, Epilogue) and not function.has_scalar:
             epilogue = function
@@ -134,14 +138,12 @@ def linear(
 
 def _by_name(function: Function, operands: Operands) -> list[tuple[str, Any]]:
     """The operands and their names."""
-    specs: _Specs = function.operands
-    return [(spec.name, value) for spec, value in zip(specs, operands, strict=False)]
+    return [(spec.name, value) for spec, value in zip(function.operands, operands, strict=False)]
 
 
 def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Operands:
     """The operands of a trace, with 0-d tensors in place of numbers that are symbols."""
-    specs: _Specs = function.operands
-    pairs = zip(specs, operands, strict=True)
+    pairs = zip(function.operands, operands, strict=True)
     return tuple(
         [graphs.scalar(spec.name, value, x) if spec.kind == SCALAR else value for spec, value in pairs]
     )
@@ -156,9 +158,8 @@ def _checked(
     """
     wide = compute_dtype(x.dtype)
     given: list[Any] = []
-    specs: _Specs = function.operands
     # The operators accept all scalars as numbers, or all as tensors.
-    pairs = [*zip(specs, operands, strict=True)]
+    pairs = [*zip(function.operands, operands, strict=True)]
     has_tensors = any(_is_tensor(value) for spec, value in pairs if spec.kind == SCALAR)
     for place, (spec, value) in enumerate(pairs, 1):
         if spec.kind == SCALAR and isinstance(value, Tensor):
@@ -168,7 +169,10 @@ def _checked(
             number = value if graphs.is_symbol(value) else checks.scalar_number(spec.name, value)
             value = graphs.on_device(number, x).to(wide) if has_tensors else number
         elif isinstance(value, Tensor):
-            checks.strided(spec.name, value)
+            if function.is_choice:
+                checks.element(spec.name, value, x, first)
+            else:  # x is checked by the operator
+                checks.strided(spec.name, value)
             if KINDS[spec.kind].by_row:
                 checks.shape_of_operand(spec.kind, spec.name, value, (*x.shape[:-1], *columns))
         elif value is not None or place != function.bias_place:
@@ -188,7 +192,7 @@ def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
 
 
 def promoted(
-    specs: _Specs,
+    specs: Sequence[Operand],
     bias_place: int,
     x: Tensor,
     weight: Tensor,
@@ -321,6 +325,9 @@ def elementwise(
 ) -> Tensor:
     """D = function(x, operands...), arguments as of `linear`."""
     found: Tensor | Reason
+    if isinstance(function, Traced) and function.ends:
+        operands = _unrecorded(function, operands)
+        x = _detached(x) if 0 in function.ends else x
     if fold is not None and not checks.is_folded(fold[3], fold[-1]):
         checks.own_memory(out, x, _named(fold).items(), in_place=True)
         vectors = (*fold[:2], *_NO_NORM, 0.0)
@@ -330,8 +337,9 @@ def elementwise(
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
-        if isinstance(function, Epilogue):
-            found = graphs.elementwise(function, x, operands, fold, out)
+        if function.is_compiled:
+            epilogue, given = forms.seen(function, x, operands)
+            found = graphs.elementwise(epilogue, x, given, fold, out)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -341,13 +349,13 @@ def elementwise(
         return found
     if current.log is not None:
         current.log.begin()
-    first = "x" if function.is_compiled else "z"
+    first = "z" if function.is_choice else "x"
     if found is _OPERATOR:
         named = _named(fold)
         if fold is None and isinstance(function, Epilogue) and function.bias_place:
             named = {"bias": operands[0]}
         _check_tensors({first: x}, {**named, "out": out})
-    if not function.is_compiled:
+    if function.is_choice:
         checks.matrices(x, first)
     if fold is None:
         if isinstance(function, Epilogue) and not function.has_scalar:
@@ -416,6 +424,16 @@ def detached(tensor: Tensor) -> Tensor:
     """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
     may_be_recorded = tensor.requires_grad or (not is_traced() and _functorch_interpreter() is not None)
     return tensor.detach() if may_be_recorded else tensor
+
+
+def _detached(value: Any) -> Any:
+    return detached(value) if isinstance(value, Tensor) else value
+
+
+def _unrecorded(function: Traced, operands: Operands) -> Operands:
+    """The operands, detached if their gradient ends inside the function."""
+    numbered = enumerate(operands, 1)
+    return tuple([_detached(value) if number in function.ends else value for number, value in numbered])
 
 
 def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:

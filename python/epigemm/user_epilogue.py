@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import forms
-from epigemm.arguments.forms import Function
-from epigemm.decoration import Decorated, absent
+from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced
-from epigemm.epilogues.kinds import PER_COLUMN
-from epigemm.epilogues.library import BIAS, BIAS_RELU
-from epigemm.epilogues.registry import Epilogue
-from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
-from epigemm.epilogues.tracer.source import functor_text
 from epigemm.packs.weight_packs import PackedWeight
 
 
@@ -24,19 +16,12 @@ class UserEpilogue(Decorated):
     """A user's function as the epilogue of a linear layer; made by `epigemm.epilogue`."""
 
     traced: Traced
-    without: dict[tuple[int, ...], UserEpilogue]
+    without: dict[tuple[int, ...], Traced]
 
     def __init__(self, traced: Traced) -> None:
         super().__init__(traced)
         # If an operand is None, the epilogue is another one, of the remaining operands.
-        self.without = {missing: UserEpilogue(each) for missing, each in traced.without.items()}
-        # If the function is one of epigemm's own, with a bias or a bias and a ReLU. For those the planner knows that
-        # PyTorch's GEMM may add them.
-        self.copied = _built_in(self.traced)
-        differentiable = self.traced.program.with_gradient()
-        # For the product and each operand, whether its gradient ends inside the function. PyTorch does not record such
-        # tensors.
-        self._ends = tuple(number not in differentiable for number in range(1 + len(self.traced.operands)))
+        self.without = {(): traced, **traced.without}
 
     def __call__(
         self,
@@ -88,23 +73,10 @@ class UserEpilogue(Decorated):
         precision: str | None,
         strict: bool,
         pack_use: str | None,
-        *,
-        promotes: bool = True,
     ) -> Tensor:
-        """Like calling it; `pack_use`, `promotes`: as of `epigemm.route.linear`."""
-        given = self._in_order(operands, named)
-        if self.without and (missing := absent(given)):
-            form, rest = self.without[missing], [each for each in given if each is not None]
-            return form.call(x, weight, rest, {}, out, precision, strict, pack_use, promotes=promotes)
-        if True in self._ends:
-            given = self._unrecorded(given)
-            if self._ends[0]:
-                x, weight = _detached(x), _detached(weight)
-        function: Function = self.traced
-        if self.copied is not None and self.runs_built_in(given, x):
-            function = self.copied
-        options = (precision, out, strict, pack_use)
-        return _route.linear(function, x, weight, tuple(given), *options, promotes=promotes)
+        """Like calling it; `pack_use`: as of `epigemm.route.linear`."""
+        traced, given = self.form(operands, named)
+        return _route.linear(traced, x, weight, given, precision, out, strict, pack_use)
 
     def elementwise(
         self,
@@ -132,50 +104,5 @@ class UserEpilogue(Decorated):
         Example:
             >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
         """
-        given = self._in_order(operands, named)
-        if self.without and (missing := absent(given)):
-            return self.without[missing].elementwise(
-                z, *(each for each in given if each is not None), out=out
-            )
-        if True in self._ends:
-            given = self._unrecorded(given)
-            z = _detached(z) if self._ends[0] else z
-        return _route.elementwise(self.traced, z, tuple(given), out)
-
-    def runs_built_in(self, operands: Sequence[Any], x: Tensor) -> bool:
-        """Whether a linear call with operands of these types is one of epigemm's own functions, on its kernels."""
-        return self.copied is not None and getattr(operands[0], "dtype", None) is getattr(x, "dtype", None)
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the product and every operand has a gradient where the result has one."""
-        return True not in self._ends
-
-    def of_linear(self, x: Tensor, given: Sequence[Any]) -> Epilogue:
-        """The epilogue of a linear call with operands of these types."""
-        if self.copied is not None and self.runs_built_in(given, x):
-            return self.copied
-        return forms.of_types(self.traced, x, given)
-
-    def _unrecorded(self, given: Sequence[Any]) -> list[Any]:
-        """The operands, detached if their gradient ends inside the function."""
-        pairs = zip(given, self._ends[1:], strict=True)
-        return [_detached(value) if ends else value for value, ends in pairs]
-
-
-def _built_in(traced: Traced) -> Epilogue | None:
-    """The built-in epilogue that a function equals, if there is one: acc + bias, or its ReLU."""
-    if traced.kinds != (PER_COLUMN,):
-        return None
-    for summands in ((0, 1), (1, 0)):
-        added = Step("add", tuple(Ref(number) for number in summands), REAL, "")
-        relu = Step("relu", (Ref(2),), REAL, "")
-        for epilogue, steps in ((BIAS, (added,)), (BIAS_RELU, (added, relu))):
-            program = Program(1, steps, Ref(1 + len(steps)))
-            if functor_text(program, traced.kinds) == traced.source:
-                return epilogue
-    return None
-
-
-def _detached(value: Any) -> Any:
-    return _route.detached(value) if isinstance(value, Tensor) else value
+        traced, given = self.form(operands, named)
+        return _route.elementwise(traced, z, given, out)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 import epigemm
 from epigemm import PerColumn
+from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import one_kernel
 from epigemm.epilogues.registry import typed
 from epigemm.planner import dry_runs, plans
@@ -38,9 +40,10 @@ def call(
     m: int = M, n: int = N, k: int = K, dtype: torch.dtype = torch.bfloat16, precision: str | None = None
 ) -> LinearCall:
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), (n,)))
-    pair = gelu_beside.pair(dtype)
+    pair = gelu_beside.parts(dtype).pair
     assert pair is not None
-    return pair.call(x, weight, [bias], precision, strict=False)
+    asked = DEFAULT if precision is None else precision
+    return LinearCall(forms.of_types(pair.traced, x, [bias]), x, weight, (bias,), asked)
 
 
 def dry(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, plan: tuple[int, ...] = ()) -> DryRun:
@@ -65,7 +68,7 @@ def long_first(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_long_second_value_has_a_kernel_of_its_own(dtype: torch.dtype) -> None:
-    assert long_first.pair(dtype) is None and gelu_beside.pair(dtype) is not None
+    assert long_first.parts(dtype).pair is None and gelu_beside.parts(dtype).pair is not None
 
 
 def test_several_kernels_where_the_product_takes_the_time() -> None:

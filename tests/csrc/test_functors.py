@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from epigemm.epilogues import formulas, library
-from epigemm.epilogues.declaration import OperandSpec, Traced, traced
-from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, slots_of
+from epigemm.epilogues.declaration import Traced, traced
+from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, Operand, slots_of
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.epilogues.tracer.source import prelude
 from tests.ops.bounds import Off
@@ -83,7 +83,7 @@ def of_library() -> dict[str, Functor]:
 
 def random_function(seed: int) -> Functor:
     made = Made(seed)
-    operands = tuple(OperandSpec(ANNOTATIONS[kind], f"o{place}") for place, kind in enumerate(made.kinds))
+    operands = tuple(Operand(ANNOTATIONS[kind], f"o{place}") for place, kind in enumerate(made.kinds))
 
     def function(*values: Tensor) -> Tensor:
         found = [*values]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from epigemm.epilogues.formulas import ACTIVATIONS, FORMULAS, PRELINKED, digest, prelinked_name
+from epigemm.epilogues.kinds import Operand
 from epigemm.epilogues.library import FUNCTIONS
 from epigemm.epilogues.registry import EPILOGUES, typed
 from epigemm.epilogues.tracer.source import functor_text
@@ -34,7 +35,7 @@ def test_a_program_computes_its_formula(name: str, has_bias: bool) -> None:
     acc = torch.randn(6, 9, dtype=torch.float64)
     shapes = {"per_column": (9,), "matrix": (6, 9)}
     bias, *others = (torch.randn(shapes[kind], dtype=torch.float64) for kind in FORMULAS[name].kinds)
-    assert FORMULAS[name].operands[0] == ("per_column", "bias")
+    assert FORMULAS[name].operands[0] == Operand("per_column", "bias", is_optional=True)
     epilogue = typed(FUNCTIONS[name], [False] * (1 + len(others)))
     found = epilogue.reference(acc, [bias if has_bias else None, *others])
     torch.testing.assert_close(found, EXPECTED[name](acc + bias if has_bias else acc, *others))

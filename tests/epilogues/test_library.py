@@ -17,7 +17,7 @@ def test_every_formula_is_there() -> None:
 def test_functors_of_csrc_have_the_formulas_operands(name: str) -> None:
     epilogue = EPILOGUES[name]
     assert library.named(name) is epilogue and epilogue.is_compiled and epilogue.prelinked == name
-    assert tuple((each.kind, each.name) for each in epilogue.operands) == formulas.FORMULAS[name].operands
+    assert epilogue.operands == formulas.FORMULAS[name].operands
     assert (epilogue.bias_place == 1) == (epilogue.operands[:1] != () and epilogue.operands[0].name == "bias")
 
 

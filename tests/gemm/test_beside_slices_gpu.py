@@ -148,9 +148,9 @@ def both(
     function: ResultsEpilogue, x: Tensor, weight: Tensor, operands: list[Tensor], kernel: tuple[str, int]
 ) -> tuple[Tensor, Tensor]:
     """The results in the function's order."""
-    pair = function.pair(torch.float32)
+    pair = function.parts(torch.float32).pair
     assert pair is not None
-    epilogue = typed(pair.epilogue.traced, [False] * len(pair.matrices.places))
+    epilogue = typed(pair.traced, [False] * len(pair.places))
     out, stored = (poisoned((len(x), len(weight)), torch.float32, DEVICE) for _ in range(2))
     forced_into(
         out,
@@ -158,12 +158,12 @@ def both(
         x,
         weight,
         kernel[0],
-        operands=pair.matrices.operands(operands),
+        operands=pair.operands(operands),
         plan=plans.numbers(plans.FP16X3, kernel[1]),
         stored=stored,
     )
     sources = function.parts(torch.float32).sources
-    found = {pair.matrices.result: out, pair.matrices.stored: stored}
+    found = {pair.result: out, pair.stored: stored}
     return found[sources[0]], found[sources[1]]
 
 

@@ -138,13 +138,13 @@ def draw(function: ResultsEpilogue, sizes: tuple[int, int, int], kernel: Kernel,
 
 def both(function: ResultsEpilogue, given: Given, gap: int = 0) -> tuple[Tensor, Tensor]:
     """The results in the function's order."""
-    pair = function.pair(given.x.dtype)
+    pair = function.parts(given.x.dtype).pair
     assert pair is not None
-    epilogue = typed(pair.epilogue.traced, [False] * len(pair.matrices.places))
+    epilogue = typed(pair.traced, [False] * len(pair.places))
     shape = (given.x.shape[0], given.weight.shape[0] + gap)
     out = poisoned(shape, given.x.dtype, DEVICE)[:, : given.weight.shape[0]]
     stored = poisoned(out.shape, given.x.dtype, DEVICE)
-    reads = pair.matrices.operands(given.operands)
+    reads = pair.operands(given.operands)
     result = forced_into(
         out,
         epilogue.name,
@@ -156,7 +156,7 @@ def both(function: ResultsEpilogue, given: Given, gap: int = 0) -> tuple[Tensor,
         stored=stored,
     )
     sources = function.parts(given.x.dtype).sources
-    found = {pair.matrices.result: result, pair.matrices.stored: stored}
+    found = {pair.result: result, pair.stored: stored}
     return found[sources[0]], found[sources[1]]
 
 
@@ -201,7 +201,7 @@ def test_every_tile_against_float64(function: ResultsEpilogue, kernel: Kernel) -
 def test_some_tiles_against_float64(function: ResultsEpilogue, kernel: Kernel) -> None:
     # A cosine in fp32 is long: no kernel stores it beside.
     if function is waves and kernel[3] is torch.float32:
-        assert function.pair(torch.float32) is None
+        assert function.parts(torch.float32).pair is None
         return
     compare(function, kernel)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm._native import ops
+from epigemm.arguments import forms
 from epigemm.arguments.calls import KEEP, LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU
@@ -34,7 +35,8 @@ def operands(epilogue: str) -> list[Tensor]:
 
 
 def named(epilogue: str, given: list[Tensor]) -> Epilogue:
-    return {"bias": BIAS, "bias_relu": BIAS_RELU}.get(epilogue) or mixed.of_linear(torch.empty(M, K), given)
+    known = {"bias": BIAS, "bias_relu": BIAS_RELU}
+    return known.get(epilogue) or forms.of_types(mixed.traced, torch.empty(M, K), given)
 
 
 def call_of(

@@ -21,7 +21,7 @@ from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import named
-from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype
+from epigemm.epilogues.registry import EPILOGUES, FOLDED, Epilogue, compute_dtype, dtype_of
 
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _STRIDED = torch.strided
@@ -101,7 +101,7 @@ def elementwise(call: ElementwiseCall) -> None:
     """Check the arguments of an elementwise call, all of them tensors already."""
     x, name = call.x, call.epilogue.first
     _require_matrix_like(name, x)
-    if not call.epilogue.is_compiled or any(each.dim() for each in tensors_of(call.operands)):
+    if call.epilogue.is_choice or any(each.dim() for each in tensors_of(call.operands)):
         rows_of_vectors(x, name)
     _require_operands(call, x.shape[-1] if x.dim() else 1, name)
     if call.out is not None:
@@ -298,9 +298,14 @@ def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int]
     if kind == SCALAR:
         scalar_tensor(name, value, x, first)
         return
+    element(name, value, x, first)
+    shape_of_operand(kind, name, value, shape)
+
+
+def element(name: str, value: Tensor, x: Tensor, first: str) -> None:
+    """RuntimeError unless dense, on the device of x, and of its type or the arithmetic's."""
     wide = compute_dtype(x.dtype)
     _require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
-    shape_of_operand(kind, name, value, shape)
 
 
 def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) -> None:
@@ -373,9 +378,8 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        _require_like(
-            operand.name, value, operand.dtype(x.dtype), x, first, is_choice=not epilogue.is_compiled
-        )
+        wanted = dtype_of(operand, x.dtype)
+        _require_like(operand.name, value, wanted, x, first, is_choice=epilogue.is_choice)
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)

@@ -26,7 +26,7 @@ from torch import Tensor
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
 from epigemm.calls import derivative, elementwise_kernels, entry
-from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.epilogues.library import BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue, Operands, fold_batch_norm_reference
 
 _grad_enabled = torch.is_grad_enabled
@@ -40,7 +40,7 @@ def without_product(epilogue: Epilogue, operands: Operands) -> bool:
     """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
     if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
         return not any(operand.requires_grad for operand in tensors_of(operands))
-    return epilogue is BIAS_RELU or 0 in epilogue.unread
+    return epilogue.is_bias_relu or 0 in epilogue.unread
 
 
 def keeps_product(call: LinearCall) -> bool:
@@ -116,7 +116,7 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     ctx.save_for_backward(
         x if needs[2] else None,
         weight if needs[1] else None,
-        output if epilogue is BIAS_RELU else None,
+        output if epilogue.is_bias_relu else None,
         *saved,
     )
 
@@ -130,11 +130,11 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     needs_x, needs_weight, *needs_operands = needs
     place = epilogue.bias_place - 1
     of_operands: list[Tensor | None] = [None] * len(needs_operands)
-    if epilogue is BIAS_RELU:
+    if epilogue.is_bias_relu:
         grad, of_operands[0] = _gradients_of_relu(grad, output, needs_operands[0])
     elif epilogue is SCALE_BATCH_NORM:
         grad = _derivative_of_scale(grad, saved_operands(ctx, saved, grad))
-    elif epilogue is not BIAS:
+    elif not epilogue.is_bias:
         given = epilogue.without_bias(saved_operands(ctx, saved, grad))
         applied = ElementwiseCall(epilogue, _unread(grad), given)
         others = [need and number != place for number, need in enumerate(needs_operands)]

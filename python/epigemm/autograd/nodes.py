@@ -24,7 +24,6 @@ from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
 from epigemm.calls.log import current
-from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
 
@@ -74,7 +73,7 @@ def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = N
     if weight.requires_grad:
         weight_packs.expire(weight)
     product = torch.nn.functional.linear(x, weight, bias)
-    return product if epilogue is BIAS else torch.relu(product)
+    return product if epilogue.is_bias else torch.relu(product)
 
 
 def elementwise(call: ElementwiseCall) -> Tensor:

@@ -18,14 +18,22 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, overload
 
 from torch import Tensor, fx
 
 from epigemm.epilogues import constants, formulas, hints
-from epigemm.epilogues.kinds import ANNOTATIONS, MATRIX, PER_COLUMN, PER_ROW, SCALAR, slots_of, too_many
+from epigemm.epilogues.kinds import (
+    ANNOTATIONS,
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SCALAR,
+    Operand,
+    slots_of,
+    too_many,
+)
 from epigemm.epilogues.tracer import cost, reference, source
 from epigemm.epilogues.tracer.program import Program, words
 from epigemm.epilogues.tracer.results import Results, filled
@@ -37,27 +45,22 @@ _LONGEST_NAME = 64
 _MOST_OPTIONAL = 3  # each doubles the number of traces
 
 
-@dataclass(frozen=True)
-class OperandSpec:
-    """One operand of a function; `default`: of a scalar."""
-
-    kind: str
-    name: str
-    default: float | None = None
-    is_optional: bool = False  # whether the function accepts None for it
-
-
-@dataclass(frozen=True, eq=False)
 class Declared:
-    """What a function has declared."""
+    """What a function has declared.
 
-    name: str  # the function's
-    operands: tuple[OperandSpec, ...]  # in the function's order
+    Attributes:
+        name: the function's.
+        operands: in the function's order.
+        kinds: theirs.
+        without: by the places of the operands that are None, what the function is of the others.
+    """
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The operands' kinds."""
-        return tuple(operand.kind for operand in self.operands)
+    without: Mapping[tuple[int, ...], Any]
+
+    def __init__(self, name: str, operands: tuple[Operand, ...]) -> None:
+        self.name, self.operands = name, operands
+        self.kinds = tuple(operand.kind for operand in operands)
+        self.without = {}
 
 
 _keys = itertools.count()
@@ -65,57 +68,66 @@ TRACED: weakref.WeakValueDictionary[str, Traced] = weakref.WeakValueDictionary()
 """By their keys, which stand for them where Dynamo traces."""
 
 
-@dataclass(frozen=True, eq=False)
 class Traced(Declared):
-    """An epilogue made of a Python function."""
+    """An epilogue made of a Python function, or of its steps.
 
-    program: Program = field(repr=False)  # its steps
-    # the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors
-    graph: fx.GraphModule = field(repr=False)
-    source: str = field(repr=False)  # the functor in C++
-    digest: str  # of the source and the operands' kinds, the same in every process
-    is_own: bool = False  # whether it is the library's (`epigemm.epilogues.library`)
-    stored: Program | None = field(default=None, repr=False)  # of a second value, stored beside the result
-    # by the numbers of the operands that are None: what the function is of the others
-    without: Mapping[tuple[int, ...], Traced] = field(default_factory=dict, repr=False)
-    # the epilogues that were made of it, by their operands' types (`registry.typed`)
-    forms: dict[tuple[bool, ...], Any] = field(default_factory=dict, repr=False)
+    What follows from its steps are attributes, for calls ask.
 
-    is_compiled: bool = field(init=False, default=False, repr=False)  # as of `Epilogue`
-    # What follows from these; attributes, for calls ask.
-    has_scalar: bool = field(init=False, repr=False)
-    key: str = field(init=False, repr=False)  # not a number, because Dynamo makes a symbol of the second one
-    slots: tuple[int, ...] = field(
-        init=False, repr=False
-    )  # in which open kernels read each operand: `kinds.SLOTS`
-    reads: tuple[bool, ...] = field(
-        init=False, repr=False
-    )  # for each operand, whether the result depends on it
-    bias_place: int = field(init=False, repr=False)  # as of `Epilogue`
-    are_scalars: tuple[bool, ...] = field(init=False, repr=False)  # for each operand
-    matrices: tuple[int, ...] = field(init=False, repr=False)  # their places among the operands
-    has_rows: bool = field(init=False, repr=False)  # whether it reads a number for each row
-    # the places among the operands whose type the result's is promoted from; the bias has the product's
-    typing: tuple[int, ...] = field(init=False, repr=False)
+    Attributes:
+        program: its steps.
+        stored: those of a second value for each element, stored beside the result.
+        is_own: whether it is the library's (`epigemm.epilogues.library`).
+        graph: the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors.
+        source: the functor in C++.
+        digest: of the source and the operands' kinds, the same in every process.
+        key: not a number, because Dynamo makes a symbol of the second one.
+        forms: the epilogues that were made of it, by their operands' types (`registry.typed`).
+        is_choice: as of `Epilogue`; has_scalar, bias_place, too.
+        is_compiled: whether the package has its kernels: it adds a bias, or is the ReLU of that, which PyTorch's GEMM
+            may add, too.
+        slots: in which open kernels read each operand: `kinds.SLOTS`.
+        reads: for each operand, whether the result depends on it.
+        are_scalars: for each operand.
+        matrices: their places among the operands.
+        has_rows: whether it reads a number for each row.
+        ends: where a gradient ends inside the function: numbers of operands, and 0 for the accumulator; PyTorch records
+            none of these.
+        typing: the places among the operands whose type the result's is promoted from; the bias has the product's.
+    """
 
-    def __post_init__(self) -> None:
-        kinds, program = self.kinds, self.program
-        read, bias = program.reads(), program.bias() or 0
-        is_bias = bias > 0 and kinds[bias - 1] == PER_COLUMN
-        excepted = {0, bias} if is_bias else {0}
-        for name, value in {
-            "key": str(next(_keys)),
-            "slots": slots_of(kinds),
-            "reads": tuple(number in read for number in range(1, len(kinds) + 1)),
-            "bias_place": bias if is_bias else 0,
-            "has_scalar": SCALAR in kinds,
-            "are_scalars": tuple(kind == SCALAR for kind in kinds),
-            "matrices": tuple(place for place, kind in enumerate(kinds) if kind == MATRIX),
-            "has_rows": PER_ROW in kinds,
-            "typing": tuple(number - 1 for number in program.typing() - excepted),
-        }.items():
-            object.__setattr__(self, name, value)
+    without: Mapping[tuple[int, ...], Traced]
+    is_choice = True
+
+    def __init__(
+        self,
+        name: str,
+        operands: tuple[Operand, ...],
+        program: Program,
+        *,
+        is_own: bool = False,
+        stored: Program | None = None,
+    ) -> None:
+        super().__init__(name, operands)
+        self.program, self.stored, self.is_own = program, stored, is_own
+        self.graph = reference.reference_module(program)
+        self.source = source.functor_text(program, self.kinds)
+        if stored is not None:
+            self.source += source.functor_text(stored, self.kinds, STORED)
+        self.digest = formulas.digest(self.source, self.kinds)
+        self.key = str(next(_keys))
+        self.forms: dict[tuple[bool, ...], Any] = {}
         TRACED[self.key] = self
+        bias, numbers = program.bias() or 0, range(1, len(operands) + 1)
+        self.bias_place = bias if bias and self.kinds[bias - 1] == PER_COLUMN else 0
+        is_torchs = program.is_bias or program.is_bias_relu
+        self.is_compiled = self.bias_place > 0 and stored is None and is_torchs
+        self.slots = slots_of(self.kinds)
+        self.reads = tuple(number in program.reads() for number in numbers)
+        self.are_scalars = tuple(kind == SCALAR for kind in self.kinds)
+        self.has_scalar, self.has_rows = SCALAR in self.kinds, PER_ROW in self.kinds
+        self.matrices = tuple(place for place, kind in enumerate(self.kinds) if kind == MATRIX)
+        self.ends = tuple(number for number in (0, *numbers) if number not in program.with_gradient())
+        self.typing = tuple(number - 1 for number in program.typing() - {0, self.bias_place})
 
     @functools.cached_property
     def behind_bias(self) -> fx.GraphModule:
@@ -157,14 +169,17 @@ class Traced(Declared):
         return f"{source.prelude(f'epilogue/{header}.h')}\n{source.named_functor(functor)}\n{functions}"
 
 
-@dataclass(frozen=True, eq=False)
 class TracedResults(Declared):
-    """A Python function that returns more than one matrix, or a reduction: as a whole, before it is taken apart."""
+    """A Python function that returns more than one matrix, or a reduction: as a whole, before it is taken apart.
 
-    results: Results = field(repr=False)  # its steps, and what it returns
-    without: Mapping[tuple[int, ...], TracedResults] = field(
-        default_factory=dict, repr=False
-    )  # as of `Traced`
+    `results`: its steps, and what it returns.
+    """
+
+    without: Mapping[tuple[int, ...], TracedResults]
+
+    def __init__(self, name: str, operands: tuple[Operand, ...], results: Results) -> None:
+        super().__init__(name, operands)
+        self.results = results
 
 
 @overload
@@ -204,12 +219,13 @@ def trace(function: Callable[..., Any]) -> Traced | TracedResults:
             raise TypeError(
                 f"{name} ({start}): without {names} it returns other results than with all operands"
             )
-    return replace(of_all, without=without)
+    of_all.without = without
+    return of_all
 
 
 def _without(
-    function: Callable[..., Any], operands: tuple[OperandSpec, ...], absent: tuple[int, ...]
-) -> tuple[Callable[..., Any], tuple[OperandSpec, ...]]:
+    function: Callable[..., Any], operands: tuple[Operand, ...], absent: tuple[int, ...]
+) -> tuple[Callable[..., Any], tuple[Operand, ...]]:
     """The function of the remaining operands, and these operands."""
 
     def of_the_others(acc: Tensor, *given: Tensor | float) -> Any:
@@ -221,7 +237,7 @@ def _without(
 
 def _trace(
     function: Callable[..., Any],  # takes the accumulator and the operands
-    operands: tuple[OperandSpec, ...],  # its operands
+    operands: tuple[Operand, ...],  # its operands
     name: str,  # an identifier
     start: str,  # `file:line` of where it begins, for messages
 ) -> Traced | TracedResults:
@@ -230,7 +246,7 @@ def _trace(
 
     found = trace.trace_results(function, [operand.kind for operand in operands], name, start)
     if found.is_one_matrix:
-        return made(name, operands, found.program(found.results[0].value))
+        return Traced(name, operands, found.program(found.results[0].value))
     return TracedResults(name, operands, found.merged())
 
 
@@ -241,34 +257,14 @@ def _returns(found: Traced | TracedResults) -> object:
     return filled(found.results.structure, [each.about for each in found.results.results])
 
 
-def traced(
-    function: Callable[..., Tensor], operands: tuple[OperandSpec, ...], name: str, start: str
-) -> Traced:
+def traced(function: Callable[..., Tensor], operands: tuple[Operand, ...], name: str, start: str) -> Traced:
     """`trace` of a function that returns one matrix and has captured nothing, with its operands."""
     found = _trace(function, operands, name, start)
     assert isinstance(found, Traced)
     return found
 
 
-def made(
-    name: str,
-    operands: tuple[OperandSpec, ...],
-    program: Program,
-    *,
-    is_own: bool = False,
-    stored: Program | None = None,
-) -> Traced:
-    """The epilogue of a program; `stored`: that of a second value for each element."""
-    kinds = tuple(operand.kind for operand in operands)
-    text = source.functor_text(program, kinds)
-    if stored is not None:
-        text += source.functor_text(stored, kinds, STORED)
-    graph = reference.reference_module(program)
-    about = formulas.digest(text, kinds)
-    return Traced(name, operands, program, graph, text, about, is_own, stored)
-
-
-def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
+def _operands(function: FunctionType, place: str) -> tuple[Operand, ...]:
     parameters = list(inspect.signature(function).parameters.values())
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -296,7 +292,7 @@ def _operands(function: FunctionType, place: str) -> tuple[OperandSpec, ...]:
     return operands
 
 
-def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -> OperandSpec:
+def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -> Operand:
     if parameter.name in _KEYWORDS:
         raise TypeError(
             f"{place}: an operand is called {parameter.name!r}; accepted is any name but {', '.join(_KEYWORDS)}, which "
@@ -308,9 +304,9 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
         raise TypeError(f"{place}: {parameter.name!r} has {found}; accepted is {_ACCEPTED}")
     kind, default = ANNOTATIONS[annotation], parameter.default
     if default is inspect.Parameter.empty:
-        return OperandSpec(kind, parameter.name)
+        return Operand(kind, parameter.name)
     if kind != SCALAR and default is None:
-        return OperandSpec(kind, parameter.name, is_optional=True)
+        return Operand(kind, parameter.name, is_optional=True)
     number = isinstance(default, (int, float)) and not isinstance(default, bool)
     if kind != SCALAR or not number:
         raise TypeError(
@@ -318,7 +314,7 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
             "Scalar, None for others"
         )
     try:
-        return OperandSpec(kind, parameter.name, float(default))
+        return Operand(kind, parameter.name, float(default))
     except OverflowError:
         raise ValueError(
             f"{place}: {parameter.name!r} has a default beyond fp64; accepted is one of at most "

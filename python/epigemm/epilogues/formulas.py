@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR, Operand
 from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracer.source import functor_text
 
@@ -33,23 +33,27 @@ GATED, BIAS2, OF_VECTORS = "gated_", "_bias2", "scale_relu"
 class NamedProgram(NamedTuple):
     """A program with its name."""
 
-    operands: tuple[tuple[str, str], ...]  # kind and name of each
+    operands: tuple[Operand, ...]
     program: Program  # its steps
-    is_folded: bool = False  # whether its vectors are folded from others, and have the arithmetic's type
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The operands' kinds."""
-        return tuple(kind for kind, _ in self.operands)
+        return tuple(each.kind for each in self.operands)
 
     @property
     def folded(self) -> tuple[bool, ...]:
         """For each operand, whether it has the arithmetic's type; else it has x's."""
-        return tuple(self.is_folded or kind == SCALAR for kind in self.kinds)
+        return tuple(each.folded for each in self.operands)
 
 
-def _formula(operands: dict[str, str], *steps: tuple[str, ...], has_bias: bool = True) -> NamedProgram:
-    """A formula of steps (result, primitive, inputs...), given by names. The last step's result is returned."""
+def _formula(
+    operands: dict[str, str], *steps: tuple[str, ...], has_bias: bool = True, is_folded: bool = False
+) -> NamedProgram:
+    """A formula of steps (result, primitive, inputs...), given by names. The last step's result is returned.
+
+    `is_folded`: whether its vectors are folded from others, and have the arithmetic's type.
+    """
     if has_bias:
         operands, steps = {"bias": PER_COLUMN, **operands}, (("z", "add", "acc", "bias"), *steps)
     places = {name: place for place, name in enumerate(("acc", *operands))}
@@ -57,8 +61,11 @@ def _formula(operands: dict[str, str], *steps: tuple[str, ...], has_bias: bool =
     for result, op, *inputs in steps:
         program.append(Step(op, tuple(Ref(places[name]) for name in inputs), REAL, ""))
         places[result] = len(places)
-    kinds = tuple((kind, name) for name, kind in operands.items())
-    return NamedProgram(kinds, Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
+    every = (
+        Operand(kind, name, is_optional=name == "bias", folded=is_folded or kind == SCALAR)
+        for name, kind in operands.items()
+    )
+    return NamedProgram(tuple(every), Program(len(operands), tuple(program), Ref(places[steps[-1][0]])))
 
 
 def _activated(activation: str, result: str = "d") -> list[tuple[str, ...]]:
@@ -83,7 +90,7 @@ def _all() -> Iterator[tuple[str, NamedProgram]]:
     yield "relu_div", _formula({"divisor": SCALAR}, ("r", "relu", "z"), ("d", "div", "r", "divisor"))
     folded = (("scaled", "mul", "multiplier", "acc"), ("d", "add", "scaled", "offset"))
     # Rounding what is folded from other vectors to 16 bits would cost accuracy for nothing.
-    yield "scale_batch_norm", _formula(vectors, *folded, has_bias=False)._replace(is_folded=True)
+    yield "scale_batch_norm", _formula(vectors, *folded, has_bias=False, is_folded=True)
     yield "residual", _formula({"residual": MATRIX}, ("d", "add", "z", "residual"))
     steps = (("scaled", "mul", "z", "layer_scale"), ("d", "add", "residual", "scaled"))
     yield "layer_scale_residual", _formula({"layer_scale": PER_COLUMN, "residual": MATRIX}, *steps)

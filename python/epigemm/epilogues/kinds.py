@@ -105,6 +105,29 @@ class OperandKind:
         return of_elements.reshape(rows, -1, of_elements.shape[1]).sum(1)
 
 
+@dataclass(frozen=True)
+class Operand:
+    """One operand of an epilogue.
+
+    Attributes:
+        kind: what it is broadcast along.
+        name: the function's.
+        default: of a scalar.
+        is_optional: whether the function accepts None for it.
+        folded: of an epilogue for operands of given types: whether it has the type of the epilogue's arithmetic
+            (`registry.compute_dtype`), and not that of x.
+        shared: of the same, whether it is a matrix that may have 1 in place of its last leading axes
+            (`OperandKind.shares_rows`).
+    """
+
+    kind: str
+    name: str
+    default: float | None = None
+    is_optional: bool = False
+    folded: bool = False
+    shared: bool = False
+
+
 # Strings, because Dynamo compares them as constants.
 PER_COLUMN, SCALAR, PER_ROW, MATRIX = "per_column", "scalar", "per_row", "matrix"
 KINDS = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from epigemm._native import registry
 from epigemm.epilogues import formulas
-from epigemm.epilogues.declaration import OperandSpec, Traced, made
-from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, Operand, typed
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, typed
 
 _TEXTS = {
     "bias": "D = acc + bias[n]",
@@ -28,17 +28,14 @@ _TEXTS = {
 
 def traced(name: str) -> Traced:
     """One of `formulas.FORMULAS`, as if it had been traced. Calls may leave its bias out."""
-    formula = formulas.FORMULAS[name]
-    operands = tuple(OperandSpec(kind, each, is_optional=each == "bias") for kind, each in formula.operands)
-    return made(name, operands, formula.program, is_own=True)
+    return Traced(name, *formulas.FORMULAS[name], is_own=True)
 
 
 for _number, _half in enumerate(registry()):
     _name, _traced = _half["name"], traced(_half["name"])
-    _forms = zip(_traced.operands, formulas.FORMULAS[_name].folded, strict=True)
-    _operands = [Operand(each.kind, each.name, is_folded) for each, is_folded in _forms]
+    _about = _number, _half["functor"]
     EPILOGUES[_name] = Epilogue(
-        _name, _TEXTS[_name], _traced, _operands, _number, _half["functor"], linear=_half["linear"]
+        _name, _TEXTS[_name], _traced, _traced.operands, *_about, linear=_half["linear"]
     )
 
 BIAS, BIAS_RELU = EPILOGUES["bias"], EPILOGUES["bias_relu"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from epigemm.epilogues.declaration import Traced, TracedResults, made
+from epigemm.epilogues.declaration import Traced, TracedResults
 from epigemm.epilogues.tracer import cost
 from epigemm.epilogues.tracer.program import Program, Ref, Value
 from epigemm.epilogues.tracer.results import VAR, Result, narrowed
@@ -133,7 +133,7 @@ class _Apart:
         (of_stored, of_result), places = narrowed(*programs)
         operands = tuple(self._traced.operands[place] for place in places)
         name = f"{self._traced.name[:_LONGEST]}_and_stored"
-        both = made(name, operands, of_result, stored=of_stored)
+        both = Traced(name, operands, of_result, stored=of_stored)
         # A long second value would be inlined for each of a thread's sums (csrc/open/contract.h).
         if cost.is_long(of_stored, both.kinds, "apply" if self._is_exact else "apply_bfloat16"):
             return None
@@ -170,5 +170,5 @@ class _Apart:
             return Matrix(None, (), is_wide)
         (program,), places = narrowed(program)
         operands = tuple(self._traced.operands[place] for place in places)
-        traced = made(f"{self._traced.name[:_LONGEST]}_{name}", operands, program)
+        traced = Traced(f"{self._traced.name[:_LONGEST]}_{name}", operands, program)
         return Matrix(traced, places, is_wide, source)

@@ -10,22 +10,20 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.epilogues import formulas
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR, Operand
 from epigemm.epilogues.tracer import cost
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracer.reference import constant
-
-if TYPE_CHECKING:
-    from epigemm.epilogues.declaration import Traced
 
 _ELEMENT_TYPE, _COMPUTE_TYPE = 1, 2  # what `epigemm_operand` says: csrc/open/contract.h
 
@@ -38,22 +36,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@dataclass(frozen=True)
-class Operand:
-    """One operand of an epilogue: what it is broadcast along, its name and its element type.
-
-    `folded` operands have the type of the epilogue's arithmetic (`compute_dtype`), the others that of x. A matrix that
-    is `shared` may have 1 in place of its last leading axes (`OperandKind.shares_rows`).
-    """
-
-    kind: str
-    name: str
-    folded: bool = False
-    shared: bool = False
-
-    def dtype(self, x_dtype: torch.dtype) -> torch.dtype:
-        """The element type of this operand in a call with an x of `x_dtype`."""
-        return compute_dtype(x_dtype) if self.folded else x_dtype
+def dtype_of(operand: Operand, x_dtype: torch.dtype) -> torch.dtype:
+    """The element type of an epilogue's operand in a call with an x of `x_dtype`."""
+    return compute_dtype(x_dtype) if operand.folded else x_dtype
 
 
 class Epilogue:
@@ -65,6 +50,9 @@ class Epilogue:
             all else; a call may leave it out. 0: there is none.
         number: its number in the C++ module.
         is_compiled: whether the package has its elementwise kernels and its derivative's.
+        is_choice: whether it is one of a function's, for operands of these types; else the function has no other.
+        is_bias: whether it adds a bias, and does no more: PyTorch's GEMM may do that.
+        is_bias_relu: the same of the ReLU of such a sum.
         unread: the places of the operands that no derivative depends on; 0: nor on the accumulator.
         prelinked: the name under which the package may have its GEMM kernels.
         linear: whether it may follow a product.
@@ -90,6 +78,10 @@ class Epilogue:
         self.has_scalar = any(each.kind == SCALAR for each in operands)
         self.functor = functor  # the struct in csrc/epilogue/NAME.h; empty: that of `traced`
         self.is_compiled = bool(functor)
+        self.is_choice = not (functor and traced.is_own)
+        is_sum = self.bias_place > 0 and traced.is_compiled
+        self.is_bias = is_sum and traced.program.is_bias
+        self.is_bias_relu = is_sum and traced.program.is_bias_relu
         self.unread = frozenset(range(1 + len(self.operands))) - traced.program.read_by_derivative()
         # The package's kernels read operands that have x's type.
         is_usual = all(each.folded == (each.kind == SCALAR) and not each.shared for each in operands)
@@ -98,7 +90,7 @@ class Epilogue:
     @property
     def first(self) -> str:
         """The name of the elementwise function's first argument."""
-        return "x" if self.is_compiled else "z"
+        return "z" if self.is_choice else "x"
 
     def __repr__(self) -> str:
         return f"Epilogue({self.name}: {self.formula})"
@@ -194,13 +186,11 @@ class Epilogue:
 
         A GEMM may store it beside the result (`epigemm.calls.one_kernel`).
         """
-        from epigemm.epilogues.declaration import made
-
         bias, count = self.bias_place, self.traced.program.operands
         steps = (Step("add", (Ref(0), Ref(bias)), REAL, ""),) if bias else ()
         product = Program(count, steps, Ref(count + 1) if steps else Ref(0))
         name = f"{self.traced.name}_with_product"
-        traced = made(name, self.traced.operands, self.traced.program, stored=product)
+        traced = Traced(name, self.traced.operands, self.traced.program, stored=product)
         return typed(
             traced,
             [operand.folded for operand in self.operands],
@@ -211,7 +201,9 @@ class Epilogue:
 def bias_of(program: Program, operands: Sequence[Operand]) -> int:
     """The place of the operand that is added to the accumulator before all else; 0: there is none."""
     place = program.bias() or 0
-    return place if place and operands[place - 1] == Operand(PER_COLUMN, operands[place - 1].name) else 0
+    if not place or operands[place - 1].kind != PER_COLUMN or operands[place - 1].folded:
+        return 0
+    return place
 
 
 EPILOGUES: dict[str, Epilogue] = {}
@@ -230,11 +222,16 @@ def typed(traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -
     found = traced.forms.get(key)
     if found is None:
         specs = zip(traced.operands, folded, shared or [False] * len(folded), strict=True)
-        found = traced.forms[key] = _register(traced, [Operand(s.kind, s.name, *form) for s, *form in specs])
+        operands = [replace(spec, folded=wide, shared=shares) for spec, wide, shares in specs]
+        found = traced.forms[key] = _register(traced, operands)
     return found
 
 
 def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
+    bias = bias_of(traced.program, operands)
+    if bias and traced.is_compiled:  # whoever wrote it: the package has its kernels
+        found = EPILOGUES["bias" if traced.program.is_bias else "bias_relu"]
+        return Epilogue(found.name, found.formula, traced, operands, found.number, found.functor)
     names = [operand.name for operand in operands]
     forms = [operand.folded + 2 * operand.shared for operand in operands]
     about = "\n".join([traced.digest, *names, *map(str, forms)])
@@ -249,7 +246,7 @@ def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
         ",".join(names),
         [KINDS[operand.kind].code for operand in operands] or None,
         forms or None,
-        bias_of(traced.program, operands),
+        bias,
         ",".join(filter(None, primitives)),
         short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
         traced.stored is not None,

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from epigemm.epilogues.declaration import OperandSpec
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.tracer.results import Results, written
 
 
-def call_signature(operands: Sequence[OperandSpec], *, takes_out: bool = True) -> inspect.Signature:
+def call_signature(operands: Sequence[Operand], *, takes_out: bool = True) -> inspect.Signature:
     """The signature of an epilogue's calls, as `help` shows it.
 
     Scalars with a default that come last are shown as keywords. A call also takes them by position.
@@ -29,7 +28,7 @@ def call_signature(operands: Sequence[OperandSpec], *, takes_out: bool = True) -
     return inspect.Signature(given)
 
 
-def first_names(operands: Sequence[OperandSpec]) -> list[str]:
+def first_names(operands: Sequence[Operand]) -> list[str]:
     """How the two tensors of the product are shown: another name than that of any operand."""
     taken = {each.name for each in operands}
 
@@ -39,20 +38,18 @@ def first_names(operands: Sequence[OperandSpec]) -> list[str]:
     return [free("x"), free("weight")]
 
 
-def _is_setting(operand: OperandSpec) -> bool:
+def _is_setting(operand: Operand) -> bool:
     return operand.kind == SCALAR and operand.default is not None
 
 
-def _parameter(operand: OperandSpec, kind: Any) -> inspect.Parameter:
+def _parameter(operand: Operand, kind: Any) -> inspect.Parameter:
     default = None if operand.is_optional else operand.default
     if default is None and not operand.is_optional:
         return inspect.Parameter(operand.name, kind)
     return inspect.Parameter(operand.name, kind, default=default)
 
 
-def call_doc(
-    doc: str | None, name: str, operands: Sequence[OperandSpec], results: Results | None = None
-) -> str:
+def call_doc(doc: str | None, name: str, operands: Sequence[Operand], results: Results | None = None) -> str:
     """The docstring of an epilogue: its function's, what a call takes, and what it returns if that is no matrix."""
     what = f"D = {name}(x @ weight.T, ...), in one kernel where there is one."
     if results is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.library import BIAS, BIAS_RELU
 
 PRODUCTS = (
     "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
@@ -21,7 +20,7 @@ def backward_linear(call: LinearCall) -> str:
 
 def _bias(call: LinearCall) -> str:
     """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
-    is_summed = call.epilogue is BIAS_RELU or gradients.keeps_product(call)
+    is_summed = call.epilogue.is_bias_relu or gradients.keeps_product(call)
     bias = call.bias if is_summed and call.epilogue.is_compiled else None
     if bias is None or not bias.requires_grad or _learns(call):
         return ""
@@ -31,11 +30,11 @@ def _bias(call: LinearCall) -> str:
 
 def _backward_epilogue(call: LinearCall) -> str:
     x, epilogue, operands = call.x, call.epilogue, call.operands
-    if epilogue is BIAS:
+    if epilogue.is_bias:
         return "nothing for the epilogue: the gradient of the result is that of the product"
-    if epilogue is BIAS_RELU and _bias(call):
+    if epilogue.is_bias_relu and _bias(call):
         return f"{_KERNEL} on the saved result, whose sign is the derivative of relu"
-    if epilogue is BIAS_RELU:
+    if epilogue.is_bias_relu:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
     if gradients.keeps_product(call):
         return f"{derivative(call)} on the saved product"

@@ -16,7 +16,6 @@ from epigemm.calls import elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
-from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.packs import weight_packs
@@ -65,7 +64,7 @@ def of_linear(call: LinearCall) -> Explanation:
 def recorded_by_torch(call: LinearCall) -> Explanation:
     """A call that PyTorch's own operators record."""
     gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
-    launches = [gemm, *([] if call.epilogue is BIAS else ["torch relu"])]
+    launches = [gemm, *([] if call.epilogue.is_bias else ["torch relu"])]
     if _can_be_fused(call):
         return _by_torch(call, launches, [_LEFT_TO_TORCH + _NONE_FOR_FUSED])
     return _by_torch(call, launches, [*explain_linear(call).reasons, _LEFT_TO_TORCH])
@@ -145,7 +144,7 @@ def _of_fallback(
     does_everything = found is not None and "elementwise" not in found.launches
     if found is None or found.answer:  # by PyTorch's operators
         with_bias = call.bias is not None
-        does_everything = call.epilogue is BIAS
+        does_everything = call.epilogue.is_bias
     else:
         with_bias = found.gemm == dry_runs.WITH_BIAS
     gemm = f"torch GEMM {_ADDMM if with_bias else '(mm)'}"
@@ -248,8 +247,8 @@ def _explain_invariant(call: LinearCall) -> Explanation:
 
 def _explain_rows(call: LinearCall) -> Explanation:
     """The same on a CPU."""
-    kernel = f"torch GEMM ({'addmm' if call.epilogue is BIAS else 'mm'}) of one row"
-    after = [] if call.epilogue is BIAS else [f"{in_its_own_kernel(call)}, in place on the product"]
+    kernel = f"torch GEMM ({'addmm' if call.epilogue.is_bias else 'mm'}) of one row"
+    after = [] if call.epilogue.is_bias else [f"{in_its_own_kernel(call)}, in place on the product"]
     launches = [f"for each row: {launch}" for launch in (kernel, *after)]
     return _by_torch(call, launches, [_INVARIANT, "on a CPU each row is a call of its own"], kernel=kernel)
 

@@ -185,7 +185,8 @@ class CallLog(Log):
 
     def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> Call:
         if not function:
-            function = "linear" if call.epilogue is BIAS else call.epilogue.name.partition(".")[0]
+            is_product = isinstance(call, LinearCall) and call.epilogue.is_bias
+            function = "linear" if is_product else call.epilogue.name.partition(".")[0]
         function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
         self._last = Call(call, found, self._differentiates(call), self._norm, function)
         self.told.append(self._last)

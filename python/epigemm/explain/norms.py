@@ -13,7 +13,6 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls.forecast import consider
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
-from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue
 from epigemm.explain.answer import Explanation
 from epigemm.explain.derivatives import PRODUCTS
@@ -51,7 +50,7 @@ class ByTorch(NamedTuple):
 
     def behind(self, found: Explanation, epilogue: Epilogue) -> Explanation:
         """The explanation of a product, with this BatchNorm behind it."""
-        is_apart = self.scale is not None and epilogue is BIAS
+        is_apart = self.scale is not None and epilogue.is_bias
         kernels = [*(["torch mul"] if is_apart else []), "torch batch_norm"]
         kernels += ["torch relu"] if self.call.relu else []
         backward = found.backward

@@ -43,9 +43,9 @@ def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     kernels, memory = _named(opened, product, () if is_linear else args[:1])
     first, is_both = by_torch(args[0]), bool(calls) and len(calls[0].results) == 2
     if calls:
-        shared = form.matrices(calls[0].call.x.dtype)[0].epilogue
+        shared = form.parts(calls[0].call.x.dtype).matrices[0].traced
         is_shared = shared is not None and isinstance(calls[0].call, LinearCall)
-        first = explained(shared.traced.name if is_shared else calls[0].function, calls[:1])
+        first = explained(shared.name if is_shared else calls[0].function, calls[:1])
         first = replace(first, op=first.op.partition(": ")[2]) if is_both else first
     needed = [each for each in map(backward_of, calls) if not each.startswith("not ")]
     names = [f"r{number}" for number in range(len(form.results))]

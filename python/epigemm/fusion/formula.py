@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from epigemm.epilogues import declaration
-from epigemm.epilogues.declaration import OperandSpec
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.tracer.program import Ref, words
 from epigemm.epilogues.tracer.steps import Refusal
 from epigemm.user_epilogue import UserEpilogue
@@ -149,7 +148,7 @@ def _make(formula: ChainFormula) -> UserEpilogue | str:
     specs = []
     for kind in formula.kinds:
         seen[kind] = seen.get(kind, 0) + 1
-        specs.append(OperandSpec(kind, f"{KINDS[kind].letter}{seen[kind]}"))
+        specs.append(Operand(kind, f"{KINDS[kind].letter}{seen[kind]}"))
     line = formula.steps[-1].line or "graph:1"
     try:
         return UserEpilogue(declaration.traced(formula, tuple(specs), name_of(formula.steps), line))

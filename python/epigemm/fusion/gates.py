@@ -101,7 +101,7 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
         return None
     (source,) = operands[place].sources
     second, epilogue = ends.get(source), first.epilogue
-    if second is None or second is first or epilogue is None or epilogue.copied is not None:
+    if second is None or second is first or epilogue is None:
         return None
     if any(user not in first.nodes for user in source.users):
         return None

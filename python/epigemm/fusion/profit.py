@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
+from epigemm.arguments import forms
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
@@ -199,7 +200,7 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
             0.0 if kind == SCALAR else empty(*KINDS[kind].shape((count,), n), of=of)
             for kind, of, count in zip(chain.formula.kinds, dtypes, rows, strict=True)
         ]
-        epilogue = chain.epilogue.of_linear(empty(m, k), operands)
+        epilogue = forms.of_types(chain.epilogue.traced, empty(m, k), operands)
     elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
     elif product.bias is not None:

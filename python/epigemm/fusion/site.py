@@ -29,9 +29,11 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def _is_node(chain: Chain) -> bool:
-    """Whether a recorded chain becomes one node of autograd: of a built-in epilogue it does like other calls."""
+    """Whether a recorded chain becomes one node of autograd: what PyTorch's GEMM may add does like other calls."""
     made = chain.epilogue
-    return made is not None and made.copied is None and chain.norm is None and made.keeps_gradients
+    if made is None or chain.norm is not None:
+        return False
+    return not made.traced.is_compiled and not made.traced.ends
 
 
 def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
@@ -97,7 +99,7 @@ class Site:
     def _run(self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         if self._is_direct:  # most calls need nothing else, which saves the host's time
             epilogue = self._direct or self._find_direct(x, sources)
-            seen = sources or _NO_BIAS if epilogue is BIAS else sources
+            seen = sources or _NO_BIAS if epilogue.is_bias else sources
             found = entry.linear(epilogue, x, weight, seen, None, None, None, self._pack_use, False)
             if isinstance(found, Tensor):
                 return found
@@ -127,7 +129,8 @@ class Site:
         if self._epilogue is None:
             bias = given[0] if given else None
             return _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)
-        return self._epilogue.call(x, weight, given, {}, None, None, False, self._pack_use, promotes=False)
+        traced = self._epilogue.traced
+        return _route.linear(traced, x, weight, given, None, None, False, self._pack_use, promotes=False)
 
     def _record(
         self, made: UserEpilogue, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
@@ -197,5 +200,6 @@ class Site:
 
     def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
         """The epilogue for the operands' types, which are the same at each call of a graph."""
-        self._direct = BIAS if self._epilogue is None else self._epilogue.of_linear(x, sources)
+        made = self._epilogue
+        self._direct = BIAS if made is None else forms.of_types(made.traced, x, sources)
         return self._direct

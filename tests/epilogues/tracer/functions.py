@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from epigemm.epilogues.declaration import OperandSpec, Traced
-from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.kinds import Matrix, Operand, PerColumn, PerRow, Scalar
 
 
 def swish_clamp(
@@ -20,7 +20,7 @@ def swish_clamp(
     return torch.clamp(z * torch.sigmoid(z), -limit, limit) * gain + residual
 
 
-def draw(operand: OperandSpec, rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def draw(operand: Operand, rows: int, columns: int, generator: torch.Generator) -> Tensor:
     shape = {"per_column": (columns,), "per_row": (rows, 1), "scalar": (), "matrix": (rows, columns)}[
         operand.kind
     ]

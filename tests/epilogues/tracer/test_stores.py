@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaration import made, trace
+from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn
 
 
@@ -20,7 +20,7 @@ def test_a_second_value_has_functions_of_its_own() -> None:
         return F.gelu(acc) + other
 
     plain, of_wave = trace(gelu), trace(wave)
-    both = made("both", plain.operands, plain.program, stored=of_wave.program)
+    both = Traced("both", plain.operands, plain.program, stored=of_wave.program)
     assert both.source.count("struct ") == 2 and both.digest != plain.digest
     for part in ("apply", "apply_float16", "apply_bfloat16"):
         text = both.kernel_source([1, 1], ("operand", part))

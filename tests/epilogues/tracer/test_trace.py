@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm.epilogues.declaration import OperandSpec, trace
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, PerColumn
+from epigemm.epilogues.declaration import trace
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, Operand, PerColumn
 from tests.epilogues.tracer.functions import swish_clamp
 
 
@@ -23,10 +23,10 @@ def test_declaration() -> None:
     traced = trace(swish_clamp)
     assert traced.name == "swish_clamp"
     assert traced.operands == (
-        OperandSpec(PER_COLUMN, "bias"),
-        OperandSpec(MATRIX, "residual"),
-        OperandSpec(PER_ROW, "gain"),
-        OperandSpec(SCALAR, "limit", 6.0),
+        Operand(PER_COLUMN, "bias"),
+        Operand(MATRIX, "residual"),
+        Operand(PER_ROW, "gain"),
+        Operand(SCALAR, "limit", 6.0),
     )
     assert traced.slots == (0, 10, 8, 4)
     assert traced.reads == (True, True, True, True)

@@ -112,6 +112,20 @@ class Program:
         is_operand = isinstance(other, Ref) and other.number <= self.operands
         return other.number if is_operand and values.count(other) == 1 else None  # type: ignore[union-attr]
 
+    @property
+    def is_bias(self) -> bool:
+        """Whether it adds its one operand to the accumulator, and does no more."""
+        return self.bias() is not None and self.without_bias() == Program(1, (), Ref(0))
+
+    @property
+    def is_bias_relu(self) -> bool:
+        """Whether it is the ReLU of such a sum."""
+        if self.bias() is None:
+            return False
+        found = self.without_bias()
+        relus = tuple(Step("relu", (Ref(0),), REAL, each.line) for each in found.steps)
+        return found == Program(1, relus, Ref(2))
+
     def without_bias(self) -> Program:
         """The same function of an accumulator to which the bias was added."""
         place = self.bias()
