@@ -27,7 +27,6 @@ from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
-from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explanation import dtype_name, kernel_owner
 from epigemm.planner import dry_runs
 from epigemm.planner.reasons import Reason
@@ -391,10 +390,10 @@ def backward_of(last: Call, earlier: Sequence[Call] = ()) -> str:
     if last.found.backward:
         backward = last.found.backward
     elif isinstance(call, LinearCall) and not (last.is_apart and not gradients.keeps_product(call)):
-        backward = backward_linear(call)
+        backward = explanation.backward_linear(call)
     else:
-        what = f"product; {PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
-        backward = f"{derivative(call)} on the saved {what}"
+        what = f"product; {explanation.PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
+        backward = f"{explanation.derivative(call)} on the saved {what}"
     if any(each.differentiates for each in (*earlier, last)):
         return backward
     return f"not needed: no argument requires grad (otherwise: {backward})"
