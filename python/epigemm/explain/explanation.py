@@ -83,7 +83,7 @@ def of_one_kernel(call: LinearCall) -> Explanation | None:
     considered = consider(call)
     if considered.taken is None or not considered.found.copies_nothing:
         return None
-    found = _of_considered(call, considered)
+    found = explain_linear(call, considered)
     return found if call.weight2 is None else replace(found, reasons=[_BOTH, *found.reasons])
 
 
@@ -113,19 +113,19 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def explain_linear(call: LinearCall) -> Explanation:
-    """A call that records nothing."""
-    if call.invariant and not call.is_empty:
-        return _explain_invariant(call)
-    if call.strict:
-        require_fused(call)
-    if unavailable := elementwise_kernels.why_none(call.x):
-        return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
-    return _of_considered(call, consider(call))
+def explain_linear(call: LinearCall, considered: Considered | None = None) -> Explanation:
+    """A call that records nothing: the first arithmetic that a fused kernel runs in, or the fallback.
 
-
-def _of_considered(call: LinearCall, considered: Considered) -> Explanation:
-    """The first arithmetic that a fused kernel runs in, or the fallback."""
+    `considered`: what is known of a call that a fused kernel runs.
+    """
+    if considered is None:
+        if call.invariant and not call.is_empty:
+            return _explain_invariant(call)
+        if call.strict:
+            require_fused(call)
+        if unavailable := elementwise_kernels.why_none(call.x):
+            return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
+        considered = consider(call)
     reasons: list[str] = []
     candidates: list[dict[str, Any]] = []
     for tried in considered.found.tried:
@@ -310,7 +310,8 @@ _REFERENCE = "the epilogue's differentiable PyTorch reference"
 
 def backward_linear(call: LinearCall) -> str:
     """The launches of a linear function's first derivative, for the operands that require a gradient."""
-    return f"{_backward_epilogue(call)}{_bias(call)}; {PRODUCTS}"
+    summed = _bias(call)
+    return f"{_backward_epilogue(call, summed)}{summed}; {PRODUCTS}"
 
 
 def _bias(call: LinearCall) -> str:
@@ -323,11 +324,11 @@ def _bias(call: LinearCall) -> str:
     return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
 
 
-def _backward_epilogue(call: LinearCall) -> str:
+def _backward_epilogue(call: LinearCall, summed: str) -> str:
     x, epilogue, operands = call.x, call.epilogue, call.operands
     if epilogue is BIAS:
         return "nothing for the epilogue: the gradient of the result is that of the product"
-    if epilogue is BIAS_RELU and _bias(call):
+    if epilogue is BIAS_RELU and summed:
         return f"{_KERNEL} on the saved result, whose sign is the derivative of relu"
     if epilogue is BIAS_RELU:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
