@@ -137,15 +137,11 @@ def test_hooks_run_and_stay() -> None:
     assert seen == [1] and len(layer._forward_hooks) == 1
 
 
-DERIVED = Calls(torch.func.grad(lambda x: epigemm.linear_relu(x, torch.eye(8)).sum()))
-"""Of a function of epigemm, which a compiler cannot trace there."""
-
-
-@pytest.mark.parametrize("layer", [DERIVED, nn.Sequential(nn.Linear(8, 8), DERIVED)])
-def test_a_model_that_runs_is_explained_where_its_fused_form_raises(layer: nn.Module) -> None:
-    assert layer(x).shape == x.shape
-    found = epigemm.explain(layer, x)
-    assert [each.runs for each in found] == ["PyTorch's own"] * len(found) and len(found) > 0
+def test_a_model_that_runs_is_explained_where_its_fused_form_raises() -> None:
+    """As with a function of epigemm that a compiler cannot trace where it is."""
+    derived = Calls(torch.func.grad(lambda x: epigemm.linear_relu(x, torch.eye(8)).sum()))
+    found = epigemm.explain(nn.Sequential(nn.Linear(8, 8), derived), x)
+    assert [each.runs for each in found] == ["PyTorch's own"] * 2
     assert found.notes[0].startswith("a call of what epigemm.fuse(model) gives raises ")
 
 
