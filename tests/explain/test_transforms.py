@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
+from tests.explain.test_listener import Calls
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
 Function = Callable[[Tensor], Tensor]
@@ -59,15 +60,6 @@ def arguments(name: str, x: Tensor) -> tuple[Any, ...]:
     return (x[:, :4], BIAS) if name == "elementwise" else (x, WEIGHT, BIAS)
 
 
-class Module(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def with_modes(function: Function, *modes: Any) -> None:
     for mode in modes:
         with mode:
@@ -84,7 +76,7 @@ WHERE: dict[str, Callable[[Function], Any]] = {
     "aot": lambda f: torch.compile(f, backend="aot_eager")(X.clone().requires_grad_()),
     "make_fx": lambda f: make_fx(f)(X),
     "pre_dispatch": lambda f: make_fx(f, pre_dispatch=True)(X),
-    "export": lambda f: torch.export.export(Module(f), (X,)),
+    "export": lambda f: torch.export.export(Calls(f), (X,)),
     "modes": lambda f: with_modes(
         f, torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.profiler.profile()
     ),

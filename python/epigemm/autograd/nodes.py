@@ -30,14 +30,9 @@ from epigemm.packs import weight_packs
 
 def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
-    _expire_pack(call)
-    return resolve.run_linear(call)
-
-
-def _expire_pack(call: LinearCall) -> None:
-    """Of a weight that is being trained: it is about to change. Not so where the call is only told."""
     if call.pack_use == weight_packs.NONE and current.log is None:
         weight_packs.expire(call.weight)
+    return resolve.run_linear(call)
 
 
 def elementwise_forward(call: ElementwiseCall) -> Tensor:
@@ -149,8 +144,8 @@ def gradients_with_product(
 def keeping_product(call: LinearCall) -> one_kernel.Both | None:
     """The result and the product by one kernel; None where they are two."""
     found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
-    if found is not None:
-        _expire_pack(call)
+    if found is not None and call.pack_use == weight_packs.NONE and current.log is None:
+        weight_packs.expire(call.weight)
     return found
 
 

@@ -36,10 +36,11 @@ def consider(call: LinearCall, *, insists: bool = False) -> Considered:
     `insists`: earlier shortages of memory are ignored.
     """
     has_kernels = plans.has_gpu_kernels(call.x)  # the first call of this loads what was measured on the GPU
-    choices = {}
+    choices, slices = {}, 0
     if has_kernels and call.x.dtype == torch.float32:
         choices = weight_slices.find_all(call, ignore_shortage=insists)
-    found = dry_runs.dry_run(call, weight_slices.number_of(choices), tried=True)
+        slices = weight_slices.number_of(choices)
+    found = dry_runs.dry_run(call, slices, tried=True)
     reason = ""
     if has_kernels and any(not each.why_not for each in found.tried):
         reason = loader.would_link(call.epilogue, ",".join(found.missing), call.x.device)

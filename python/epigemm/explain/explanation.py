@@ -1,4 +1,4 @@
-"""What a call runs, and why, in words: the dry run of it (`epigemm.planner.dry_runs`)."""
+"""What a call and its first derivative run, and why, in words: the dry run of it (`epigemm.planner.dry_runs`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
+from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
@@ -81,7 +82,7 @@ def of_one_kernel(call: LinearCall) -> Explanation | None:
     considered = consider(call)
     if considered.taken is None or not considered.found.copies_nothing:
         return None
-    found = _of_considered(call, considered)
+    found = explain_linear(call, considered)
     return found if call.weight2 is None else replace(found, reasons=[_BOTH, *found.reasons])
 
 
@@ -111,19 +112,19 @@ def _by_torch(
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
 
-def explain_linear(call: LinearCall) -> Explanation:
-    """A call that records nothing."""
-    if call.invariant and not call.is_empty:
-        return _explain_invariant(call)
-    if call.strict:
-        require_fused(call)
-    if unavailable := elementwise_kernels.why_none(call.x):
-        return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
-    return _of_considered(call, consider(call))
+def explain_linear(call: LinearCall, considered: Considered | None = None) -> Explanation:
+    """A call that records nothing: the first arithmetic that a fused kernel runs in, or the fallback.
 
-
-def _of_considered(call: LinearCall, considered: Considered) -> Explanation:
-    """The first arithmetic that a fused kernel runs in, or the fallback."""
+    `considered`: what is known of a call that a fused kernel runs.
+    """
+    if considered is None:
+        if call.invariant and not call.is_empty:
+            return _explain_invariant(call)
+        if call.strict:
+            require_fused(call)
+        if unavailable := elementwise_kernels.why_none(call.x):
+            return _of_fallback(call, None, [f"no fused kernel: {unavailable}"], [])
+        considered = consider(call)
     reasons: list[str] = []
     candidates: list[dict[str, Any]] = []
     for tried in considered.found.tried:
@@ -294,6 +295,69 @@ def _fallback_notes(call: LinearCall) -> list[str]:
             "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
         )
     return notes
+
+
+# --- the first derivative, as `autograd.gradients` makes it -----------------------------------------------------------
+
+
+PRODUCTS = (
+    "then one matrix product each for the gradients of x and weight, where asked for, at the call's precision"
+)
+_KERNEL = "one derivative kernel (made of the epilogue's functor)"
+_REFERENCE = "the epilogue's differentiable PyTorch reference"
+
+
+def backward_linear(call: LinearCall) -> str:
+    """The launches of a linear function's first derivative, for the operands that require a gradient."""
+    summed = _bias(call)
+    return f"{_backward_epilogue(call, summed)}{summed}; {PRODUCTS}"
+
+
+def _bias(call: LinearCall) -> str:
+    """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
+    is_summed = call.epilogue.is_bias_relu or gradients.keeps_product(call)
+    bias = call.bias if is_summed and call.epilogue.is_compiled else None
+    if bias is None or not bias.requires_grad or _learns(call):
+        return ""
+    columns = call.weight.shape[0]
+    return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
+
+
+def _backward_epilogue(call: LinearCall, summed: str) -> str:
+    x, epilogue, operands = call.x, call.epilogue, call.operands
+    if epilogue.is_bias:
+        return "nothing for the epilogue: the gradient of the result is that of the product"
+    if epilogue.is_bias_relu and summed:
+        return f"{_KERNEL} on the saved result, whose sign is the derivative of relu"
+    if epilogue.is_bias_relu:
+        return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
+    if gradients.keeps_product(call):
+        return f"{derivative(call)} on the saved product"
+    if gradients.without_product(epilogue, operands):
+        return f"{derivative(call)}; it reads no product, the epilogue being linear in it"
+    gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
+    why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
+    if call.strict:
+        why = "a strict call stays one kernel and saves none"
+    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
+
+
+def derivative(call: LinearCall | ElementwiseCall) -> str:
+    """What the derivative of the epilogue alone runs."""
+    if not elementwise_kernels.has_native(call.x):
+        return _REFERENCE
+    if call.epilogue.is_compiled and _learns(call):
+        return f"{_REFERENCE} (a gradient of an operand is asked for)"
+    return _KERNEL
+
+
+def _learns(call: LinearCall | ElementwiseCall) -> bool:
+    """Whether an operand beside the bias requires a gradient."""
+    others = tensors_of(call.epilogue.without_bias(call.operands))
+    return any(operand.requires_grad for operand in others)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
 
 
 def dtype_name(dtype: torch.dtype) -> str:

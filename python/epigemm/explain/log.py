@@ -27,7 +27,6 @@ from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
-from epigemm.explain.derivatives import PRODUCTS, backward_linear, derivative
 from epigemm.explain.explanation import dtype_name, kernel_owner
 from epigemm.planner import dry_runs
 from epigemm.planner.reasons import Reason
@@ -97,30 +96,28 @@ class CallLog(Log):
 
     Attributes:
         told: the calls and the launches beside them, in order; of a module PyTorch's own products, too.
+        calls: the calls alone.
         returned: what a function has returned.
         noted: PyTorch's functions that are told, too.
     """
 
     noted: Mapping[Any, object] = {}
+    _last: Call | None = None  # of the function that has been called
+    _norm: norms.ByTorch | None = None
+    _recorded: LinearCall | None = None
 
     def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
         super().__init__()
         self.told: list[Launch | Call | Product] = []
+        self.calls: list[Call] = []
         self.returned: Any = None
         self._runs, self._is_single = runs, is_single
-        self._norm: norms.ByTorch | None = None
-        self.begin()
-
-    @property
-    def calls(self) -> list[Call]:
-        """The calls alone."""
-        return [each for each in self.told if isinstance(each, Call)]
+        self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
 
     def begin(self, recorded: LinearCall | None = None) -> None:
         """As of `Log`."""
-        self._last: Call | None = None  # of the function that has been called
-        self._recorded = recorded
-        self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
+        self._last, self._recorded = None, recorded
+        self._wants_gradients = torch.is_grad_enabled()
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:
         """As of `Log`."""
@@ -190,6 +187,7 @@ class CallLog(Log):
         function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
         self._last = Call(call, found, self._differentiates(call), self._norm, function)
         self.told.append(self._last)
+        self.calls.append(self._last)
         self._norm = None
         return self._last
 
@@ -359,28 +357,28 @@ def by_torch(result: Tensor) -> Explanation:
 
 def texts_of(told: Sequence[Launch | Call | Product]) -> list[str]:
     """Every launch, in order."""
-    return [kernel for each in told if not isinstance(each, Product) for kernel in each.kernels]
+    found = list[str]()
+    for each in told:
+        if not isinstance(each, Product):
+            found += each.found.kernels if isinstance(each, Call) else each.kernels
+    return found
 
 
 def explained(function: str, told: Sequence[Launch | Call | Product]) -> Explanation:
     """The explanation of a function's calls, of which the last gives the result, and of what is beside them."""
-    *earlier, last = every = [each for each in told if isinstance(each, Call)]
+    *earlier, last = [each for each in told if isinstance(each, Call)]
     call, found = last.call, last.found
     op = "linear" if isinstance(call, LinearCall) else "elementwise"
     op = f"epigemm::{op if call.out is None else f'{op}_out'}, epilogue {call.epilogue.name}"
     if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
         found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
-    others = [f"it reads another product: {'; '.join(each.kernels)}" for each in earlier]
-    times = [each.found.us for each in every if each.found.us is not None]
-    found = replace(
-        found,
-        op=f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}",
-        reasons=[*found.reasons, *others],
-        backward=backward_of(last, earlier),
-        kernels=texts_of(told),
-        us=sum(times) if len(times) == len(every) else None,
-        is_measured=all(each.found.is_measured for each in every),
-    )
+    op = f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}"
+    found = replace(found, op=op, backward=backward_of(last, earlier), kernels=texts_of(told))
+    for each in earlier:
+        reasons = [*found.reasons, f"it reads another product: {'; '.join(each.kernels)}"]
+        us = None if each.found.us is None or found.us is None else each.found.us + found.us
+        is_measured = each.found.is_measured and found.is_measured
+        found = replace(found, reasons=reasons, us=us, is_measured=is_measured)
     return found if last.norm is None else last.norm.behind(found, call.epilogue)
 
 
@@ -392,10 +390,10 @@ def backward_of(last: Call, earlier: Sequence[Call] = ()) -> str:
     if last.found.backward:
         backward = last.found.backward
     elif isinstance(call, LinearCall) and not (last.is_apart and not gradients.keeps_product(call)):
-        backward = backward_linear(call)
+        backward = explanation.backward_linear(call)
     else:
-        what = f"product; {PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
-        backward = f"{derivative(call)} on the saved {what}"
-    if any(each.differentiates for each in (*earlier, last)):
+        what = f"product; {explanation.PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
+        backward = f"{explanation.derivative(call)} on the saved {what}"
+    if True in [each.differentiates for each in (*earlier, last)]:
         return backward
     return f"not needed: no argument requires grad (otherwise: {backward})"

@@ -15,8 +15,7 @@ from epigemm.calls.forecast import consider
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.registry import Epilogue
 from epigemm.explain.answer import Explanation
-from epigemm.explain.derivatives import PRODUCTS
-from epigemm.explain.explanation import explain_linear
+from epigemm.explain.explanation import PRODUCTS, explain_linear
 
 
 def function_of(call: BatchNormCall, scale: Tensor | None) -> str:

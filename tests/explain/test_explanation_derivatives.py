@@ -10,7 +10,7 @@ import torch
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.explain import derivatives
+from epigemm.explain.explanation import backward_linear
 from tests.support.pieces import Road
 from tests.support.public import PUBLIC, Public
 from tests.support.untyped import backward
@@ -76,7 +76,7 @@ def test_what_it_says_of_the_derivative(
     operands = [None if each.name == "bias" else torch.ones(3, requires_grad=of_operands) for each in places]
     x = torch.ones(2, 3, dtype=dtype)
     call = LinearCall(EPILOGUES[epilogue], x, x, operands=operands, strict=strict)
-    text = derivatives.backward_linear(call)
+    text = backward_linear(call)
     assert expected in text
     assert text.endswith("gradients of x and weight, where asked for, at the call's precision")
 
