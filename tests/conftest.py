@@ -101,6 +101,19 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Where no kernel can run, one case of each test on a GPU stands for all: it is skipped, with the reason."""
+    yield
+    calls = metafunc._calls
+    if not cuda_unavailable() or len(calls) < 2:
+        return
+    is_gpu = metafunc.definition.get_closest_marker("gpu") is not None
+    on_gpu = [call for call in calls if is_gpu or any(mark.name == "gpu" for mark in call.marks)]
+    left_out = {id(call) for call in on_gpu[1:]}
+    calls[:] = [call for call in calls if id(call) not in left_out]
+
+
 # Behind `-m` and `-k`: what they leave is shared out.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -120,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reason = cuda_unavailable()
     if not reason:
         return
-    skip = pytest.mark.skip(reason=f"gpu: {reason}")
+    skip = pytest.mark.skip(reason=f"gpu: {reason} (one case of each test is counted)")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
