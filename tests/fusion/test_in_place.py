@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from epigemm import fusion
 from tests.fusion.eager import fuse_eagerly
-from tests.support.thorough import is_thorough
+from tests.support.thorough import in_turn, is_thorough
 
 ROWS, WIDTH = 6, 24
 _operator: Any = operator
@@ -438,8 +438,9 @@ WRITTEN: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.parametrize("forward", WRITTEN, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("road", [by_fuse, *COMPILED], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("forward", "road"), in_turn(WRITTEN, [by_fuse, *COMPILED]), ids=lambda f: f.__name__
+)
 def test_other_forms(forward: Callable[..., Any], road: Any) -> None:
     model = made(forward)
     report = compare(road, model, torch.randn(ROWS, WIDTH), drawn(torch.float32, ROWS, WIDTH))

@@ -72,21 +72,21 @@ def test_gradients(spelling: Spelling) -> None:
             torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
-@spellings
-def test_other_ranks(spelling: Spelling) -> None:
+@pytest.mark.parametrize(
+    ("spelling", "shape"), in_turn(SPELLINGS, [(IN,), (2, 3, IN), (0, IN), (2, OUT, IN)]), ids=identity
+)
+def test_other_ranks(spelling: Spelling, shape: tuple[int, ...]) -> None:
     """Whatever the original accepts, and the error that it raises otherwise."""
     layer = spelling.make()
-    fused = fuse_eagerly(layer)
-    for shape in [(IN,), (2, 3, IN), (0, IN), (2, OUT, IN)]:
-        x = draw(torch.float32, *shape)
-        try:
-            expected = layer(x)
-        except (RuntimeError, ValueError) as error:
-            if "mm" not in spelling.name:  # these accept fewer shapes than x @ weight does
-                with pytest.raises(type(error)):
-                    fused(x)
-            continue
-        torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
+    fused, x = fuse_eagerly(layer), draw(torch.float32, *shape)
+    try:
+        expected = layer(x)
+    except (RuntimeError, ValueError) as error:
+        if "mm" not in spelling.name:  # these accept fewer shapes than x @ weight does
+            with pytest.raises(type(error)):
+                fused(x)
+        return
+    torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
