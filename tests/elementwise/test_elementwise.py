@@ -45,6 +45,7 @@ def columns_of(x: torch.Tensor) -> int:
     return x.shape[-1] if x.dim() else 1
 
 
+@pytest.mark.every(7)
 @epilogues
 @dtypes
 @pytest.mark.parametrize("length", LENGTHS)
@@ -57,6 +58,7 @@ def test_lengths(
         check(name, x, operands, arithmetic, run(name, x, operands))
 
 
+@pytest.mark.every(7)
 @epilogues
 @dtypes
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -102,6 +104,7 @@ def test_in_place(name: str, arithmetic: Arithmetic, device: torch.device, rng: 
         assert_same(x, expected)
 
 
+@pytest.mark.every(7)
 @epilogues
 @dtypes
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)], ids=str)

@@ -72,6 +72,7 @@ def test_special_values_of_x(
         reference.assert_within(actual[moderate], kept)
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @dtypes
 @pytest.mark.parametrize("special", [NAN, INF, -INF], ids=str)
@@ -88,6 +89,7 @@ def test_special_values_of_operands(
         vector.copy_(kept)
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("name", [name for name in ELEMENTWISE if declared(name, "scalar")])
 @dtypes
 @pytest.mark.parametrize("scalar", DIVISORS, ids=str)
@@ -147,6 +149,7 @@ def test_the_plain_epilogue_is_the_identity_on_every_special_value(
     assert torch.equal(actual.nan_to_num(nan=7.0), x.nan_to_num(nan=7.0))
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("name", LINEAR)
 @dtypes
 @pytest.mark.parametrize("special", [NAN, INF, -INF], ids=str)

@@ -19,6 +19,7 @@ epilogues = pytest.mark.parametrize("name", LINEAR)
 EITHER_PATH = True
 
 
+@pytest.mark.every(7)
 @epilogues
 @arithmetics
 @pytest.mark.parametrize("shape", SMALL_SHAPES, ids=str)
@@ -33,6 +34,7 @@ def test_shapes(
     problem.check(problem.run(), second_path=EITHER_PATH)
 
 
+@pytest.mark.every(7)
 @epilogues
 @arithmetics
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -46,6 +48,7 @@ def test_layouts_of_x_and_weight(
         problem.check(problem.run(), second_path=EITHER_PATH)
 
 
+@pytest.mark.every(7)
 @epilogues
 @arithmetics
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -70,6 +73,7 @@ def test_out_leaves_its_surroundings_alone(
     assert bool((frame == 5.0).all())
 
 
+@pytest.mark.every(7)
 @epilogues
 @pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
 @pytest.mark.parametrize("leading", [(), (1,), (6,), (2, 3), (2, 1, 3), (3, 0, 2)], ids=str)
@@ -99,6 +103,7 @@ def test_leading_dimensions_that_do_not_merge(
         problem.check(problem.run(), second_path=EITHER_PATH)
 
 
+@pytest.mark.every(7)
 @epilogues
 @arithmetics
 @pytest.mark.parametrize("shape", EMPTY_SHAPES, ids=str)
@@ -137,6 +142,7 @@ def test_scalars_as_tensors(
     assert torch.equal(problem.run(), actual)
 
 
+@pytest.mark.every(7)
 @epilogues
 @arithmetics
 @pytest.mark.parametrize("shape", [(40, 24, 200), (7, 9, 11), (128, 128, 256)], ids=str)
