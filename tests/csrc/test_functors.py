@@ -1,4 +1,4 @@
-"""What kernels call, of every functor of the package and of 200 random programs, under g++ against PyTorch in float64.
+"""What kernels call, of every functor of the package and of 100 random programs, under g++ against PyTorch in float64.
 
 The text is that which NVRTC gets, with the host's meaning of CUDA's keywords.
 """
@@ -22,10 +22,11 @@ from epigemm.epilogues.registry import EPILOGUES
 from epigemm.epilogues.tracer.source import prelude
 from tests.ops.bounds import Off
 from tests.support.functors import COMPILER
+from tests.support.thorough import is_thorough
 from tools.random_functions import Made
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-POINTS, RANDOM, LIBRARIES = 64, 200, 4
+POINTS, RANDOM, LIBRARIES = 64, 300 if is_thorough() else 100, 4
 PARTS = ("operand", "apply", "apply_double", "slope_double")
 KEYWORDS = {
     "__CUDACC__": "1",
