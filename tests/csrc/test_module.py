@@ -92,7 +92,7 @@ def test_main_prints_what_was_built() -> None:
 
 
 def test_import_is_quiet_and_light() -> None:
-    """It prints nothing, and loads no library of CUDA, no optional dependency and no part of torch that torch has not."""
+    """It prints nothing, and loads no library of CUDA, no optional package, no part of torch that torch leaves."""
     late = ("rich", "matplotlib", "triton", "torch.utils.flop_counter", "torch.fx.experimental.proxy_tensor")
     loaded = f"import sys; print([name for name in {late} if name in sys.modules])"
     nothing = (
