@@ -24,7 +24,7 @@ from tests.support.compiling import fresh_compiler, join_logs, measure_no_guards
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
-from tests.support.thorough import a_third_of, choose
+from tests.support.thorough import a_third_of, choose, is_thorough
 from tests.support.threads import share_cores
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
@@ -101,6 +101,28 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Leave cases out that show nothing new.
+
+    Where no kernel can run, one case of each test on a GPU stands for all: it is skipped, with the reason. On a CPU, a
+    test marked `every(n)` runs every n-th case: n has no divisor in common with the number of values of a parameter, so
+    each value stays.
+    """
+    yield
+    calls, definition = metafunc._calls, metafunc.definition
+    if len(calls) < 2:
+        return
+    is_gpu = definition.get_closest_marker("gpu") is not None
+    on_gpu = [call for call in calls if is_gpu or any(mark.name == "gpu" for mark in call.marks)]
+    places = {id(call) for call in on_gpu}
+    on_cpu = [call for call in calls if id(call) not in places]
+    every = definition.get_closest_marker("every")
+    if every is not None and not is_thorough():
+        on_cpu = on_cpu[:: every.args[0]]
+    calls[:] = on_cpu + (on_gpu[:1] if cuda_unavailable() else on_gpu)
+
+
 # Behind `-m` and `-k`: what they leave is shared out.
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -120,7 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reason = cuda_unavailable()
     if not reason:
         return
-    skip = pytest.mark.skip(reason=f"gpu: {reason}")
+    skip = pytest.mark.skip(reason=f"gpu: {reason} (one case of each test is counted)")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)

@@ -102,133 +102,40 @@ def test_tuned(stage: Stage) -> None:
 
 x, weight, bias = torch.randn(M, K), torch.randn(2 * N, K), torch.randn(2 * N)
 half = weight[:N]
-REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = {
-    "odd": (
-        (x, weight[1:]),
-        {},
-        RuntimeError,
-        r"weight: got shape \[31, 24\]; accepted is an even number of rows",
-    ),
-    "bias of a half": (
-        (x, weight, bias[:N]),
-        {},
-        RuntimeError,
-        r"bias: got shape \[16\]; accepted is \[32\]",
-    ),
-    "bias of both": (
-        (x, half, bias),
-        {"weight2": half},
-        RuntimeError,
-        r"bias: got shape \[32\]; accepted is \[16\]",
-    ),
-    "bias2": (
-        (x, half),
-        {"weight2": half, "bias2": bias},
-        RuntimeError,
-        r"bias2: got shape \[32\]; accepted is \[16\]",
-    ),
-    "bias2 alone": (
-        (x, weight),
-        {"bias2": bias[:N]},
-        RuntimeError,
-        "bias2: got a tensor without a weight2; accepted is None",
-    ),
-    "other rows": (
-        (x, half),
-        {"weight2": weight},
-        RuntimeError,
-        r"weight2: got shape \[32, 24\]; accepted is \[16, 24\], that of weight",
-    ),
-    "other columns": (
-        (x, half),
-        {"weight2": half[:, 1:]},
-        RuntimeError,
-        r"weight2: got shape \[16, 23\]; accepted is \[16, 24\]",
-    ),
-    "other type": (
-        (x, half),
-        {"weight2": half.double()},
-        RuntimeError,
-        "weight2: got dtype torch.float64; accepted is torch.float32, as x has torch.float32",
-    ),
-    "elsewhere": (
-        (x, half),
-        {"weight2": half.to("meta")},
-        RuntimeError,
-        "weight2: got device meta; accepted is cpu, where x is",
-    ),
-    "no tensor": (
-        (x, half),
-        {"weight2": [1.0]},
-        TypeError,
-        "weight2: got list; accepted is a torch.Tensor or None",
-    ),
-    "no weight": ((x, None), {}, TypeError, "weight: got NoneType|weight: got None"),
-    "columns of x": (
-        (x[:, 1:], weight),
-        {},
-        RuntimeError,
-        r"x: got shape \[6, 23\]; accepted is \[..., in_features\]",
-    ),
-    "activation": (
-        (x, weight),
-        {"activation": "swish"},
-        ValueError,
-        "activation: got 'swish'; accepted are gelu,",
-    ),
-    "no activation": (
-        (x, weight),
-        {"activation": None},
-        TypeError,
-        "activation: got NoneType; accepted are gelu,",
-    ),
-    "precision": ((x, weight), {"precision": "best"}, ValueError, "precision: got 'best'; accepted are"),
-    "strict": ((x, weight), {"strict": 1}, TypeError, "strict: got int; accepted is True or False"),
-    "not fused": (
-        (x, weight),
-        {"strict": True},
-        RuntimeError,
-        "strict: got True for a call that no fused kernel",
-    ),
-    "packed rows of both": (
-        (x, epigemm.pack(weight)),
-        {},
-        TypeError,
-        "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of each",
-    ),
-    "out's shape": ((x, weight), {"out": torch.empty(M, 2 * N)}, RuntimeError, r"out: got shape \[6, 32\]"),
-    "out is an input": (
-        (x, half),
-        {"weight2": half.clone(), "out": half.reshape(-1)[: M * N].view(M, N)},
-        RuntimeError,
-        "out: some of its elements share memory with weight;",
-    ),
-    "out is weight2": (
-        (x, half.clone()),
-        {"weight2": half, "out": half.reshape(-1)[: M * N].view(M, N)},
-        RuntimeError,
-        "out: some of its elements share memory with weight2;",
-    ),
-    "out and gradients": (
-        (x, weight.clone().requires_grad_()),
-        {"out": torch.empty(M, N)},
-        RuntimeError,
-        r"linear_glu\(\): functions with out=... arguments don't support automatic differentiation",
-    ),
-}
+# Of each call the argument that the error names; tests/net/errors.txt has the words.
+REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("weight", (x, weight[1:]), {}),
+    ("weight", (x, None), {}),
+    ("weight", (x, epigemm.pack(weight)), {}),
+    ("bias", (x, weight, bias[:N]), {}),
+    ("bias", (x, half, bias), {"weight2": half}),
+    ("bias2", (x, half), {"weight2": half, "bias2": bias}),
+    ("bias2", (x, weight), {"bias2": bias[:N]}),
+    ("weight2", (x, half), {"weight2": weight}),
+    ("weight2", (x, half), {"weight2": half[:, 1:]}),
+    ("weight2", (x, half), {"weight2": half.double()}),
+    ("weight2", (x, half), {"weight2": half.to("meta")}),
+    ("weight2", (x, half), {"weight2": [1.0]}),
+    ("x", (x[:, 1:], weight), {}),
+    ("activation", (x, weight), {"activation": "swish"}),
+    ("activation", (x, weight), {"activation": None}),
+    ("precision", (x, weight), {"precision": "best"}),
+    ("strict", (x, weight), {"strict": 1}),
+    ("strict", (x, weight), {"strict": True}),
+    ("out", (x, weight), {"out": torch.empty(M, 2 * N)}),
+    ("out", (x, half), {"weight2": half.clone(), "out": half.reshape(-1)[: M * N].view(M, N)}),
+    ("out", (x, half.clone()), {"weight2": half, "out": half.reshape(-1)[: M * N].view(M, N)}),
+    (r"linear_glu\(\)", (x, weight.clone().requires_grad_()), {"out": torch.empty(M, N)}),
+]
 
 
-@pytest.mark.parametrize(("args", "named", "error", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("named", "args", "options"), REFUSED)
 def test_refused_before_anything_is_launched(
-    args: tuple[Any, ...],
-    named: dict[str, Any],
-    error: type[Exception],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    named: str, args: tuple[Any, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def launched(*call: Any) -> Tensor:
         raise AssertionError("the second product was launched")
 
     monkeypatch.setattr(route, "linear", launched)
-    with pytest.raises(error, match=message):
-        epigemm.linear_glu(*args, **named)
+    with pytest.raises((RuntimeError, TypeError, ValueError), match=f"^{named}: "):
+        epigemm.linear_glu(*args, **options)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import epigemm
 from tests.support.every_function import CASES, LEAD, Case, Given, K, N, draw, several
+from tests.support.thorough import in_turn
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -48,21 +49,21 @@ def assert_as_pytorch(case: Case, given: Given, got: Any, dtype: torch.dtype) ->
         assert float((mine.double() - theirs).abs().max()) <= torch.finfo(dtype).eps * size
 
 
+# What a function casts to has the product's type all the same.
+PAIRS = [(name, dtype) for dtype in DTYPES for name in CASES if name != "cast" or dtype is torch.bfloat16]
 every_case = pytest.mark.parametrize(
     ("case", "dtype"),
-    [
-        pytest.param(case, dtype, id=f"{name}-{str(dtype)[6:]}")
-        for name, case in CASES.items()
-        for dtype in DTYPES
-        if name != "cast"
-        or dtype is torch.bfloat16  # what a function casts to has the product's type all the same
-    ],
+    [pytest.param(CASES[name], dtype, id=f"{name}-{str(dtype)[6:]}") for name, dtype in PAIRS],
 )
 
 
-@every_case
-@pytest.mark.parametrize("how", ["no_grad", "recorded", "vmap", "inference_mode"])
-def test_types_and_numbers(case: Case, how: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("pair", "how"),
+    in_turn(PAIRS, ["no_grad", "recorded", "vmap", "inference_mode"]),
+    ids=lambda each: each if isinstance(each, str) else f"{each[0]}-{each[1]}",
+)
+def test_types_and_numbers(pair: tuple[str, torch.dtype], how: str) -> None:
+    case, dtype = CASES[pair[0]], pair[1]
     modes = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "vmap": torch.no_grad}
     for narrow in choices(case):
         given = draw(case, narrow, dtype, recorded=how == "recorded")

@@ -24,6 +24,7 @@ from tests.support.results import (
     the_product_twice,
     wanted,
 )
+from tests.support.thorough import in_turn
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 of_each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -111,13 +112,15 @@ SAME: dict[str, Any] = {
 }  # fmt: skip
 
 
-@of_each_dtype
-@pytest.mark.parametrize("name", SAME)
-@pytest.mark.parametrize("way", ["linear", "elementwise", "recorded", "aot_eager", "vmap"])
+WAYS = [(way, name) for name in SAME for way in ("linear", "elementwise", "recorded", "aot_eager", "vmap")]
+
+
+@pytest.mark.parametrize(("call", "dtype"), in_turn(WAYS, [*DTYPES.values()]), ids=str)
 def test_equal_results_are_tensors_of_their_own(
-    way: str, name: str, dtype: torch.dtype, device: torch.device, rng: torch.Generator
+    call: tuple[str, str], dtype: torch.dtype, device: torch.device, rng: torch.Generator
 ) -> None:
     """As in PyTorch: one tensor only where the function returns one twice; writing one leaves the others alone."""
+    way, name = call
     same = SAME[name]
 
     @epigemm.epilogue

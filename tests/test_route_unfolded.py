@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
+from tests.support.thorough import in_turn
 
 M, K, N = 6, 4, 6
 VARIANCES = [0.0, 1.0, -1.0, math.inf, 1e-30, 2.0]
@@ -86,19 +87,23 @@ def _takes(eps: float) -> bool:
 WAYS: list[Callable[[Layer, Tensor], Tensor]] = [by_function, elementwise, by_layer, compiled, fused]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("eps", [0.0, 1e-50, 1e-40, 1e-5])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("scaled", "relu"), [(False, False), (True, False), (False, True)])
+CALLS = [(way, eps) for eps in (0.0, 1e-50, 1e-40, 1e-5) for way in WAYS]
+# A bias, a scale, a ReLU.
+SETTINGS = [
+    (bias, *rest) for bias in (False, True) for rest in ((False, False), (True, False), (False, True))
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "setting"), in_turn(CALLS, SETTINGS), ids=lambda v: getattr(v[0], "__name__", "") + str(v[1:])
+)
 def test_batch_norm_without_an_eps(
-    way: Callable[[Layer, Tensor], Tensor],
-    eps: float,
-    bias: bool,
-    scaled: bool,
-    relu: bool,
+    call: tuple[Callable[[Layer, Tensor], Tensor], float],
+    setting: tuple[bool, bool, bool],
     device: torch.device,
 ) -> None:
     torch.compiler.reset()
+    (way, eps), (bias, scaled, relu) = call, setting
     layer = Layer(eps, bias=bias, scaled=scaled, relu=relu).to(device)
     x = torch.randn(M, K, device=device)
     with torch.no_grad():

@@ -17,6 +17,7 @@ import epigemm
 from tests.support.every_function import CASES, Case, K, N, draw
 from tests.support.results import FUNCTIONS, NAMES
 from tests.support.results import draw as draw_results
+from tests.support.thorough import in_turn
 
 LEADS = [(), (5,), (1,), (0,), (2, 3), (1, 1), (1, 3), (0, 3), (2, 0), (2, 1, 3), (1, 2, 2, 2), (2, 1, 1, 2)]
 
@@ -38,8 +39,7 @@ def fits(case: Case, lead: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize("cast", [False, True], ids=["fp32", "autocast"])
-@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "parameters"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "recorded"), in_turn([*CASES], [False, True]))
 def test_made_under_no_grad(name: str, recorded: bool, cast: bool) -> None:
     case = CASES[name]
     for lead in filter(lambda lead: fits(case, lead), LEADS):

@@ -24,6 +24,7 @@ def wanted(matrix: Tensor, kind: str, axis: int) -> Tensor:
     return found
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", REDUCTIONS)

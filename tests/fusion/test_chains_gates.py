@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from epigemm.fusion import FusionReport
 from tests.fusion.eager import fuse_eagerly
+from tests.support.thorough import in_turn
 
 ROWS, WIDTH = 5, 8
 
@@ -138,9 +139,13 @@ def outcome(call: Any, model: nn.Module, inputs: tuple[Tensor, ...], learns: boo
     return found
 
 
-@pytest.mark.parametrize(("forward", "products"), FORWARDS, ids=lambda v: getattr(v, "__name__", None))
-@pytest.mark.parametrize("road", ["fuse", "aot_eager"])
-def test_values_and_gradients(forward: Callable[..., Any], products: int, road: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "road"),
+    in_turn(FORWARDS, ["fuse", "aot_eager"]),
+    ids=lambda v: v if isinstance(v, str) else v[0].__name__,
+)
+def test_values_and_gradients(case: tuple[Callable[..., Any], int], road: str) -> None:
+    forward, products = case
     torch.manual_seed(1)
     model, report = type("Model", (Layers,), {"forward": forward})(), FusionReport()
     inputs = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.fusion.axes import fused
+from tests.support.thorough import in_turn
 
 
 class Base(nn.Module):
@@ -167,11 +168,14 @@ NOT_LEARNT = [an_argument, a_buffer, a_part]
 NOT_COMPILED = [idle_dropout, idle_dropout_after]
 
 
-@pytest.mark.parametrize("forward", [*TAKEN, *NOT_TAKEN])
-@pytest.mark.parametrize("road", ["fuse", "backend"])
+COMPILED = [forward for forward in (*TAKEN, *NOT_TAKEN) if forward not in NOT_COMPILED]
+WAYS = [*in_turn(COMPILED, ["fuse", "backend"]), *((forward, "fuse") for forward in NOT_COMPILED)]
+
+
+@pytest.mark.parametrize(("forward", "road"), WAYS)
 @pytest.mark.parametrize("learns", [False, True])
 def test_in_place_sums(forward: Any, road: str, learns: bool) -> None:
-    if (learns and forward in NOT_LEARNT) or (road == "backend" and forward in NOT_COMPILED):
+    if learns and forward in NOT_LEARNT:
         pytest.skip("PyTorch's own")
     torch._dynamo.reset()
     plain = made(forward)

@@ -20,6 +20,7 @@ from torch._inductor.exc import LoweringException, TritonMissing
 import epigemm
 from epigemm.fusion import FusionReport, rewrite
 from tests.fusion.eager import fuse_eagerly
+from tests.support.thorough import in_turn
 
 SAYS = "epigemm's pass failed"
 
@@ -204,8 +205,7 @@ INDUCTOR_FAILS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("by", ["fuse", "torch.compile"])
-@pytest.mark.parametrize("what", INDUCTOR_FAILS)
+@pytest.mark.parametrize(("what", "by"), in_turn([*INDUCTOR_FAILS], ["fuse", "torch.compile"]))
 def test_inductor_fails(what: str, by: str, strict: bool) -> None:
     """The graph runs operator by operator, one warning and the report say so, and `strict` raises it."""
     failing, says = INDUCTOR_FAILS[what]

@@ -56,12 +56,15 @@ def identity(case: Case) -> str:
     return f"{case.forward.__name__}-{getattr(case.change, '__name__', '')}"
 
 
-# In place and copied in turn: what is done to a fused model meets a copy as it meets the model.
-CASES = in_turn([*ORDINARY, *CHANGES, *REFUSED], ["in_place", "copied"])
+# In place and copied in turn: what is done to a fused model meets a copy as it meets the model. Every other pair of
+# cases is called with another size afterwards, too.
+WAYS = [(way, sizes) for sizes in ((9,), (9, 1)) for way in ("in_place", "copied")]
+CASES = in_turn([*ORDINARY, *CHANGES, *REFUSED], WAYS)
 
 
-@pytest.mark.parametrize(("case", "way"), CASES, ids=lambda v: v if isinstance(v, str) else identity(v))
-def test_what_torch_compile_gives(case: Case, way: str) -> None:
+@pytest.mark.parametrize(("case", "way"), CASES, ids=lambda v: identity(v) if isinstance(v, Case) else str(v))
+def test_what_torch_compile_gives(case: Case, way: tuple[str, tuple[int, ...]]) -> None:
+    how, sizes = way
     kind = case.make()
     plain, model = kind().eval(), kind().eval()
     for made in (plain, model):
@@ -72,10 +75,10 @@ def test_what_torch_compile_gives(case: Case, way: str) -> None:
         plain.outside[0].weight,
         plain.outside[0].bias,
     )
-    fused, compiled = fuse_eagerly(model, inplace=way == "in_place"), compile_eagerly(plain)
+    fused, compiled = fuse_eagerly(model, inplace=how == "in_place"), compile_eagerly(plain)
     x = torch.randn(9, WIDTH)
     compare(fused, compiled, x)
     assert fused.fusion_report.sites or not case.fused, fused.fusion_report
     case.change(plain), case.change(fused)
-    for rows in (9, 1):
+    for rows in sizes:
         compare(fused, compiled, torch.randn(rows, WIDTH).to(fused.mask.dtype))

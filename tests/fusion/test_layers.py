@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from epigemm.fusion import FusionReport, profit
 from epigemm.fusion.profit import Judged
+from tests.support.thorough import in_turn
 
 E, HEADS = 16, 2
 
@@ -85,10 +86,13 @@ def run(model: nn.Module, x: Tensor, learns: bool) -> list[Tensor]:
     return [*results, *torch.autograd.grad(total, [x, *model.parameters()], allow_unused=True)]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("name", MODELS)
-def test_layers(name: str, learns: bool, backend: str) -> None:
+# Each with gradients and without, one by each backend.
+MODES = [(name, place % 2 != learns) for place, name in enumerate(MODELS) for learns in (False, True)]
+
+
+@pytest.mark.parametrize(("mode", "backend"), in_turn(MODES, ["eager", "aot_eager"]), ids=str)
+def test_layers(mode: tuple[str, bool], backend: str) -> None:
+    name, learns = mode
     make, *counts = MODELS[name]
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fusion.eager import fuse_eagerly
+from tests.support.thorough import in_turn
 
 N = 24
 
@@ -110,8 +111,11 @@ def test_fused(forward: Callable[..., Tensor]) -> None:
     assert found == taken > 0 and not report.not_taken, str(report)
 
 
-@pytest.mark.parametrize("with_backend", [False, True], ids=["fuse", "torch.compile"])
-@pytest.mark.parametrize("forward", TAKEN, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    ("forward", "with_backend"),
+    in_turn(TAKEN, [False, True]),
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
 def test_gradients(forward: Callable[..., Tensor], with_backend: bool) -> None:
     model = Base(forward).double()
     made: Any = torch.compile(model, backend="epigemm") if with_backend else fuse_eagerly(model)

@@ -79,8 +79,11 @@ def test_there_are_enough_to_mean_something() -> None:
     assert len({graph.name for graph in GRAPHS}) == len(GRAPHS)
 
 
-@on("dynamo")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("graph", "backend"),
+    in_turn([graph for graph in GRAPHS if "dynamo" in graph.roads], ["eager", "aot_eager"]),
+    ids=str,
+)
 def test_by_dynamo(graph: Graph, backend: str) -> None:
     arguments = graph.arguments()
     fused, reports = by_dynamo(graph.function, backend)

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from epigemm.fusion import FusionReport
 from tests.fusion.eager import fuse_eagerly
 from tests.fusion.test_chains_gates import outcome
+from tests.support.thorough import in_turn
 
 ROWS, WIDTH = 5, 8
 INSIDE = "it is inside of a transform"
@@ -98,10 +99,12 @@ FORWARDS: list[tuple[Callable[..., Any], int, int]] = [
 
 
 @pytest.mark.parametrize(
-    ("forward", "products", "inside"), FORWARDS, ids=lambda v: getattr(v, "__name__", None)
+    ("case", "road"),
+    in_turn(FORWARDS, ["fuse", "aot_eager"]),
+    ids=lambda v: v if isinstance(v, str) else v[0].__name__,
 )
-@pytest.mark.parametrize("road", ["fuse", "aot_eager"])
-def test_values_and_gradients(forward: Callable[..., Any], products: int, inside: int, road: str) -> None:
+def test_values_and_gradients(case: tuple[Callable[..., Any], int, int], road: str) -> None:
+    forward, products, inside = case
     torch.manual_seed(1)
     model, report = type("Model", (Layers,), {"forward": forward})(), FusionReport()
     if road == "fuse":

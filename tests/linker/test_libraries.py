@@ -212,15 +212,6 @@ def test_what_this_process_has_loaded() -> None:
         assert not libraries._is_file_of(libraries._NVRTC, f"/folder/{name}")
 
 
-def test_importing_loads_no_library() -> None:
-    script = (
-        "import epigemm\n"
-        "from epigemm.linker import libraries\n"
-        "assert libraries._found is None and libraries._load.cache_info().currsize == 0\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 @pytest.mark.skipif(bool(libraries.unavailable()), reason=libraries.unavailable().partition(";")[0])
 def test_what_the_process_has_loaded_is_taken() -> None:
     """As torch loads them: by their paths, which are on no search path."""

@@ -83,7 +83,10 @@ def test_results_lie_as_those_of_torch(op: Op, device: torch.device, rng: torch.
     for each in (z, z.mT.contiguous().mT, z.transpose(0, 1).contiguous().transpose(0, 1)):
         result = results_of(op.call(**{**arguments, op.input: each}))[0]
         if result.shape == z.shape:
-            assert result.stride() in (torch.empty_like(each).stride(), z.stride())
+            accepted = [torch.empty_like(each).stride()]
+            if op.name.startswith("@") and result.is_cuda:
+                accepted.append(z.stride())
+            assert result.stride() in accepted
 
 
 LEADS: list[tuple[int, ...]] = [(), (1,), (2, 3), (3, 1, 2), (1, 1), (2, 0, 3), (0,)]

@@ -26,12 +26,13 @@ def matrices(op: Op, found: Any) -> list[Tensor]:
 
 @rows("vmap", lambda op: op.is_vmappable)
 def test_vmap_over_each_operand(op: Op, rng: torch.Generator) -> None:
-    """And over all of them, along their first or their last axis, one in another."""
+    """And over all of them, along their first or their last axis, x alone along its last one; one in another."""
     arguments = op.draw(rng, (3,), 4, 5, dtype=torch.float64, tensor_numbers=True)
     op.call(**arguments)  # what a row makes, it makes outside of transforms
     tensors = {name: value for name, value in tensors_of(arguments).items() if value.is_floating_point()}
     stacked = {name: torch.stack([value, value + 1, value * 2]) for name, value in tensors.items()}
-    for names, axis in (*(((name,), 0) for name in tensors), (tuple(tensors), 0), (tuple(tensors), -1)):
+    alone = [((name,), -1 if name == op.input else 0) for name in tensors]
+    for names, axis in (*alone, (tuple(tensors), 0), (tuple(tensors), -1)):
         given = [stacked[name].movedim(0, axis) for name in names]
 
         def call(*values: Tensor, names: tuple[str, ...] = names, of: Any = op.call) -> Any:

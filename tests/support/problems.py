@@ -15,22 +15,7 @@ from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands, draw_operands, poisoned, signed
 from tests.support.layouts import Layout, contiguous
 
-# M, N, K. Small enough for a CPU; sizes around 16 bytes, one vector register and the CPU loop's blocks.
-SMALL_SHAPES = [
-    (1, 1, 1),
-    (1, 1, 8),
-    (2, 3, 5),
-    (7, 8, 9),
-    (1, 64, 32),
-    (5, 1, 33),
-    (17, 31, 64),
-    (33, 65, 17),
-    (64, 128, 64),
-    (257, 8, 40),  # tall
-    (4, 520, 24),  # wide
-    (8, 16, 600),  # long sums
-]
-# Shapes in which something has no elements: a K of 0 is an empty sum, not an empty result.
+# M, N, K in which something has no elements: a K of 0 is an empty sum, not an empty result.
 EMPTY_SHAPES = [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 0), (1, 1, 0), (0, 1, 1)]
 
 

@@ -39,9 +39,9 @@ def test_products_are_repeated() -> None:
 
 
 def test_random_functors() -> None:
-    functors = random_functors(7, 20)
-    assert [each.text for each in functors[:5]] == [each.text for each in random_functors(7, 5)]
-    assert len({each.text for each in functors}) == 20
+    functors = random_functors(7, 8)
+    assert [each.text for each in functors[:3]] == [each.text for each in random_functors(7, 3)]
+    assert len({each.text for each in functors}) == 8
     z = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     for each in functors:
         assert each.epilogue.elementwise(z, 1.01).shape == z.shape
