@@ -188,7 +188,7 @@ def test_the_kernels_behind_are_counted(function: Callable[..., Any], one_by_one
     passes, kernels = (5, 2) if function is swiglu and one_by_one else (3, 1)
     behind_us = kernels * 3.0 + passes * MOVED_US
     for fused_us, pays in ((0.48 * (one_us + behind_us), True), (0.49 * (one_us + behind_us), False)):
-        found = judged(graph, lambda chain, us=fused_us: Judged("", Way.TENSORS, 2000.0, us))  # type: ignore[misc]
+        found = judged(graph, lambda chain, us=fused_us: Judged("", Way.FUSED, 2000.0, us))  # type: ignore[misc]
         assert pairs.pays(pair, found, one_by_one=one_by_one) == pays
 
 
@@ -199,7 +199,7 @@ def test_a_chain_that_is_not_fused_counts_by_its_kernels() -> None:
 
     def judge(chain: Chain, plain_us: float) -> Judged:
         if chain.function == "linear_mul":
-            return Judged("", Way.TENSORS, 500.0, 500.0)
+            return Judged("", Way.FUSED, 500.0, 500.0)
         return Judged(profit.SLOWER, Way.FALLBACK, plain_us, plain_us)
 
     whole_us = 1000.0 + 2 * 3.0 + 5 * MOVED_US
@@ -217,7 +217,7 @@ def test_one_kernel_for_both_counts_in_full() -> None:
 
     def judge(chain: Chain, both_us: float) -> Judged:
         us = both_us if chain.function == "linear_mul" else 0.0
-        return Judged("", Way.TENSORS, 500.0, us, both="of both")
+        return Judged("", Way.FUSED, 500.0, us, both="of both")
 
     for both_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
         found = judged(graph, lambda chain, us=both_us: judge(chain, us))  # type: ignore[misc]

@@ -80,8 +80,8 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged
         if dry.fused and not loader.would_link(call.epilogue, ",".join(dry.missing), place.device):
             us = plans.fused_us(dry.tried[0].plan)
             one, other = found[first], found[both.second]
-            result[first] = one._replace(why_not="", way=Way.TENSORS, fused_us=us, both=both)
-            result[both.second] = other._replace(why_not="", way=Way.TENSORS, fused_us=0.0, both=both)
+            result[first] = one._replace(why_not="", way=Way.FUSED, fused_us=us, both=both)
+            result[both.second] = other._replace(why_not="", way=Way.FUSED, fused_us=0.0, both=both)
     return result
 
 

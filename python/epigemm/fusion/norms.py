@@ -22,7 +22,7 @@ from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
 from epigemm.calls.batch_norm import Running
 from epigemm.epilogues.library import BIAS
-from epigemm.fusion import costs
+from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.effects import is_quiet
 from epigemm.fusion.operands import arguments_of
@@ -185,4 +185,4 @@ def _pays(estimate: Judged, found: Found) -> bool:
     if not batch_statistics.is_served(place):
         return False
     behind = found.nodes[1:]
-    return place.is_cpu or estimate.fallback_us + sum(map(costs.device_us, behind)) > _LEAST_US
+    return place.is_cpu or estimate.fallback_us + sum(map(profit.device_us, behind)) > _LEAST_US

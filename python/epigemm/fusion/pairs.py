@@ -24,13 +24,11 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import grad_mode
 
-from epigemm.epilogues.kinds import MATRIX
-from epigemm.fusion import costs, matmuls, profit
+from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of, run_again
 from epigemm.fusion.insertion import Inserter
 from epigemm.fusion.matmuls import Product
-from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.values import (
     is_same_memory,
@@ -130,7 +128,7 @@ def _is_faster(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> 
     chains, us = pair.chains(judged), 0.0
     for chain in chains:
         found = judged[chain]
-        plain_us = profit.plain_us(found, costs.kernels_behind(chain))
+        plain_us = profit.plain_us(found, profit.kernels_behind(chain))
         # The first of two joined chains has the time of both, which its own operators do not stand for.
         fused_us = found.fused_us if found.both else min(plain_us, found.fused_us)
         us += plain_us if found.why_not else fused_us
@@ -139,19 +137,14 @@ def _is_faster(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> 
 
 def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
     """The device's time for the one product and the kernels behind it."""
-    behind = [node for chain in chains for node in costs.kernels_behind(chain)]
+    behind = [node for chain in chains for node in profit.kernels_behind(chain)]
     if one_by_one:
         own = [node for node in behind if node not in pair.glu]
-        return pair.one_us + pair.glu_us + sum(map(costs.device_us, own))
+        return pair.one_us + pair.glu_us + sum(map(profit.device_us, own))
     inner = {node for chain in chains for node in chain.nodes}
-    matrices = [
-        value_at(each.sources[0])
-        for chain in chains
-        for each in chain.operands
-        if isinstance(each, ChainOperand) and each.kind == MATRIX and each.sources[0] not in inner
-    ]
+    matrices = [value_at(each) for chain in chains for each in chain.matrices if each not in inner]
     halves = [value_at(product) for product in pair.products]
-    return pair.one_us + costs.moved_us([*halves, *matrices, halves[0]])
+    return pair.one_us + profit.moved_us([*halves, *matrices, halves[0]])
 
 
 # --- the graph -------------------------------------------------------------------------------------------------------
@@ -256,7 +249,7 @@ def _made_two(node: fx.Node, us: float) -> Pair:
     for each in halves.glus:
         inserter = Inserter(each)
         (result,) = inserter.run(_glu, pair.products, learns=False)
-        pair.glu, pair.glu_us = inserter.made, costs.device_us(each)
+        pair.glu, pair.glu_us = inserter.made, profit.device_us(each)
         made += inserter.made
         each.replace_all_uses_with(result)
     for view, half in halves.views.items():
