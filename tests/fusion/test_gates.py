@@ -14,7 +14,7 @@ import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.fusion import FusionReport, gates
+from epigemm.fusion import FusionReport, profit
 from epigemm.fusion.formula import ChainFormula, ChainStep, Composed, Slot
 from epigemm.linker import loader
 from epigemm.planner import plans
@@ -139,7 +139,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """CPU tensors count as lying on an H200."""
     made = Kernel()
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(gates, "place_of", lambda chain: torch.empty(0))
+    monkeypatch.setattr(profit, "place_of", lambda chain: torch.empty(0))
     monkeypatch.setattr(loader, "would_link", lambda *call: "")
     monkeypatch.setattr(one_kernel, "pair", made)
     return made

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, fx
 
 from epigemm.arguments import forms, invariance
@@ -69,7 +68,7 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged
     order = {node: position for position, node in enumerate(graph.nodes)}
     for first in found:
         both = _both(first, ends)
-        place = place_of(first)
+        place = profit.place_of(first)
         if both is None or place is None or not _may_join(both, found):
             continue
         products = (chain.product.node for chain in (first, both.second))
@@ -83,13 +82,6 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged
             result[first] = one._replace(why_not="", way=Way.FUSED, fused_us=us, both=both)
             result[both.second] = other._replace(why_not="", way=Way.FUSED, fused_us=0.0, both=both)
     return result
-
-
-def place_of(chain: Chain) -> Tensor | None:
-    """A tensor on a chain's device, if epigemm's kernels run there."""
-    device = chain.product.value.device
-    place = None if device.type == "cpu" else torch.empty(0, device=device)
-    return place if place is not None and plans.has_gpu_kernels(place) else None
 
 
 def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:

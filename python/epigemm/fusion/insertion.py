@@ -92,15 +92,9 @@ class Inserter(TorchFunctionMode):
         if not expression.free_symbols <= symbols.keys():
             raise Left("its sizes are symbolic")
         given = {symbol: fx.Proxy(symbols[symbol]) for symbol in expression.free_symbols}
+        node = self._place.prev
         found = sympy_interp(PythonReferenceAnalysis, given, expression)
-        if not isinstance(found, fx.Proxy):
-            return int(found)
-        new, waiting = list[fx.Node](), [found.node]
-        while waiting:
-            each = waiting.pop()
-            if "example_value" not in each.meta:
-                each.meta["example_value"] = size  # some number
-                new.append(each)
-                waiting += each.all_input_nodes
-        self.made += reversed(new)
-        return found.node
+        while (node := node.next) is not self._place:
+            node.meta["example_value"] = size  # some number
+            self.made.append(node)
+        return found.node if isinstance(found, fx.Proxy) else int(found)

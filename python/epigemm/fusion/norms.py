@@ -129,7 +129,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     product, last = chain.product, chain.nodes[-1]
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
-    if product.is_scaled or chain.views or not _is_vector(product.bias):
+    if product.is_scaled or chain.views or not product.adds_columns:
         return None
     scale = None if last is product.node else _scale_of(last, product.node)
     norm = _only_reader(last)
@@ -157,12 +157,6 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
 
 def _memory_of(nodes: Iterable[fx.Node]) -> set[int]:
     return {storage_of(value) for node in nodes if (value := tensor_of(node)) is not None}
-
-
-def _is_vector(bias: object) -> bool:
-    """Whether a product's bias is one for each column, or absent: `addmm` also takes matrices."""
-    value = tensor_of(bias)
-    return value is None or value.dim() == 1
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:

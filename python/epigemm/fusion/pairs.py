@@ -152,19 +152,18 @@ def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
 
 def _may_be_two(product: Product) -> bool:
     value, weight, x = product.value, tensor_of(product.weight), tensor_of(product.x)
-    bias = None if product.bias is None else tensor_of(product.bias)
     if product.is_kn or product.is_batch or product.is_scaled or value.requires_grad:
         return False
-    if not isinstance(value, FakeTensor):
+    read = (product.x, product.weight, product.bias)
+    if not all(isinstance(tensor_of(each), FakeTensor) for each in read if each is not None):
         return False
     columns = value.shape[-1]
     if not isinstance(columns, int) or columns < 2 or columns % 2:
         return False
-    has_vector = product.bias is None or (
-        bias is not None and bias.dim() == 1 and known(bias.shape[0] == columns)
-    )
     # Under autocast x would be cast twice.
-    return has_vector and all(each is not None and each.dtype == value.dtype for each in (x, weight))
+    return product.adds_columns and all(
+        each is not None and each.dtype == value.dtype for each in (x, weight)
+    )
 
 
 def _halves_of(product: Product) -> _Halves | None:

@@ -69,17 +69,23 @@ def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> 
     On a CPU the planner predicts nothing, and everything that can be fused is. `is_eager`: operators that are not fused
     run one by one, and no other compiler makes one kernel of several.
     """
-    device = chain.product.value.device
-    if device.type == "cpu":
+    if chain.product.value.is_cpu:
         return Judged("")
-    place = torch.empty(0, device=device)
-    if not plans.has_gpu_kernels(place):
+    place = place_of(chain)
+    if place is None:
         return Judged("epigemm's kernels do not run on this GPU")
     recorded = chain.product.value.requires_grad
     found = judged_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
     if is_eager and found.why_not in (SLOWER, RECORDED):
         return in_two_kernels(chain, found, place)
     return found
+
+
+def place_of(chain: Chain) -> Tensor | None:
+    """A tensor on a chain's device; None if epigemm's kernels do not run there."""
+    value = chain.product.value
+    place = None if value.is_cpu else torch.empty(0, device=value.device)
+    return place if place is not None and plans.has_gpu_kernels(place) else None
 
 
 def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:

@@ -27,16 +27,6 @@ class FusionError(RuntimeError):
     """epigemm's rewriting of a graph failed, and `strict` is True. Its cause is the original error."""
 
 
-def failed(error: Exception, *, strict: bool) -> Skipped:
-    """The report's entry for a graph that could not be rewritten, with one warning; a `FusionError` if `strict`."""
-    text = first_line(error)
-    reason = f"epigemm's pass failed, and it runs as it was: {text}"
-    if strict:
-        raise FusionError(f"epigemm's pass failed on a graph: {text}") from error
-    warn_once(f"a graph of a fused model: {reason}")
-    return Skipped("graph", reason)
-
-
 def first_line(error: Exception) -> str:
     """An error's type and the first line of its text."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
@@ -49,7 +39,11 @@ def warn_once(text: str) -> None:
 
 
 def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) -> FusionReport:
-    """`fuse_graph` for a module's graph. If it fails, the module is not changed: see `failed`."""
+    """`fuse_graph` for a module's graph. If it fails, the module is not changed, the report says so, and one warning.
+
+    Raises:
+        FusionError: it fails, and `strict` is True.
+    """
     was = graph_module.graph
     try:
         graph, report = fuse_graph(was, **settings)
@@ -59,7 +53,12 @@ def fuse_module(graph_module: fx.GraphModule, *, strict: bool, **settings: Any) 
         return report
     except Exception as error:  # an error of the rewriting must not be an error of the model
         graph_module.graph = was
-        return FusionReport(skipped=[failed(error, strict=strict)])
+        text = first_line(error)
+        if strict:
+            raise FusionError(f"epigemm's pass failed on a graph: {text}") from error
+    reason = f"epigemm's pass failed, and it runs as it was: {text}"
+    warn_once(f"a graph of a fused model: {reason}")
+    return FusionReport(skipped=[Skipped("graph", reason)])
 
 
 def _copied(graph: fx.Graph) -> fx.Graph:

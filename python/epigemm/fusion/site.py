@@ -20,7 +20,6 @@ from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import ChainOperand
-from epigemm.fusion.values import value_at
 from epigemm.packs import weight_packs
 from epigemm.user_epilogue import UserEpilogue
 
@@ -85,8 +84,7 @@ class Site(FusedCall):
         self._direct: Epilogue | None = None
         self._is_node = product.value.requires_grad and _is_node(chain)
         is_lone = chain.epilogue is None and chain.norm is None
-        has_vector = product.bias is None or value_at(product.bias).dim() == 1
-        self._is_recorded_alone = product.value.requires_grad and is_lone and has_vector
+        self._is_recorded_alone = product.value.requires_grad and is_lone and product.adds_columns
 
     def __call__(self, x: Tensor, weight: Tensor, *sources: Tensor) -> Tensor:
         """Compute the chain."""
