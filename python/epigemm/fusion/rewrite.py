@@ -10,12 +10,12 @@ from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from epigemm.fusion import formula, gates, layers, layouts, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.site import FusedCall, Site
+from epigemm.fusion.site import Site
 from epigemm.fusion.values import origin_of, tensor_of
 
 T = TypeVar("T")
@@ -252,7 +252,7 @@ _OWN_STATISTICS = "by the batch's own statistics: one pass for the product with 
 
 
 def _replace(
-    call: FusedCall,
+    call: Callable[..., Tensor],
     sources: tuple[fx.Node | None, ...],
     nodes: tuple[fx.Node, ...],
     site: FusedSite,
