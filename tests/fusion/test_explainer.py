@@ -56,6 +56,19 @@ def test_each_product_has_its_layers_name(model: Model) -> None:
     assert plain.function == "bmm" and plain.why == skipped.get(plain.name, wanted) and plain.columns[-1]
 
 
+def test_a_call_whose_result_has_another_shape_has_its_layers_name() -> None:
+    class Viewed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.fc(x).view(4, 8))
+
+    (product,) = epigemm.explain(fuse_eagerly(Viewed()), torch.randn(2, 2, 8))
+    assert (product.name, product.function) == ("fc", "linear_relu") and product.notes
+
+
 def test_it_is_the_road_that_runs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fused call that the model makes is told, and no other."""
     fused, x = fuse_eagerly(model.eval()), torch.randn(6, 16)

@@ -38,21 +38,21 @@ def fails_after_the_first() -> Callable[..., Any]:
     done: list[int] = []
     replace = rewrite._replace
 
-    def function(*args: Any) -> Any:
+    def function(*args: Any, **named: Any) -> Any:
         if done:
             fails()
         done.append(1)
-        return replace(*args)
+        return replace(*args, **named)
 
     return function
 
 
-def breaks_the_graph(graph: fx.Graph, *args: Any, **kwargs: Any) -> FusionReport:
+def breaks_the_graph(*args: Any, **kwargs: Any) -> tuple[fx.Graph, FusionReport]:
     """What lint finds: the first call is moved behind its readers."""
-    report = WORKING(graph, *args, **kwargs)
+    graph, report = WORKING(*args, **kwargs)
     first = next(node for node in graph.nodes if node.op == "call_function")
     next(node for node in graph.nodes if node.op == "output").prepend(first)
-    return report
+    return graph, report
 
 
 WORKING = rewrite.fuse_graph

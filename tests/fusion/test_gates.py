@@ -14,8 +14,8 @@ import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel, resolve
 from epigemm.epilogues.kinds import MATRIX
-from epigemm.fusion import FusionReport, gates
-from epigemm.fusion.formula import ChainFormula, ChainStep, Slot
+from epigemm.fusion import FusionReport, profit
+from epigemm.fusion.formula import ChainFormula, ChainStep, Composed, Slot
 from epigemm.linker import loader
 from epigemm.planner import plans
 from tests.fusion.eager import fuse_eagerly
@@ -139,7 +139,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """CPU tensors count as lying on an H200."""
     made = Kernel()
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(gates, "place_of", lambda chain: torch.empty(0))
+    monkeypatch.setattr(profit, "place_of", lambda chain: torch.empty(0))
     monkeypatch.setattr(loader, "would_link", lambda *call: "")
     monkeypatch.setattr(one_kernel, "pair", made)
     return made
@@ -278,10 +278,10 @@ def test_a_formula_of_an_operand_of_another() -> None:
     first = ChainFormula(("per_row", "matrix"), steps)
     added = ChainStep(torch.add, (Slot(0), Slot(-1)))
     second = ChainFormula(("per_column",), (added, ChainStep(torch.sigmoid, (Slot(1),))))
-    both = gates.composed(first, 2, second)
+    both = Composed(first, 1, second)
     assert both.kinds == ("per_column", "per_row", "matrix")
     acc, bias, row, gate = torch.randn(3, 4), torch.randn(4), torch.randn(3, 1), torch.randn(3, 4)
     expected = torch.relu(acc) * torch.sigmoid(gate + bias)
     torch.testing.assert_close(both(acc, bias, row, gate), expected)
-    alone = gates.composed(first, 2, ChainFormula((), ()))
+    alone = Composed(first, 1, ChainFormula((), ()))
     torch.testing.assert_close(alone(acc, row, gate), torch.relu(acc) * gate)

@@ -14,6 +14,7 @@ from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.pairs import Pair
 from epigemm.fusion.profit import Judged, Way
+from epigemm.fusion.rewrite import name_of
 from epigemm.linker import loader
 from epigemm.planner import plans
 from tests.fusion.eager import fuse_eagerly
@@ -168,7 +169,9 @@ def judged(graph: fx.Graph, judge: Callable[[Chain], Judged]) -> dict[Chain, Jud
 
 
 def taken_apart(graph: fx.Graph, one_us: float) -> Pair:
-    (pair,) = pairs.take_apart(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, one_us, one_us))
+    one = judged(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, one_us, one_us))
+    us = pairs.read_by_halves(graph, one)
+    (pair,) = pairs.take_apart(graph, us, us).values()
     return pair
 
 
@@ -185,8 +188,8 @@ def test_the_kernels_behind_are_counted(function: Callable[..., Any], one_by_one
     passes, kernels = (5, 2) if function is swiglu and one_by_one else (3, 1)
     behind_us = kernels * 3.0 + passes * MOVED_US
     for fused_us, pays in ((0.48 * (one_us + behind_us), True), (0.49 * (one_us + behind_us), False)):
-        found = judged(graph, lambda chain, us=fused_us: Judged("", Way.TENSORS, 2000.0, us))  # type: ignore[misc]
-        assert pairs.lost([pair], found, one_by_one=one_by_one) == ([] if pays else [0])
+        found = judged(graph, lambda chain, us=fused_us: Judged("", Way.FUSED, 2000.0, us))  # type: ignore[misc]
+        assert pairs.pays(pair, found, one_by_one=one_by_one) == pays
 
 
 def test_a_chain_that_is_not_fused_counts_by_its_kernels() -> None:
@@ -196,15 +199,15 @@ def test_a_chain_that_is_not_fused_counts_by_its_kernels() -> None:
 
     def judge(chain: Chain, plain_us: float) -> Judged:
         if chain.function == "linear_mul":
-            return Judged("", Way.TENSORS, 500.0, 500.0)
+            return Judged("", Way.FUSED, 500.0, 500.0)
         return Judged(profit.SLOWER, Way.FALLBACK, plain_us, plain_us)
 
     whole_us = 1000.0 + 2 * 3.0 + 5 * MOVED_US
     for left_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
         found = judged(graph, lambda chain, us=left_us - 500.0 - silu_us: judge(chain, us))  # type: ignore[misc]
-        assert pairs.lost([pair], found, one_by_one=True) == ([] if pays else [0])
+        assert pairs.pays(pair, found, one_by_one=True) == pays
     nothing = judged(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, 1.0, 1.0))
-    assert pairs.lost([pair], nothing, one_by_one=True) == [0]
+    assert not pairs.pays(pair, nothing, one_by_one=True)
 
 
 def test_one_kernel_for_both_counts_in_full() -> None:
@@ -214,11 +217,11 @@ def test_one_kernel_for_both_counts_in_full() -> None:
 
     def judge(chain: Chain, both_us: float) -> Judged:
         us = both_us if chain.function == "linear_mul" else 0.0
-        return Judged("", Way.TENSORS, 500.0, us, both="of both")
+        return Judged("", Way.FUSED, 500.0, us, both="of both")
 
     for both_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
         found = judged(graph, lambda chain, us=both_us: judge(chain, us))  # type: ignore[misc]
-        assert pairs.lost([pair], found, one_by_one=True) == ([] if pays else [0])
+        assert pairs.pays(pair, found, one_by_one=True) == pays
 
 
 @pytest.mark.parametrize(
@@ -243,9 +246,9 @@ def test_the_planner_decides(
     def judge(chain: Chain) -> Judged:
         return profit.judged_there(profit.call_of(chain), place)
 
-    two = pairs.take_apart(graph, judge)
-    lost = pairs.lost(two, judged(graph, judge), one_by_one=True)
-    assert lost == ([] if pays else [0])
+    us = pairs.read_by_halves(graph, judged(graph, judge))
+    (pair,) = pairs.take_apart(graph, us, us).values()
+    assert pairs.pays(pair, judged(graph, judge), one_by_one=True) == pays
 
 
 def test_one_product_stays_where_views_read_what_is_computed_later() -> None:
@@ -260,7 +263,7 @@ def test_one_product_stays_where_views_read_what_is_computed_later() -> None:
 
     model, report = Model().eval(), FusionReport()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(pairs, "lost", lambda two, *_, **__: list(range(len(two))))
+        patch.setattr(pairs, "pays", lambda *_, **__: False)
         call = torch.compile(
             model, backend="epigemm", dynamic=True, options={"backend": "aot_eager", "report": report.add}
         )
@@ -272,7 +275,8 @@ def test_one_product_stays_where_views_read_what_is_computed_later() -> None:
 def test_only_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one stays as it was; one whose x is what another one gave, too."""
     for place in (0, 1):
-        monkeypatch.setattr(pairs, "lost", lambda *_, place=place, **__: [place])
+        lost = ("fc", "down")[place]
+        monkeypatch.setattr(pairs, "pays", lambda pair, *_, lost=lost, **__: name_of(pair.first) != lost)
         model = model_of(stacked)
         call, report = compiled(model, "fuse")
         with torch.no_grad():

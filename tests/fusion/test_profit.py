@@ -18,7 +18,7 @@ from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged, Way
 from epigemm.linker import loader
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
 
 HOPPER = (90, 132)  # capability, multiprocessors
@@ -109,7 +109,7 @@ def test_a_kernel_that_cannot_be_linked_gains_nothing(
     for reason in ("", "nvJitLink was not found"):
         monkeypatch.setattr(loader, "would_link", lambda *call, reason=reason: reason)
         found = profit.judged_there(asked, hopper)
-        assert found.why_not == reason and found.way is Way.TENSORS
+        assert found.why_not == reason and found.way is Way.FUSED
         assert found.fused_us < found.fallback_us / 1.1
 
 
@@ -130,8 +130,7 @@ def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
     times = {}
     for wish in ("highest", "high"):
         asked = call(1024, torch.float32, 1024, 2048)._replace(precision=wish)
-        found = dry_runs.dry_run(asked, 0, hopper)
-        times[wish], _ = profit._expected_us(asked, found, hopper, False)
+        times[wish] = profit.judged_there(asked, hopper).fallback_us
     assert 0 < times["high"] < times["highest"] / 2
 
 
@@ -205,3 +204,18 @@ def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:
     inputs = (torch.empty(M, K).bfloat16(), torch.empty(N, K).bfloat16(), torch.empty(M, N).bfloat16())
     found = profit.call_of(chain_of(gated, *inputs))
     assert "this build has no kernel" in profit.judged_there(found, hopper).why_not
+
+
+def test_one_kernel_moves_less_than_several() -> None:
+    x, weight, bias, other = torch.rand(64, 8), torch.rand(16, 8), torch.rand(16), torch.rand(64, 16)
+
+    def swish(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+        z = F.linear(x, weight, bias)
+        return torch.tanh((z * torch.sigmoid(z)).view(64, 16)) + other
+
+    chain = chain_of(swish, x, weight, bias, other)
+    assert [node.name for node in profit.kernels_behind(chain)] == ["sigmoid", "mul", "tanh", "add"]
+    matrix = 64 * 16 * 4 / profit._BYTES_PER_US
+    assert profit.one_kernel_us(chain) == pytest.approx(profit._LEAST_US + 3 * matrix)
+    several = sum(map(profit.device_us, profit.kernels_behind(chain)))
+    assert several == pytest.approx(4 * profit._LEAST_US + (2 + 3 + 2 + 3) * matrix)

@@ -13,7 +13,7 @@ from functools import cache
 
 from torch import fx
 
-from epigemm.epilogues.kinds import PER_COLUMN, too_many
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, too_many
 from epigemm.fusion import matmuls
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import ChainFormula, epilogue_of, name_of
@@ -75,6 +75,15 @@ class Chain:
         """The arguments of its call: x, the weight, and the nodes of which the operands are made."""
         given = [source for operand in self.operands for source in operand.sources if source is not None]
         return self.product.x, self.product.weight, *given
+
+    @property
+    def matrices(self) -> list[fx.Node]:
+        """The operands of the product's shape."""
+        return [
+            each.sources[0]
+            for each in self.operands
+            if isinstance(each, ChainOperand) and each.kind == MATRIX
+        ]
 
     @property
     def function(self) -> str:

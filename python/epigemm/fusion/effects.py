@@ -6,6 +6,7 @@ do anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from epigemm.fusion.matmuls import is_product
-from epigemm.fusion.values import storage_of, tensor_of, value_of
+from epigemm.fusion.values import storage_of, tensor_of, tensors_of, value_of
 
 # Operators whose schemas do not say that they write running statistics, or repack weights.
 _UNDECLARED = ("batch_norm", "instance_norm", "flatten_weight")
@@ -75,27 +76,30 @@ def effects_of(node: fx.Node) -> Effects:
         return _NOTHING if is_plain and all(tensor is None for tensor in inputs) else _ANYTHING
     if len(modes) > 1:
         return _ANYTHING
-    recorder = Recorder()
     try:
-        mode = modes.pop()
-        fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
-        # Without this, products without a bias fail on symbols in torch 2.10 and 2.11.
-        python = enable_python_dispatcher() if is_product(node) else nullcontext()
-        with fresh, mode, torch.no_grad(), python, recorder:
-            given = fx.map_arg((node.args, node.kwargs), lambda n: _stand_in(n, fakes))
-            recorder.calls.clear()
-            result = call(node, *given)
+        result, calls = run_again(node, lambda n: _stand_in(n, fakes))
         parts = [part for part in tree_leaves(result) if isinstance(part, Tensor)]
         returns = frozenset(fakes[storage_of(part)] for part in parts if storage_of(part) in fakes)
     except Exception:  # any error of the function with such tensors
         return _ANYTHING
-    memories = (storage_of(tensor) for each in recorder.calls for tensor in written(*each[:3]))
+    memories = (storage_of(tensor) for each in calls for tensor in written(*each[:3]))
     writes = frozenset(fakes[memory] for memory in memories if memory in fakes)  # others were new
-    functions = [each[0] for each in recorder.calls]
+    functions = [each[0] for each in calls]
     changes_shapes = any(torch.Tag.inplace_view in function.tags for function in functions)
     marks = [torch.Tag.pointwise in function.tags for function in functions if not function.is_view]
     computes = any(not function.is_view and function is not _CLONE for function in functions)
     return Effects(True, writes, returns, changes_shapes, computes and all(marks), not marks)
+
+
+def is_quiet(first: fx.Node, last: fx.Node, memories: Set[int] | None = None) -> bool:
+    """Whether no node from `first` to the one before `last` changes a mode, or writes memory: these, or any."""
+    node = first
+    while node is not last:
+        effects = effects_of(node)
+        if not effects.known or (effects.writes if memories is None else effects.writes & memories):
+            return False
+        node = node.next
+    return True
 
 
 def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
@@ -110,14 +114,23 @@ def _stand_in(node: fx.Node, fakes: dict[int, int]) -> Any:
     return value
 
 
-def call(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """A node's result for some arguments."""
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
+def run_again(node: fx.Node, value: Callable[[fx.Node], Any]) -> tuple[Any, list[_Called]]:
+    """A node's result for other values of what it reads, tensors without data; and the operators that ran."""
+    inputs = [tensor for each in node.all_input_nodes for tensor in tensors_of(each)]
+    mode = next(tensor.fake_mode for tensor in inputs if isinstance(tensor, FakeTensor))
+    fresh = nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols()
+    # Without this, products without a bias fail on symbols in torch 2.10 and 2.11.
+    python = enable_python_dispatcher() if is_product(node) else nullcontext()
+    recorder = _Recorder()
+    with fresh, mode, torch.no_grad(), python, recorder:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+        recorder.calls.clear()
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs), recorder.calls
+        return node.target(*args, **kwargs), recorder.calls  # type: ignore[operator]
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator."""
 
     def __init__(self) -> None:

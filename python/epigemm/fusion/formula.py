@@ -97,6 +97,36 @@ class ChainFormula:
         return tuple(step.target for step in self.steps), repr(self)
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A chain's formula, with another one applied to one of its operands, whose operands and steps come first."""
+
+    first: ChainFormula
+    place: int  # of that operand
+    second: ChainFormula
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of the operands of both."""
+        return (*self.second.kinds, *self.first.kinds)
+
+    @property
+    def steps(self) -> tuple[ChainStep, ...]:
+        """Of both, with their own numbers."""
+        return (*self.second.steps, *self.first.steps)
+
+    def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
+        """Apply both."""
+        others, own = operands[: len(self.second.kinds)], [*operands[len(self.second.kinds) :]]
+        own[self.place] = self.second(own[self.place], *others)
+        return self.first(acc, *own)
+
+    @property
+    def key(self) -> Any:
+        """As of its parts."""
+        return self.first.key, self.place, self.second.key
+
+
 def name_of(steps: Sequence[ChainStep]) -> str:
     """An identifier for an epilogue of some steps."""
     names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
@@ -135,7 +165,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 _made: dict[Any, UserEpilogue | str] = {}
 
 
-def epilogue_of(formula: ChainFormula) -> UserEpilogue | str:
+def epilogue_of(formula: ChainFormula | Composed) -> UserEpilogue | str:
     """The epilogue of a formula, or why there is none. Equal formulas share one epilogue in all graphs."""
     found = _made.get(formula.key)
     if found is None:
@@ -143,7 +173,7 @@ def epilogue_of(formula: ChainFormula) -> UserEpilogue | str:
     return found
 
 
-def _make(formula: ChainFormula) -> UserEpilogue | str:
+def _make(formula: ChainFormula | Composed) -> UserEpilogue | str:
     seen: dict[str, int] = {}
     specs = []
     for kind in formula.kinds:

@@ -7,12 +7,9 @@ sizes or of a mode, runs as the two calls that it replaces.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
 from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
@@ -21,11 +18,11 @@ from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain
-from epigemm.fusion.effects import effects_of
-from epigemm.fusion.formula import ChainFormula, Slot, epilogue_of
+from epigemm.fusion.effects import is_quiet
+from epigemm.fusion.formula import Composed, epilogue_of
 from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.profit import Judged, Way
-from epigemm.fusion.site import Site
+from epigemm.fusion.site import FusedCall, Site
 from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
@@ -71,26 +68,20 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged
     order = {node: position for position, node in enumerate(graph.nodes)}
     for first in found:
         both = _both(first, ends)
-        if both is None or not _may_join(both, found) or not _is_quiet(both, order):
+        place = profit.place_of(first)
+        if both is None or place is None or not _may_join(both, found):
             continue
-        place = place_of(first)
-        if place is None:
+        products = (chain.product.node for chain in (first, both.second))
+        if not is_quiet(min(products, key=order.__getitem__), first.nodes[-1]):
             continue
         call = both.call()
         dry = dry_runs.dry_run(call, 0, place, tried=True)
         if dry.fused and not loader.would_link(call.epilogue, ",".join(dry.missing), place.device):
             us = plans.fused_us(dry.tried[0].plan)
             one, other = found[first], found[both.second]
-            result[first] = one._replace(why_not="", way=Way.TENSORS, fused_us=us, both=both)
-            result[both.second] = other._replace(why_not="", way=Way.TENSORS, fused_us=0.0, both=both)
+            result[first] = one._replace(why_not="", way=Way.FUSED, fused_us=us, both=both)
+            result[both.second] = other._replace(why_not="", way=Way.FUSED, fused_us=0.0, both=both)
     return result
-
-
-def place_of(chain: Chain) -> Tensor | None:
-    """A tensor on a chain's device, if epigemm's kernels run there."""
-    device = chain.product.value.device
-    place = None if device.type == "cpu" else torch.empty(0, device=device)
-    return place if place is not None and plans.has_gpu_kernels(place) else None
 
 
 def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
@@ -114,7 +105,7 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
     ):
         return None
     if others or second.formula.steps:
-        formula = composed(first.formula, place + 1, second.formula)
+        formula = Composed(first.formula, place, second.formula)
         made = epilogue_of(formula)
         if too_many(formula.kinds) or not isinstance(made, UserEpilogue):
             return None
@@ -150,58 +141,16 @@ def _are_of_its_sizes(chain: Chain) -> bool:
     )
 
 
-def _is_quiet(both: Joined, order: Mapping[fx.Node, int]) -> bool:
-    """Whether nothing is written, and no mode changes, from the earlier product to the call's place."""
-    node = min((chain.product.node for chain in (both.first, both.second)), key=order.__getitem__)
-    while node is not both.first.nodes[-1]:
-        effects = effects_of(node)
-        if not effects.known or effects.writes:
-            return False
-        node = node.next
-    return True
-
-
-def composed(first: ChainFormula, operand: int, second: ChainFormula) -> ChainFormula:
-    """The first formula, with the second one applied to this operand of it, counted from 1.
-
-    The second one's operands and steps come first.
-    """
-    operands, steps = len(second.kinds), len(second.steps)
-    gate = Slot(-operands - operand)
-
-    def of_second(argument: object) -> object:
-        return gate if argument == Slot(0) else argument
-
-    def of_first(argument: object) -> object:
-        if not isinstance(argument, Slot) or argument.number == 0:
-            return argument
-        if argument.number > 0:
-            return Slot(argument.number + steps)
-        if argument.number == -operand:
-            return Slot(steps) if steps else gate
-        return Slot(argument.number - operands)
-
-    moved = []
-    for formula, move in ((second, of_second), (first, of_first)):
-        for step in formula.steps:
-            args, kwargs = tree_map(move, (step.args, step.kwargs))
-            moved.append(replace(step, args=args, kwargs=kwargs))
-    return ChainFormula((*second.kinds, *first.kinds), tuple(moved))
-
-
-class TwoSites:
+class TwoSites(FusedCall):
     """Both chains as one call, with `Joined.sources` as arguments."""
 
-    def __init__(self, both: Joined, first: Site, second: Site) -> None:
+    def __init__(self, both: Joined, first_keeps_pack: bool, second_keeps_pack: bool) -> None:
+        super().__init__(f"{both.first.function}_of_two", __name__)
         self._epilogue = both.epilogue
-        self._first, self._second = first, second
+        self._first = Site(both.first, first_keeps_pack)
+        self._second = Site(both.second, second_keeps_pack)
         self._place, self._others = both.place, len(both.second.operands)
         self._linked: Epilogue | None = None
-        # torch.fx writes these two attributes into the code of a graph.
-        self.__name__, self.__module__ = f"{first.__name__}_of_two", __name__
-
-    def __repr__(self) -> str:
-        return f"<{self.__name__.replace('_', ' ', 1)}>"
 
     def __call__(self, x: Tensor, weight: Tensor, weight2: Tensor, *sources: Tensor) -> Tensor:
         """Compute both chains."""

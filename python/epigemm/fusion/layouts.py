@@ -11,17 +11,17 @@ random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from epigemm.fusion import matmuls
-from epigemm.fusion.effects import Recorder, call, effects_of
+from epigemm.fusion.effects import effects_of, run_again
+from epigemm.fusion.insertion import Inserter
 from epigemm.fusion.values import (
     is_contiguous,
     known,
@@ -39,55 +39,75 @@ _TRIES, _FAR = 4, 6
 
 @dataclass
 class Copied:
-    """A copy in a graph, and the values whose layout it changes.
+    """A copy in a graph, and what changes with it.
 
     Attributes:
         copy: the node.
-        before: the earlier fake tensors of the nodes whose layout has changed.
-        back: for results of the graph whose layout has changed the nodes that copy them to the earlier one.
+        changed: the later nodes whose layout changes, with their new fake tensors.
+        back: the graph's results among them, each with the order of the axes that it has to keep.
     """
 
     copy: fx.Node
-    before: dict[fx.Node, Any] = field(default_factory=dict)
-    back: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
+    changed: dict[fx.Node, Any] = field(default_factory=dict)
+    back: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
 
     @property
-    def gain(self) -> int:
+    def least(self) -> int:
         """The number of sums that have to be fused: a copy reads and writes once, and each fused sum saves as much."""
         return 2 + len(self.back)
 
-    def undo(self) -> None:
-        """Restore the graph."""
-        for result, nodes in self.back.items():
-            nodes[-1].replace_all_uses_with(result)
-            for node in reversed(nodes):
-                node.graph.erase_node(node)
-        for node, value in self.before.items():
-            node.meta["example_value"] = value
-        origin = self.copy.args[0]
-        assert isinstance(origin, fx.Node)
-        self.copy.replace_all_uses_with(origin)
-        self.copy.graph.erase_node(self.copy)
+    def pays(self, taken: Iterable[fx.Node]) -> bool:
+        """Whether fused calls replace enough of the sums that it makes row-major."""
+        return sum(map(_is_sum, self.changed.keys() & set(taken))) >= self.least
+
+    def value(self, node: fx.Node) -> Any:
+        """A node's new value."""
+        return self.changed[node] if node in self.changed else value_of(node)
 
 
-def put_in_rows(graph: fx.Graph) -> list[Copied]:
-    """Copy operands that prevent at least two sums with products from being row-major."""
-    found: list[Copied] = []
+def sums(graph: fx.Graph) -> list[str]:
+    """The names of sums with a product that another operand prevents from being row-major."""
+    return [node.name for node in graph.nodes if _lies_as(node) is not None]
+
+
+def put_in_rows(graph: fx.Graph, only: Collection[str]) -> dict[str, Copied]:
+    """Copy that operand of sums of some names, where at least two sums become row-major."""
+    found: dict[str, Copied] = {}
     tries = 0
-    for node in list(graph.nodes):
-        other = _lies_as(node)
-        if other is not None and tries < _TRIES:
-            tries += 1
-            copied = _copied(node, other)
-            if copied is not None:
-                found.append(copied)
+    for node in [node for node in graph.nodes if node.name in only]:
+        other = _lies_as(node)  # of a sum behind another copy it may be row-major by now
+        if other is None or tries == _TRIES:
+            continue
+        tries += 1
+        copied = Copied(_inserted(node, Tensor.contiguous, other))
+        try:
+            gained = _propagate(copied)
+        except Exception:  # the graph cannot be run, or the copy would be noticed
+            gained = 0
+        if gained < copied.least:
+            node.replace_input_with(copied.copy, other)
+            graph.erase_node(copied.copy)
+            continue
+        found[node.name] = copied
+        for each, value in copied.changed.items():
+            each.meta["example_value"] = value
+        for result, order in copied.back.items():
+            _inserted(next(reversed(graph.nodes)), _in_order, result, order)
     return found
 
 
-def pay(copies: Iterable[Copied], taken: Iterable[fx.Node]) -> bool:
-    """For each copy, whether fused calls replace enough of the sums that it makes row-major."""
-    nodes = set(taken)
-    return all(sum(map(_is_sum, nodes.intersection(each.before))) >= each.gain for each in copies)
+def _inserted(reader: fx.Node, function: Any, origin: fx.Node, *rest: Any) -> fx.Node:
+    """The result of a function of a node, which another node reads in place of it."""
+    (made,) = Inserter(reader).run(function, (origin, *rest), learns=value_at(origin).requires_grad)
+    reader.replace_input_with(origin, made)
+    assert isinstance(made, fx.Node)
+    return made
+
+
+def _in_order(value: Tensor, order: tuple[int, ...]) -> Tensor:
+    """A copy whose axes lie in an order."""
+    inverse = [order.index(axis) for axis in range(len(order))]
+    return value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -121,110 +141,61 @@ def _is_of_a_product(node: fx.Node, steps: int = _FAR) -> bool:
     return steps > 0 and any(_is_of_a_product(n, steps - 1) for n in same)
 
 
-def _copied(node: fx.Node, other: fx.Node) -> Copied | None:
-    """A copy of an operand for a sum; None if it would be noticed or gain nothing."""
-    with node.graph.inserting_before(node):
-        copied = Copied(node.graph.call_method("contiguous", (other,)))
-    value = value_at(other)
-    made = _again(copied.copy, None)
-    assert isinstance(made, Tensor)
-    copied.copy.meta = {**node.meta, "example_value": made.requires_grad_(value.requires_grad)}
-    node.replace_input_with(other, copied.copy)
-    try:
-        gained = _propagate(copied)
-    except Exception:  # the graph cannot be run, or the copy would be noticed
-        gained = 0
-    if gained < copied.gain:
-        copied.undo()
-        return None
-    return copied
-
-
 class _Seen(Exception):
     """The changed layout would be noticed."""
 
 
 def _propagate(copied: Copied) -> int:
-    """Update the fake tensors of all later nodes; returns how many more sums have operands of one layout."""
+    """Find the values of all later nodes; returns how many more sums have operands of one layout."""
     changed, gained = {copied.copy}, 0
     node = copied.copy.next
-    while node.op != "root":
-        if not changed.isdisjoint(node.all_input_nodes):
-            if node.op == "output":
-                _give_back(copied, node, changed)
-                break
+    while node.op != "output":
+        inputs = changed.intersection(node.all_input_nodes)
+        if inputs:
             effects = effects_of(node)
             if effects.writes or not effects.known:
                 raise _Seen
             old = value_of(node)
-            new = _again(node, old)
-            inputs = changed.intersection(node.all_input_nodes)
-            values = [value for n in inputs for value in (value_of(n), copied.before.get(n))]
+            new = _again(node, copied)
+            values = [value for n in inputs for value in (value_of(n), copied.value(n))]
             memories = {storage_of(part) for part in tree_leaves(values) if isinstance(part, Tensor)}
-            agreed = _agrees(node, copied.before)
             if _differs(old, new, memories):
-                copied.before[node] = old
-                node.meta["example_value"] = new
+                copied.changed[node] = new
                 changed.add(node)
-            gained += _agrees(node, {}) - agreed
+            gained += _agrees(node, copied.value) - _agrees(node, value_of)
         node = node.next
+    results = [n for n in node.all_input_nodes if tensor_of(n) is not None]
+    memories_of = [storage_of(value_at(n)) for n in results]
+    for result in [each for each in results if each in changed]:
+        # Its memory must be its own, as a copy's is.
+        order = order_of(value_at(result))
+        if order is None or memories_of.count(storage_of(value_at(result))) > 1:
+            raise _Seen
+        copied.back[result] = order
     return gained
 
 
-def _give_back(copied: Copied, output: fx.Node, changed: set[fx.Node]) -> None:
-    """Copy the graph's results to the layout that they had. Their memory must be theirs alone, as a copy's is."""
-    results = [n for n in output.all_input_nodes if tensor_of(n) is not None]
-    was = {n: copied.before.get(n, value_of(n)) for n in results}
-    memories = [storage_of(value) for value in was.values()]
-    for result in changed.intersection(results):
-        order = order_of(was[result])
-        if order is None or memories.count(storage_of(was[result])) > 1:
-            raise _Seen
-        node, made = result, copied.back.setdefault(result, [])
-        inverse = [order.index(axis) for axis in range(len(order))]
-        steps: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
-            ("permute", order, {}),
-            ("clone", (), {"memory_format": torch.contiguous_format}),
-            ("permute", tuple(inverse), {}),
-        ]
-        for name, axes, named in steps:
-            with output.graph.inserting_before(output):
-                node = output.graph.call_method(name, (node, *axes), named)
-            made.append(node)
-            node.meta = {**result.meta}
-            node.meta["example_value"] = _again(node, was[result])
-        output.replace_input_with(result, node)
-
-
-def _agrees(node: fx.Node, before: dict[fx.Node, Any]) -> bool:
+def _agrees(node: fx.Node, value: Callable[[fx.Node], Any]) -> bool:
     """Whether the operands of a sum with a product have the layout of its result."""
-    value, beside = before.get(node, value_of(node)), _beside(node)
-    if not _is_sum(node) or not isinstance(value, Tensor):
+    result, beside = value(node), _beside(node)
+    if not _is_sum(node) or not isinstance(result, Tensor):
         return False
-    is_alike = all(same_layout(before.get(n, value_at(n)), value) for n in beside)
-    return is_alike and any(_is_of_a_product(n) for n in beside)
+    return all(same_layout(value(n), result) for n in beside) and any(_is_of_a_product(n) for n in beside)
 
 
-def _again(node: fx.Node, old: Any) -> Any:
-    """A node's result for the present fake tensors."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    (mode,) = {part.fake_mode for part in tree_leaves((args, kwargs)) if isinstance(part, FakeTensor)}
-    recorder = Recorder()
-    with mode, torch.no_grad(), recorder:
-        result = call(node, args, kwargs)
-    for function in (each[0] for each in recorder.calls):
+def _again(node: fx.Node, copied: Copied) -> Any:
+    """A node's new value."""
+    old = value_of(node)
+    result, calls = run_again(node, copied.value)
+    for function in (each[0] for each in calls):
         draws = torch.Tag.nondeterministic_seeded in function.tags
         if draws or function.namespace != "aten" or "as_strided" in str(function):
             raise _Seen
-    if old is None:
-        return result
-    parts, form = tree_flatten(result)
-    known_parts = tree_leaves(old)
-    made = [
-        part.detach().requires_grad_(other.requires_grad) if isinstance(part, Tensor) else part
-        for part, other in zip(parts, known_parts, strict=True)
-    ]
-    return tree_unflatten(made, form)
+
+    def like(part: Any, other: Any) -> Any:
+        return part.detach().requires_grad_(other.requires_grad) if isinstance(part, Tensor) else part
+
+    return tree_map(like, result, old)
 
 
 def _differs(old: Any, new: Any, memories: set[int]) -> bool:

@@ -59,6 +59,12 @@ class Product:
         return self.alpha != 1 or self.beta != 1
 
     @property
+    def adds_columns(self) -> bool:
+        """Whether the summand, if there is one, is a number for each column: `addmm` also takes matrices."""
+        added, columns = tensor_of(self.bias), self.value.shape[-1]
+        return self.bias is None or (added is not None and same_sizes(added.shape, (columns,)))
+
+    @property
     def value(self) -> Tensor:
         """The fake tensor of the result."""
         return value_at(self.node)

@@ -7,9 +7,8 @@ reads has been computed. `epigemm.batch_statistics` makes the call.
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,12 @@ from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.batch_statistics import Vectors
 from epigemm.calls.batch_norm import Running
 from epigemm.epilogues.library import BIAS
-from epigemm.fusion import costs, matmuls
+from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain, ChainFinder
-from epigemm.fusion.effects import effects_of
+from epigemm.fusion.effects import is_quiet
+from epigemm.fusion.operands import arguments_of
 from epigemm.fusion.profit import Judged
+from epigemm.fusion.site import FusedCall
 from epigemm.fusion.values import known, storage_of, tensor_of, value_at
 from epigemm.packs import weight_packs
 
@@ -40,30 +41,56 @@ _LEAST_US = 100.0
 
 
 class Found(NamedTuple):
-    """A product with a BatchNorm behind it."""
+    """A product with a BatchNorm behind it.
 
-    product: fx.Node
-    scaled: fx.Node | None  # the product times a vector
+    Attributes:
+        chain: the product, perhaps with its scale.
+        scale: a vector that scales the product's columns.
+        norm: the BatchNorm.
+        given: its arguments by name.
+        relu: the ReLU behind it.
+    """
+
+    chain: Chain
+    scale: fx.Node | None
     norm: fx.Node
+    given: Mapping[str, Any]
     relu: fx.Node | None
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
         """What the call replaces."""
-        return tuple(node for node in self if node is not None)
+        return (*self.chain.nodes, self.norm, *([] if self.relu is None else [self.relu]))
+
+    @property
+    def sources(self) -> tuple[fx.Node | None, ...]:
+        """The arguments of the call."""
+        product = self.chain.product
+        return product.x, product.weight, product.bias, self.scale, *(self.given[name] for name in _VECTORS)
+
+    @property
+    def function(self) -> str:
+        """The name of what it computes."""
+        return "linear_batch_norm" if self.relu is None else "linear_batch_norm_relu"
+
+    @property
+    def text(self) -> str:
+        """What it computes."""
+        text = "acc" if self.chain.product.bias is None else "acc + c1"
+        if self.scale is not None:
+            text = f"{text} * scale" if self.chain.product.bias is None else f"({text}) * scale"
+        text = f"batch_norm({text})"
+        return text if self.relu is None else f"relu({text})"
 
 
-class NormSite:
+class NormSite(FusedCall):
     """The call that replaces them."""
 
-    def __init__(self, *, momentum: float, eps: float, relu: bool, keeps_pack: bool) -> None:
-        self._momentum, self._eps, self._relu = momentum, eps, relu
+    def __init__(self, found: Found, keeps_pack: bool) -> None:
+        super().__init__("linear_batch_norm", __name__)
+        self._momentum, self._eps = found.given["momentum"], found.given["eps"]
+        self._relu = found.relu is not None
         self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
-        # torch.fx writes these two attributes into the code of a graph.
-        self.__name__, self.__module__ = "fused_linear_batch_norm", __name__
-
-    def __repr__(self) -> str:
-        return "<fused linear_batch_norm>"
 
     def __call__(
         self,
@@ -88,61 +115,29 @@ class NormSite:
         return torch.relu(y) if self._relu else y
 
 
-def find(graph: fx.Graph, judged: Mapping[Chain, Judged]) -> dict[Chain, Found]:
+def find(finder: ChainFinder, judged: Mapping[Chain, Judged]) -> dict[Chain, Found]:
     """The products that a BatchNorm by batch statistics follows, and whose device pays for the call."""
-    finder, found = ChainFinder(graph), {}
+    found: dict[Chain, Found] = {}
     for chain, estimate in judged.items():
         each = _behind(chain, finder) if estimate.both is None else None
-        if each is not None and _pays(chain, estimate, each):
+        if each is not None and _pays(estimate, each):
             found[chain] = each
     return found
 
 
-def replace(graph: fx.Graph, found: Found, *, keeps_pack: bool) -> fx.Node:
-    """Put the call into a graph, whose other chains have been replaced."""
-    product = matmuls.understand(found.product)
-    assert isinstance(product, matmuls.Product)
-    given = _arguments_of(found.norm)
-    site = NormSite(
-        momentum=given["momentum"], eps=given["eps"], relu=found.relu is not None, keeps_pack=keeps_pack
-    )
-    scale = None if found.scaled is None else _scale_of(found.scaled, found.product)
-    tail = found.relu or found.norm
-    with graph.inserting_before(found.norm):
-        arguments = (product.x, product.weight, product.bias, scale, *(given[name] for name in _VECTORS))
-        fused = graph.call_function(site, arguments)
-    fused.meta = {
-        key: found.norm.meta[key] for key in ("stack_trace", "nn_module_stack") if key in found.norm.meta
-    }
-    fused.meta["example_value"] = tail.meta["example_value"]
-    tail.replace_all_uses_with(fused)
-    for node in reversed(found.nodes):
-        graph.erase_node(node)
-    return fused
-
-
-def text_of(found: Found, *, has_bias: bool) -> str:
-    """What the call computes."""
-    text = "acc + c1" if has_bias else "acc"
-    if found.scaled is not None:
-        text = f"({text}) * scale" if has_bias else f"{text} * scale"
-    text = f"batch_norm({text})"
-    return text if found.relu is None else f"relu({text})"
-
-
 def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     product, last = chain.product, chain.nodes[-1]
-    scaled = last if len(chain.nodes) == 2 else None
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
-    if product.is_scaled or chain.views or not _is_vector(product.bias):
+    if product.is_scaled or chain.views or not product.adds_columns:
         return None
-    if scaled is not None and _scale_of(scaled, product.node) is None:
-        return None
+    scale = None if last is product.node else _scale_of(last, product.node)
     norm = _only_reader(last)
+    if last is not product.node and scale is None:
+        return None
     if norm is None or norm.target is not F.batch_norm or value_at(norm).dtype != product.value.dtype:
         return None
-    given = _arguments_of(norm)
+    given = arguments_of(norm)
     is_constant = isinstance(given["momentum"], float) and isinstance(given["eps"], float)
     if given["input"] is not last or given["training"] is not True or not is_constant:
         return None
@@ -150,29 +145,18 @@ def _behind(chain: Chain, finder: ChainFinder) -> Found | None:
     learns = value_at(norm).requires_grad
     if relu is None or relu.target not in _RELUS or value_at(relu).requires_grad != learns:
         relu = None
-    scale = None if scaled is None else _scale_of(scaled, product.node)
-    reads = [product.x, product.weight, product.bias, scale, *(given[name] for name in _VECTORS)]
-    if _do_statistics_share(given, reads):
+    found = Found(chain, scale, norm, given, relu)
+    vectors = [node for node in found.sources[:-2] if node is not None]
+    statistics = [each for name in _VECTORS[2:] if (each := given[name]) is not None]
+    if not _memory_of(vectors).isdisjoint(_memory_of(statistics)):
+        return None  # the kernel that updates them would read what it writes
+    if learns and finder.is_written_after(norm, vectors):
         return None
-    is_kept = not learns or not finder.is_written_after(
-        norm, [each for each in reads[:-2] if each is not None]
-    )
-    found = Found(product.node, scaled, norm, relu)
-    return found if is_kept and not _is_written(found, reads) else None
+    return found if is_quiet(product.node.next, norm, _memory_of([*vectors, *statistics])) else None
 
 
-def _is_vector(bias: object) -> bool:
-    """Whether a product's bias is one for each column, or absent: `addmm` also takes matrices."""
-    value = tensor_of(bias)
-    return value is None or value.dim() == 1
-
-
-def _do_statistics_share(given: Mapping[str, Any], reads: Sequence[fx.Node | None]) -> bool:
-    """Whether a running statistic shares memory with what the kernel that updates it reads."""
-    running = [tensor_of(given[name]) for name in ("running_mean", "running_var")]
-    kept = {storage_of(value) for value in running if value is not None}
-    others = [tensor_of(each) for each in reads if each not in (given["running_mean"], given["running_var"])]
-    return any(value is not None and storage_of(value) in kept for value in others)
+def _memory_of(nodes: Iterable[fx.Node]) -> set[int]:
+    return {storage_of(value) for node in nodes if (value := tensor_of(node)) is not None}
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:
@@ -190,31 +174,9 @@ def _scale_of(node: fx.Node, product: fx.Node) -> fx.Node | None:
     return vector if is_vector and isinstance(vector, fx.Node) else None
 
 
-def _arguments_of(norm: fx.Node) -> dict[str, Any]:
-    bound = inspect.signature(F.batch_norm).bind(*norm.args, **norm.kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _is_written(found: Found, reads: list[fx.Node | None]) -> bool:
-    """Whether what the call reads may be written, or a mode changes, between the product and the BatchNorm."""
-    memories = {storage_of(value) for node in reads if (value := tensor_of(node)) is not None}
-    for node in _between(found.product, found.norm):
-        effects = effects_of(node)
-        if node is not found.scaled and (not effects.known or not memories.isdisjoint(effects.writes)):
-            return True
-    return False
-
-
-def _between(first: fx.Node, last: fx.Node) -> Iterator[fx.Node]:
-    node = first.next
-    while node is not last:
-        yield node
-        node = node.next
-
-
-def _pays(chain: Chain, estimate: Judged, found: Found) -> bool:
-    place = torch.empty(0, device=chain.product.value.device)
+def _pays(estimate: Judged, found: Found) -> bool:
+    place = torch.empty(0, device=found.chain.product.value.device)
     if not batch_statistics.is_served(place):
         return False
-    return place.is_cpu or estimate.fallback_us + sum(map(costs.device_us, found.nodes[1:])) > _LEAST_US
+    behind = found.nodes[1:]
+    return place.is_cpu or estimate.fallback_us + sum(map(profit.device_us, behind)) > _LEAST_US

@@ -306,10 +306,15 @@ def _has_all_rows(value: Tensor, beside: Tensor) -> bool:
 # --- BatchNorm -------------------------------------------------------------------------------------------------------
 
 
-def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
-    bound = inspect.signature(F.batch_norm).bind(*node.args, **node.kwargs)
+def arguments_of(norm: fx.Node) -> dict[str, Any]:
+    """The arguments of a call of `F.batch_norm`, by name."""
+    bound = inspect.signature(F.batch_norm).bind(*norm.args, **norm.kwargs)
     bound.apply_defaults()
-    given = bound.arguments
+    return bound.arguments
+
+
+def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
+    given = arguments_of(node)
     origin, eps = given["input"], given["eps"]
     if given["training"] is not False or given["running_mean"] is None or given["running_var"] is None:
         raise Refused(f"{node} needs the batch's statistics")

@@ -3,8 +3,8 @@
 In `a, b = fc(x).chunk(2, -1); act(a) * b` the chain of the product ends at `chunk`, because no kernel in use multiplies
 the halves of its own result. Two products, of views of the weight, have chains of their own, and one chain reads the
 result of the other. This saves a pass over memory. But two products of N columns may take longer than one of 2N. So
-each such product is replaced on trial. `lost` returns those for which the planner expects no gain, and these are
-undone.
+such products are replaced in a copy of the graph first, and then those alone for which the planner expects a gain
+(`pays`).
 
 A product is not replaced if something else reads it, or if autograd records it (the gradient of x would take two
 products and a sum). Nor within an `inference_mode` that the model enters, where AOTAutograd cannot trace views of
@@ -14,23 +14,21 @@ parameters.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import grad_mode
 
-from epigemm.epilogues.kinds import MATRIX
-from epigemm.fusion import costs, matmuls, profit
-from epigemm.fusion.chains import Chain, ChainFinder
-from epigemm.fusion.effects import call, effects_of
+from epigemm.fusion import matmuls, profit
+from epigemm.fusion.chains import Chain
+from epigemm.fusion.effects import effects_of, run_again
+from epigemm.fusion.insertion import Inserter
 from epigemm.fusion.matmuls import Product
-from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.values import (
     is_same_memory,
@@ -62,7 +60,7 @@ class Pair:
     first: fx.Node
     second: fx.Node
     one_us: float
-    glu: tuple[fx.Node, ...] = ()
+    glu: Sequence[fx.Node] = ()
     glu_us: float = 0.0
 
     @property
@@ -82,49 +80,32 @@ class _Halves(NamedTuple):
     glus: list[fx.Node]  # calls of `F.glu`
 
 
-def read_by_halves(graph: fx.Graph) -> list[tuple[Chain, _Halves]]:
-    """The chains of products that are only read by halves, and that may be two."""
-    found, depth = [], 0
+def read_by_halves(graph: fx.Graph, judged: Mapping[Chain, Judged]) -> dict[str, float]:
+    """The products that are only read by halves, and that may be two: the device's time for each, by its name."""
+    chains, found, depth = {chain.product.node: chain for chain in judged}, dict[str, float](), 0
     for node in graph.nodes:
         depth += node.target is grad_mode._enter_inference_mode
         depth -= node.target is grad_mode._exit_inference_mode
-        product = None if depth else matmuls.understand(node)
-        if not isinstance(product, Product) or not _may_be_two(product):
+        if depth or node not in chains:
             continue
-        halves = _Halves({}, [])
-        if not _reads_by_halves(product, node, halves) or _is_written(product):
-            continue
-        finder = ChainFinder(graph)
-        if not finder.why_not(node, product):
-            found.append((finder.chain(product), halves))
+        product, estimate = chains[node].product, judged[chains[node]]
+        if _may_be_two(product) and _halves_of(product) is not None and not _is_written(product):
+            found[node.name] = estimate.fallback_us if estimate.why_not else estimate.fused_us
     return found
 
 
-def take_apart(graph: fx.Graph, judge: Callable[[Chain], Judged], leave: Collection[int] = ()) -> list[Pair]:
-    """Replace each product that is only read by halves by two; `leave`: those not to replace, by their positions.
-
-    `judge`: estimates the one product.
-    """
-    found = [(chain.product.node, halves, judge(chain)) for chain, halves in read_by_halves(graph)]
-    return [_made_two(*each) for place, each in enumerate(found) if place not in leave]
-
-
-def lost(pairs: list[Pair], judged: Mapping[Chain, Judged], *, one_by_one: bool) -> list[int]:
-    """The positions of pairs that are not faster, or whose halves no chain multiplies."""
-    return [
-        place
-        for place, pair in enumerate(pairs)
-        if not _is_multiplied(pair, judged) or not _pays(pair, judged, one_by_one)
-    ]
-
-
-def notes(pairs: list[Pair], name: Callable[[fx.Node], str]) -> Iterator[str]:
-    """For a report."""
-    for pair in pairs:
-        yield f"{name(pair.first)}: its halves are two products, of which one multiplies by the other"
+def take_apart(graph: fx.Graph, only: Collection[str], us: Mapping[str, float]) -> dict[str, Pair]:
+    """Replace the products of these names by two each; `us`: the device's times for the one product."""
+    nodes = [node for node in graph.nodes if node.name in only]
+    return {node.name: _made_two(node, us[node.name]) for node in nodes}
 
 
 # --- whether it pays -------------------------------------------------------------------------------------------------
+
+
+def pays(pair: Pair, judged: Mapping[Chain, Judged], *, one_by_one: bool) -> bool:
+    """Whether a pair is faster, and a fused chain of one product reads the other's result."""
+    return _is_multiplied(pair, judged) and _is_faster(pair, judged, one_by_one)
 
 
 def _is_multiplied(pair: Pair, judged: Mapping[Chain, Judged]) -> bool:
@@ -141,13 +122,13 @@ def _is_multiplied(pair: Pair, judged: Mapping[Chain, Judged]) -> bool:
     )
 
 
-def _pays(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
+def _is_faster(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
     if not pair.one_us:
         return True  # on a CPU all chains are fused
     chains, us = pair.chains(judged), 0.0
     for chain in chains:
         found = judged[chain]
-        plain_us = profit.plain_us(found, costs.kernels_behind(chain))
+        plain_us = profit.plain_us(found, profit.kernels_behind(chain))
         # The first of two joined chains has the time of both, which its own operators do not stand for.
         fused_us = found.fused_us if found.both else min(plain_us, found.fused_us)
         us += plain_us if found.why_not else fused_us
@@ -156,19 +137,14 @@ def _pays(pair: Pair, judged: Mapping[Chain, Judged], one_by_one: bool) -> bool:
 
 def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
     """The device's time for the one product and the kernels behind it."""
-    behind = [node for chain in chains for node in costs.kernels_behind(chain)]
+    behind = [node for chain in chains for node in profit.kernels_behind(chain)]
     if one_by_one:
         own = [node for node in behind if node not in pair.glu]
-        return pair.one_us + pair.glu_us + sum(map(costs.device_us, own))
+        return pair.one_us + pair.glu_us + sum(map(profit.device_us, own))
     inner = {node for chain in chains for node in chain.nodes}
-    matrices = [
-        value_at(each.sources[0])
-        for chain in chains
-        for each in chain.operands
-        if isinstance(each, ChainOperand) and each.kind == MATRIX and each.sources[0] not in inner
-    ]
+    matrices = [value_at(each) for chain in chains for each in chain.matrices if each not in inner]
     halves = [value_at(product) for product in pair.products]
-    return pair.one_us + costs.moved_us([*halves, *matrices, halves[0]])
+    return pair.one_us + profit.moved_us([*halves, *matrices, halves[0]])
 
 
 # --- the graph -------------------------------------------------------------------------------------------------------
@@ -176,19 +152,24 @@ def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
 
 def _may_be_two(product: Product) -> bool:
     value, weight, x = product.value, tensor_of(product.weight), tensor_of(product.x)
-    bias = None if product.bias is None else tensor_of(product.bias)
     if product.is_kn or product.is_batch or product.is_scaled or value.requires_grad:
         return False
-    if not isinstance(value, FakeTensor):
+    read = (product.x, product.weight, product.bias)
+    if not all(isinstance(tensor_of(each), FakeTensor) for each in read if each is not None):
         return False
     columns = value.shape[-1]
     if not isinstance(columns, int) or columns < 2 or columns % 2:
         return False
-    has_vector = product.bias is None or (
-        bias is not None and bias.dim() == 1 and known(bias.shape[0] == columns)
-    )
     # Under autocast x would be cast twice.
-    return has_vector and all(each is not None and each.dtype == value.dtype for each in (x, weight))
+    return product.adds_columns and all(
+        each is not None and each.dtype == value.dtype for each in (x, weight)
+    )
+
+
+def _halves_of(product: Product) -> _Halves | None:
+    """What reads a product, if all of it reads halves of its columns."""
+    found = _Halves({}, [])
+    return found if _reads_by_halves(product, product.node, found) else None
 
 
 def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
@@ -255,56 +236,37 @@ def _is_of_last_axis(node: fx.Node, product: Product) -> bool:
     return value is not None and same_sizes(value.shape, (*whole.shape[:-1], int(whole.shape[-1]) // 2))
 
 
-def _made_two(node: fx.Node, halves: _Halves, judged: Judged) -> Pair:
+def _made_two(node: fx.Node, us: float) -> Pair:
     graph, product = node.graph, matmuls.understand(node)
     assert isinstance(product, Product)
-    us = judged.fallback_us if judged.why_not else judged.fused_us
-    made: list[fx.Node] = []
-    whole = product.value
-
-    def add(like: fx.Node, function: Any, *args: Any) -> fx.Node:
-        new = graph.call_function(function, args)
-        new.meta = {key: like.meta[key] for key in ("stack_trace", "nn_module_stack") if key in like.meta}
-        new.meta["example_value"] = _computed(new, whole)
-        made.append(new)
-        return new
-
-    with graph.inserting_before(node):
-        weights = add(node, torch.chunk, product.weight, 2)
-        biases = None if product.bias is None else add(node, torch.chunk, product.bias, 2)
-        both = [
-            add(
-                node,
-                F.linear,
-                product.x,
-                add(node, operator.getitem, weights, half),
-                None if biases is None else add(node, operator.getitem, biases, half),
-            )
-            for half in (0, 1)
-        ]
-    pair = Pair(both[0], both[1], us)
+    halves, whole = _halves_of(product), product.value
+    assert halves is not None
+    inserter = Inserter(node)
+    first, second = inserter.run(_two, (product.x, product.weight, product.bias), learns=False)
+    pair = Pair(first, second, us)
+    made = list(inserter.made)
     for each in halves.glus:
-        with graph.inserting_before(each):
-            gate = add(each, torch.sigmoid, both[1])
-            pair.glu = (add(each, torch.mul, both[0], gate), gate)
-        pair.glu_us = costs.device_us(each)
-        each.replace_all_uses_with(pair.glu[0])
+        inserter = Inserter(each)
+        (result,) = inserter.run(_glu, pair.products, learns=False)
+        pair.glu, pair.glu_us = inserter.made, profit.device_us(each)
+        made += inserter.made
+        each.replace_all_uses_with(result)
     for view, half in halves.views.items():
         if half is not None:
-            view.replace_all_uses_with(both[half])
-    order = {each: place for place, each in enumerate(graph.nodes)}
-    gone = sorted([node, *halves.views, *halves.glus], key=order.__getitem__)
-    for each in reversed(gone):
+            view.replace_all_uses_with(pair.products[half])
+    gone = {node, *halves.views, *halves.glus}
+    for each in [each for each in reversed(graph.nodes) if each in gone]:
         graph.erase_node(each)
     for each in graph.nodes:
         if each not in made and storage_of(whole) in map(storage_of, tensors_of(each)):
-            each.meta["example_value"] = _computed(each, whole)
+            each.meta["example_value"], _ = run_again(each, value_of)
     return pair
 
 
-def _computed(node: fx.Node, like: Tensor) -> Any:
-    """A node's result on tensors without data."""
-    assert isinstance(like, FakeTensor)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    with like.fake_mode, torch.no_grad(), enable_python_dispatcher():
-        return call(node, args, kwargs)
+def _two(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    weights, biases = torch.chunk(weight, 2), (None, None) if bias is None else torch.chunk(bias, 2)
+    return tuple(F.linear(x, *each) for each in zip(weights, biases, strict=True))
+
+
+def _glu(first: Tensor, second: Tensor) -> Tensor:
+    return torch.mul(first, torch.sigmoid(second))

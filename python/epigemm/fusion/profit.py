@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,29 +18,30 @@ from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue
-from epigemm.fusion import costs
 from epigemm.fusion.chains import Chain
+from epigemm.fusion.effects import effects_of
 from epigemm.fusion.operands import ChainOperand, Norm
-from epigemm.fusion.values import hint, tensor_of
+from epigemm.fusion.values import hint, tensor_of, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
-from epigemm.planner.dry_runs import DryRun
 
 SLOWER = "the planner expects no kernel of epigemm's to be faster there"
 RECORDED = "in 16 bits training gains nothing"
 # The least number of kernels behind a product that one kernel replaces, and the share of their time that it may take.
 _FEWEST, _WORTH = 2, 0.9
+# The least time of a kernel, and the bytes that it moves in a microsecond on an H200, also as a share of a GPU's
+# nominal bandwidth.
+_LEAST_US, _BYTES_PER_US, _OF_NOMINAL = 3.0, 3e6, 0.61
 
 
 class Way(enum.Enum):
-    """How a call runs: one kernel on the tensors themselves, the kernels on fp16 slices, or the fallback.
+    """How a call runs: a fused kernel or the fallback.
 
     For a chain with several operators behind its product the fallback counts separately: PyTorch's GEMM, and one
     elementwise kernel in place of several.
     """
 
-    TENSORS = enum.auto()
-    SLICES = enum.auto()
+    FUSED = enum.auto()
     FALLBACK = enum.auto()
     TWO_KERNELS = enum.auto()
 
@@ -51,11 +54,11 @@ class Judged(NamedTuple):
         way: how the call would run.
         fallback_us: the device's time for the fallback; 0 if it was not estimated.
         fused_us: the device's time for the fused call.
-        both: the `joined.Joined` of two chains that run as one kernel. Its first chain has the time of both.
+        both: the `gates.Joined` of two chains that run as one kernel. Its first chain has the time of both.
     """
 
     why_not: str
-    way: Way = Way.TENSORS
+    way: Way = Way.FUSED
     fallback_us: float = 0.0
     fused_us: float = 0.0
     both: Any = None
@@ -67,17 +70,23 @@ def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> 
     On a CPU the planner predicts nothing, and everything that can be fused is. `is_eager`: operators that are not fused
     run one by one, and no other compiler makes one kernel of several.
     """
-    device = chain.product.value.device
-    if device.type == "cpu":
+    if chain.product.value.is_cpu:
         return Judged("")
-    place = torch.empty(0, device=device)
-    if not plans.has_gpu_kernels(place):
+    place = place_of(chain)
+    if place is None:
         return Judged("epigemm's kernels do not run on this GPU")
     recorded = chain.product.value.requires_grad
     found = judged_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
     if is_eager and found.why_not in (SLOWER, RECORDED):
         return in_two_kernels(chain, found, place)
     return found
+
+
+def place_of(chain: Chain) -> Tensor | None:
+    """A tensor on a chain's device; None if epigemm's kernels do not run there."""
+    value = chain.product.value
+    place = None if value.is_cpu else torch.empty(0, device=value.device)
+    return place if place is not None and plans.has_gpu_kernels(place) else None
 
 
 def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
@@ -87,10 +96,10 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
     and the derivative of what follows is one kernel, too. It should not if a vector needs a gradient, which that kernel
     would write as a matrix first.
     """
-    behind = costs.kernels_behind(chain)
+    behind = kernels_behind(chain)
     if chain.epilogue is None or chain.norm is not None or len(behind) < _FEWEST:
         return found
-    if costs.one_kernel_us(chain) > _WORTH * sum(map(costs.device_us, behind)):
+    if one_kernel_us(chain) > _WORTH * sum(map(device_us, behind)):
         return found
     recorded = chain.product.value.requires_grad
     if recorded and any(_learns(each, chain) for each in chain.operands):
@@ -108,7 +117,7 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
 
 def plain_us(judged: Judged, behind: list[fx.Node]) -> float:
     """The time of a chain operator by operator. The fallback's time has one of them, or a ReLU, in it."""
-    more = sorted(map(costs.device_us, behind))
+    more = sorted(map(device_us, behind))
     return judged.fallback_us + sum(more if judged.way == Way.FALLBACK else more[:-1])
 
 
@@ -116,7 +125,7 @@ def notes(chain: Chain, found: Judged) -> tuple[str, ...]:
     """The report's note on how a chain runs; none for one kernel."""
     if found.way is not Way.TWO_KERNELS:
         return ()
-    behind = len(costs.kernels_behind(chain))
+    behind = len(kernels_behind(chain))
     return (f"runs as PyTorch's GEMM and one elementwise kernel in the place of {behind}",)
 
 
@@ -133,43 +142,17 @@ def judged_there(
     call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
 ) -> Judged:
     """The same for a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
-    slices = dry_runs.ALL_KEPT if keeps_pack else 0
-    found = dry_runs.dry_run(call, slices, place, tried=call.x.dtype != torch.float32)
-    way = Way.SLICES if found.on_slices else Way.TENSORS if found.fused else Way.FALLBACK
+    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT if keeps_pack else 0, place, tried=True)
+    way = Way.FUSED if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
     elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
         why_not = SLOWER
     else:
         why_not = loader.would_link(call.epilogue, ",".join(found.missing), place.device)
-    fallback_us, fused_us = _expected_us(call, found, place, keeps_pack)
-    return Judged(why_not, way, fallback_us, fused_us)
-
-
-def _expected_us(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> tuple[float, float]:
-    """The expected device times of the fallback at the present precision, and of the chosen plan."""
-    asked = _of_fp32(call, found, place, keeps_pack) if call.x.dtype == torch.float32 else found.tried[0].plan
-    fallback_us = plans.fallback_us(asked)
-    return fallback_us, min(fallback_us, plans.fused_us(asked))
-
-
-def _of_fp32(call: LinearCall, found: DryRun, place: Tensor, keeps_pack: bool) -> dict[str, Any]:
-    """The planner's answer for the arithmetic that was chosen."""
-    device = place.get_device()
-    (m, k), n = call.x.shape, call.weight.shape[0]
-    return plans.ask(
-        call.epilogue.name,
-        m,
-        n,
-        k,
-        "float32",
-        found.arithmetic,
-        packed=keeps_pack,
-        tf32_allowed=dry_runs.order_on(call, place.device.type).tf32_allowed,
-        has_bias=call.bias is not None,
-        gpu=plans.gpu_numbers(device),
-        device=device,
-    )
+    chosen = [each.plan for each in found.tried if each.arithmetic == found.arithmetic]
+    fallback_us = plans.fallback_us(chosen[0] if chosen else found.tried[0].plan)
+    return Judged(why_not, way, fallback_us, min([fallback_us, *map(plans.fused_us, chosen)]))
 
 
 def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall:
@@ -209,3 +192,41 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
     if is_product_alone is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
     return call.product() if is_product_alone else call
+
+
+# --- elementwise kernels, by the bytes that they move ----------------------------------------------------------------
+
+
+def kernels_behind(chain: Chain) -> list[fx.Node]:
+    """The nodes of a chain behind its product that launch kernels in eager mode."""
+    return [node for node in chain.nodes[1:] if not effects_of(node).is_view]
+
+
+def one_kernel_us(chain: Chain) -> float:
+    """The time of one elementwise kernel behind a chain's product: it reads that and matrices, and writes one."""
+    product = chain.product.value
+    return moved_us([product, product, *map(value_at, chain.matrices)])
+
+
+def device_us(node: fx.Node) -> float:
+    """The time of an elementwise kernel: that of moving its bytes."""
+    tensors = [tensor for each in (node, *node.all_input_nodes) if (tensor := tensor_of(each)) is not None]
+    return moved_us(tensors)
+
+
+def moved_us(tensors: Sequence[Tensor]) -> float:
+    """The time of a kernel that moves some tensors and computes little."""
+    device = next((tensor.get_device() for tensor in tensors if tensor.is_cuda), -1)
+    return _LEAST_US + sum(map(_bytes, tensors)) / _bytes_per_us(device)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return math.prod(map(hint, tensor.shape)) * tensor.element_size()
+
+
+@functools.cache
+def _bytes_per_us(device: int) -> float:
+    about: Any = torch.cuda.get_device_properties(device) if device >= 0 else None
+    kilohertz, bits = (getattr(about, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    nominal = 2e3 * kilohertz * bits / 8 / 1e6  # two transfers a cycle
+    return _OF_NOMINAL * nominal or _BYTES_PER_US

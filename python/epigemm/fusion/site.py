@@ -20,7 +20,6 @@ from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import ChainOperand
-from epigemm.fusion.values import value_at
 from epigemm.packs import weight_packs
 from epigemm.user_epilogue import UserEpilogue
 
@@ -45,10 +44,22 @@ def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Ten
     return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
 
 
-class Site:
+class FusedCall:
+    """A call that replaces nodes of a graph."""
+
+    def __init__(self, name: str, module: str) -> None:
+        # torch.fx writes these two attributes into the code of a graph.
+        self.__name__, self.__module__ = f"fused_{name}", module
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__.replace('_', ' ', 1)}>"
+
+
+class Site(FusedCall):
     """A chain as one call, with x, the weight, and the sources of the chain's operands as arguments."""
 
     def __init__(self, chain: Chain, keeps_pack: bool) -> None:
+        super().__init__(chain.function, __name__)
         product = chain.product
         self._epilogue = chain.epilogue
         self._is_kn, self._is_batch = product.is_kn, product.is_batch
@@ -75,13 +86,7 @@ class Site:
         self._direct: Epilogue | None = None
         self._is_node = product.value.requires_grad and _is_node(chain)
         is_lone = chain.epilogue is None and chain.norm is None
-        has_vector = product.bias is None or value_at(product.bias).dim() == 1
-        self._is_recorded_alone = product.value.requires_grad and is_lone and has_vector
-        # torch.fx writes these two attributes into the code of a graph.
-        self.__name__, self.__module__ = f"fused_{chain.function}", __name__
-
-    def __repr__(self) -> str:
-        return f"<{self.__name__.replace('_', ' ', 1)}>"
+        self._is_recorded_alone = product.value.requires_grad and is_lone and product.adds_columns
 
     def __call__(self, x: Tensor, weight: Tensor, *sources: Tensor) -> Tensor:
         """Compute the chain."""

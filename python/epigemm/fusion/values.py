@@ -22,6 +22,11 @@ def value_of(node: fx.Node) -> Any:
     return value
 
 
+def origin_of(node: fx.Node) -> dict[str, Any]:
+    """What the `meta` of a node says of its place in the model, for nodes that replace it."""
+    return {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+
+
 def _plain(value: Any) -> Tensor | None:
     if not isinstance(value, FakeTensor) and type(value) not in (Tensor, torch.nn.Parameter):
         return None
