@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -188,7 +189,7 @@ def relu_of_sum(acc: Tensor, shift: PerColumn) -> Tensor:
 def test_errors_name_an_operand_as_its_function_does(shift: Any, words: str) -> None:
     """Also where the package has the function's kernels, under another name."""
     x, weight = torch.ones(4, 8), torch.ones(6, 8)
-    for call in (lambda: relu_of_sum(x, weight, shift), lambda: relu_of_sum.elementwise(x[:, :6], shift)):
+    for call in (partial(relu_of_sum, x, weight, shift), partial(relu_of_sum.elementwise, x[:, :6], shift)):
         with pytest.raises((RuntimeError, TypeError), match=words):
             call()
     with pytest.raises(RuntimeError, match=r"z: got dtype torch\.int32"):
