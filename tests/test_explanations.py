@@ -139,7 +139,7 @@ def test_hooks_run_and_stay() -> None:
 
 def test_a_model_that_runs_is_explained_where_its_fused_form_raises() -> None:
     """As with a function of epigemm that a compiler cannot trace where it is."""
-    derived = Calls(torch.func.grad(lambda x: epigemm.linear_relu(x, torch.eye(8)).sum()))
+    derived = Calls(torch.func.grad(lambda x: epigemm.linear_relu(x, torch.eye(8)).sum()))  # type: ignore[misc]
     found = epigemm.explain(nn.Sequential(nn.Linear(8, 8), derived), x)
     assert [each.runs for each in found] == ["PyTorch's own"] * 2
     assert found.notes[0].startswith("a call of what epigemm.fuse(model) gives raises ")
