@@ -68,4 +68,4 @@ def test_finds_calls_of_erased_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         return {chain: rewrite._replace(graph, chain, False) for chain in chains}
 
     monkeypatch.setattr(rewrite, "_replace_all", last_product_first)
-    assert differs(iter(range(40)), "eager")
+    assert differs(iter(range(19, 40)), "eager")  # of those before, none has such a chain
