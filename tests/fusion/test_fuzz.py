@@ -64,4 +64,4 @@ def test_finds_operands_in_the_wrong_order(few: Iterator[int], monkeypatch: pyte
 def test_finds_calls_of_erased_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the pass did once: it replaced the last product first, whatever its chain read."""
     monkeypatch.setattr(rewrite, "sorted", lambda chains, **_: list(chains), raising=False)
-    assert differs(iter(range(40)), "eager")
+    assert differs(iter(range(19, 40)), "eager")  # of those before, none has such a chain

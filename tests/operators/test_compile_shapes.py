@@ -18,6 +18,7 @@ from torch._inductor import config as inductor
 
 import epigemm
 from tests.support.public import PUBLIC, Public
+from tests.support.thorough import in_turn
 from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped
 
@@ -32,8 +33,9 @@ def counting(call: Any, dynamic: bool | None = None) -> tuple[Any, Any]:
     return torch.compile(call, fullgraph=True, dynamic=dynamic, backend=counter), counter
 
 
-@functions
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("function", "training"), in_turn(PUBLIC, [False, True]), ids=lambda v: getattr(v, "name", str(v))
+)
 def test_one_recompile_over_all_rows(function: Public, training: bool, rng: torch.Generator) -> None:
     """With torch's default (dynamic=None): the second M makes a graph for all others, 0 and 1 have their own."""
     compiled, counter = counting(function.call)

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import epigemm
 from epigemm._native import ops
 from tests.support.every_function import CASES, LEAD, Case, Given, K, N, draw
+from tests.support.thorough import in_turn
 
 PRODUCT = 2 * LEAD[0] * LEAD[1] * N * K
 Run = Callable[..., Any]
@@ -41,9 +42,8 @@ def products(name: str) -> int:
     return 2 if name == "glu" else 1  # the table's PyTorch computes its two equal products once
 
 
-@pytest.mark.parametrize("graph", [None, "eager", "aot_eager"])
 @pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "graph"), in_turn([*CASES], [None, "eager", "aot_eager"]))
 def test_calls_of_every_function(name: str, recorded: bool, graph: str | None) -> None:
     torch._dynamo.reset()
     case = CASES[name]

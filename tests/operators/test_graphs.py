@@ -19,11 +19,16 @@ from epigemm.operators import graphs
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
 from tests.support.compiling import recorded
 from tests.support.public import PUBLIC, Public
+from tests.support.thorough import in_turn
 from tests.support.untyped import torch as untyped
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
 arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16, FP16, FP64], ids=lambda a: a.name)
+
+
+# A type of 16 bits and a wider one by each backend.
+RIGHT = in_turn([FP32, FP64, BF16, FP16], ["eager", "aot_eager"])
 
 
 @functions
@@ -41,8 +46,7 @@ def test_one_native_operator(
 
 
 @functions
-@arithmetics
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("arithmetic", "backend"), RIGHT, ids=lambda v: getattr(v, "name", v))
 def test_right(
     function: Public,
     arithmetic: Arithmetic,

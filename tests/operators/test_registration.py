@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 
-from tests.support.arithmetic import FP32
-from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, signed
+from tests.support.cases import signed
 from tests.support.public import PUBLIC, Public
 
 ops: Any = torch.ops.epigemm
@@ -23,32 +22,6 @@ def opcheck(op: Any, arguments: tuple[Any, ...]) -> None:
     assert all(result == "SUCCESS" for result in results.values()), results
 
 
-@pytest.mark.parametrize("name", LINEAR)
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-def test_opcheck_linear(name: str, requires_grad: bool, device: torch.device, rng: torch.Generator) -> None:
-    for tensor_scalars in (False, True):
-        operands = draw_operands(name, 8, FP32, device, rng, tensor_scalars=tensor_scalars)
-        x, weight = signed((3, 8), rng).float().to(device), signed((8, 8), rng).float().to(device)
-        for tensor in (x, weight, operands.bias, *operands.tensors):
-            if tensor is not None:
-                tensor.requires_grad_(requires_grad)
-        opcheck(ops.linear, (name, x, weight, operands.bias, operands.tensors, operands.scalars, "default"))
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-def test_opcheck_elementwise(
-    name: str, requires_grad: bool, device: torch.device, rng: torch.Generator
-) -> None:
-    for tensor_scalars in (False, True):
-        operands = draw_operands(name, 8, FP32, device, rng, tensor_scalars=tensor_scalars)
-        x = signed((3, 8), rng).float().to(device)
-        for tensor in (x, operands.bias, *operands.tensors):
-            if tensor is not None:
-                tensor.requires_grad_(requires_grad)
-        opcheck(ops.elementwise, (name, x, operands.bias, operands.tensors, operands.scalars))
-
-
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
 def test_opcheck_fold_batch_norm(requires_grad: bool, device: torch.device, rng: torch.Generator) -> None:
     vectors = [(signed((8,), rng).abs() + 0.5).float().to(device) for _ in range(6)]
@@ -57,16 +30,6 @@ def test_opcheck_fold_batch_norm(requires_grad: bool, device: torch.device, rng:
     like = torch.empty(0, device=device)
     opcheck(ops.fold_batch_norm, (like, *vectors, 1e-5))
     opcheck(ops.fold_batch_norm, (like, None, *vectors[1:4], None, None, 1e-5))
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_opcheck_out_twins(name: str, device: torch.device, rng: torch.Generator) -> None:
-    operands = draw_operands(name, 8, FP32, device, rng)
-    x, weight = signed((3, 8), rng).float().to(device), signed((8, 8), rng).float().to(device)
-    out = torch.empty(3, 8, device=device)
-    rest = (operands.bias, operands.tensors, operands.scalars)
-    opcheck(ops.linear_out, (name, x, weight, *rest, "default", out))
-    opcheck(ops.elementwise_out, (name, x, *rest, out))
 
 
 @functions

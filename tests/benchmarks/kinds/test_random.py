@@ -403,10 +403,11 @@ def test_a_wrong_result_exits_with_one(
 
     monkeypatch.setattr(epigemm, "linear_relu", wrong)
     monkeypatch.setattr(baselines, "planned", lambda *_, **__: baselines.FALLBACK)
-    assert main([*TINY, "--cases", "bias_relu/bf16", "sigmoid", "--output", str(tmp_path)]) == 1
+    others = ["sigmoid"] if mistake == "last element" else []  # which are right all the same
+    assert main([*TINY, "--cases", "bias_relu/bf16", *others, "--output", str(tmp_path)]) == 1
     target = tmp_path / f"random-{SMALL_SEED}"
     cases = json.loads((target / "summary.json").read_text())["cases"]
-    assert (cases["bias_relu/bf16"]["wrong"], cases[SIGMOID.name]["wrong"]) == (2, 0)
+    assert cases["bias_relu/bf16"]["wrong"] == 2 and (not others or cases[SIGMOID.name]["wrong"] == 0)
     assert cases["bias_relu/bf16"]["geomean"] is None
     assert "WRONG: bias_relu/bf16 9x192x8408" in capsys.readouterr().out
     assert "WRONG: bias_relu/bf16 10457x264x8" in (target / "tables.md").read_text()
