@@ -65,24 +65,7 @@ def of_name(name: str, returned: str) -> Any:
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("returned", ["acc * 2 + {}", "(acc * 2 + {0}, acc - {0})"])
 @pytest.mark.parametrize(
-    "name",
-    [
-        "x",
-        "weight",
-        "z",
-        "self",
-        "operands",
-        "named",
-        "made",
-        "call",
-        "fn",
-        "fn_or_name",
-        "given",
-        "accumulator",
-        "function",
-        "promotes",
-        "_",
-    ],
+    "name", ["x", "weight", "z", "self", "operands", "named", "call", "fn", "fn_or_name", "_"]
 )
 def test_operands_of_any_name(name: str, returned: str) -> None:
     function = of_name(name, returned)
@@ -148,18 +131,6 @@ def test_it_is_no_method() -> None:
         function = two
 
     assert Holder().function is two is Holder.function
-
-
-def test_operands_that_are_none() -> None:
-    @epigemm.epilogue
-    def optional(acc: Tensor, a: PerColumn | None = None, s: Scalar = 2.0, b: Matrix | None = None) -> Tensor:
-        scaled = acc * s if a is None else acc * s + a
-        return scaled if b is None else scaled * b
-
-    one: Any = torch.ones(1)
-    for given, left in (([], (0, 2)), ([one], (2,)), ([None, 1.0, one], (0,)), ([one, 1.0, one], ())):
-        traced, operands = optional.form(given, {})
-        assert traced is optional.without[left] and len(operands) == 3 - len(left)
 
 
 def test_whether_a_layer_has_its_bias() -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +49,11 @@ def tensors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor,
 def test_a_copy_of_a_built_in_has_its_bits(size: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Where one kernel runs, for fp32 on slices: the same functor, the same kernel."""
     x, weight, bias = tensors(*size, dtype)
-    pairs: list[tuple[Callable[[], Tensor], Callable[[], Tensor]]] = [
-        (lambda: copy_of_relu(x, weight, bias), lambda: epigemm.linear_relu(x, weight, bias)),
-        (
-            lambda: copy_of_sigmoid(x, weight, bias, 0.5),
-            lambda: epigemm.linear_sigmoid_scale_residual(x, weight, bias, 0.5),
-        ),
-    ]
-    for copied, built_in in pairs:
-        # Two kernels of the fallback may round apart.
-        torch.testing.assert_close(
-            copied(), built_in(), rtol=2 * torch.finfo(dtype).eps, atol=1e-2 if dtype.itemsize == 2 else 1e-5
-        )
+    copied = copy_of_sigmoid(x, weight, bias, 0.5)
+    built_in = epigemm.linear_sigmoid_scale_residual(x, weight, bias, 0.5)
+    # Two kernels of the fallback may round apart.
+    bounds = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-2 if dtype.itemsize == 2 else 1e-5}
+    torch.testing.assert_close(copied, built_in, **bounds)
 
 
 @pytest.mark.parametrize(
@@ -248,16 +240,6 @@ def test_precompile_links_what_training_takes(
     torch.autograd.grad(trained(x, weight, bias, 0.5).sum(), leaves)
     with torch.no_grad():
         trained.elementwise(trained(x, weight, bias, 0.5), bias, 0.5)
-
-
-def test_precompile_of_a_copy_links_nothing() -> None:
-    @epigemm.epilogue
-    def copied(acc: Tensor, bias: PerColumn) -> Tensor:
-        return torch.relu(acc + bias)
-
-    assert epigemm.precompile(copied, [(512, 1024, 1024), (16, 1024, 1024)]) == []
-    names = epigemm.precompile(copied, [(512, 1024, 1024)], operand_dtype=torch.float32)
-    assert any("_elementwise_" in each for each in names) and any("_sm90_" in each for each in names)
 
 
 def test_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,10 +169,11 @@ def _checked(
             number = value if graphs.is_symbol(value) else checks.scalar_number(spec.name, value)
             value = graphs.on_device(number, x).to(wide) if has_tensors else number
         elif isinstance(value, Tensor):
-            if function.is_choice:
+            if (
+                function.is_choice and function.is_compiled
+            ):  # the operator has the package's name of the operand
                 checks.element(spec.name, value, x, first)
-            else:  # x is checked by the operator
-                checks.strided(spec.name, value)
+            checks.strided(spec.name, value)
             if KINDS[spec.kind].by_row:
                 checks.shape_of_operand(spec.kind, spec.name, value, (*x.shape[:-1], *columns))
         elif value is not None or place != function.bias_place:

@@ -42,8 +42,7 @@ def call(
     x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), (n,)))
     pair = gelu_beside.parts(dtype).pair
     assert pair is not None
-    asked = DEFAULT if precision is None else precision
-    return LinearCall(forms.of_types(pair.traced, x, [bias]), x, weight, (bias,), asked)
+    return LinearCall(forms.of_types(pair.traced, x, [bias]), x, weight, (bias,), precision or DEFAULT)
 
 
 def dry(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, plan: tuple[int, ...] = ()) -> DryRun:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from epigemm.epilogues import formulas, library
+from epigemm.epilogues import library
 from epigemm.epilogues.registry import EPILOGUES
 
 
-def test_every_formula_is_there() -> None:
-    assert {*EPILOGUES, *library.FUNCTIONS} == {*formulas.FORMULAS}
-    assert all(each.is_own for each in library.FUNCTIONS.values())
-
-
 @pytest.mark.parametrize("name", sorted(EPILOGUES))
-def test_functors_of_csrc_have_the_formulas_operands(name: str) -> None:
+def test_functors_of_csrc_by_their_names(name: str) -> None:
     epilogue = EPILOGUES[name]
     assert library.named(name) is epilogue and epilogue.is_compiled and epilogue.prelinked == name
-    assert epilogue.operands == formulas.FORMULAS[name].operands
     assert (epilogue.bias_place == 1) == (epilogue.operands[:1] != () and epilogue.operands[0].name == "bias")
 
 

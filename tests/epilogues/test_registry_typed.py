@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from epigemm.epilogues import declaration
 from epigemm.epilogues.declaration import Traced, trace
-from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
+from epigemm.epilogues.kinds import PER_COLUMN, PER_ROW, Matrix, Operand, PerColumn, Scalar
 from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
 from epigemm.epilogues.tracer.reference import reference_module
@@ -108,60 +109,28 @@ def test_with_the_product_beside_it(name: str, has_bias: bool, rng: torch.Genera
     assert torch.equal(reference_module(found.traced.stored)(acc, *tensors), acc + bias)
 
 
-def bias_of_user(acc: Tensor, shift: PerColumn) -> Tensor:
-    return acc + shift
-
-
-def relu_of_user(acc: Tensor, shift: PerColumn) -> Tensor:
-    return torch.relu(shift + acc)
-
-
-def bias_by_row(acc: Tensor, shift: PerRow) -> Tensor:
-    return acc + shift
-
-
-def relu_of_two(acc: Tensor, shift: PerColumn, more: PerColumn) -> Tensor:
-    return torch.relu(acc + shift) + more
-
-
-def rounded(acc: Tensor, shift: PerColumn) -> Tensor:
-    return torch.relu((acc + shift).half()).float()
-
-
-def relu_of_relu(acc: Tensor, shift: PerColumn) -> Tensor:
-    return torch.relu(torch.relu(acc) + shift)
-
-
-def subtracted(acc: Tensor, shift: PerColumn) -> Tensor:
-    return acc - shift
-
-
 @pytest.mark.parametrize(
-    ("function", "name"),
+    ("name", "function"),
     [
-        (bias_of_user, "bias"),
-        (relu_of_user, "bias_relu"),
-        *((each, "") for each in (bias_by_row, relu_of_two, rounded, relu_of_relu, subtracted, gated)),
+        ("bias", lambda acc, shift: acc + shift),
+        ("bias_relu", lambda acc, shift: torch.relu(shift + acc)),
+        ("", lambda acc, shift: torch.relu(acc + shift).neg()),
+        ("", lambda acc, shift: torch.relu((acc + shift).half()).float()),
+        ("", lambda acc, shift: torch.relu(torch.relu(acc) + shift)),
+        ("", lambda acc, shift: acc - shift),
     ],
 )
-def test_what_pytorchs_gemm_may_add_has_the_packages_kernels(function: Any, name: str) -> None:
+def test_what_pytorchs_gemm_may_add_has_the_packages_kernels(name: str, function: Any) -> None:
     """Whoever wrote it, for operands of x's type; the operands keep their names. And nothing else is such a one."""
-    traced = trace(function)
-    usual = typed(traced, traced.are_scalars)
+    of = declaration.traced(function, (Operand(PER_COLUMN, "shift"),), "function", "")
+    usual = typed(of, [False])
     assert (usual.is_bias, usual.is_bias_relu) == (name == "bias", name == "bias_relu")
-    assert usual.is_compiled == traced.is_compiled == (usual.name in EPILOGUES) == bool(name)
-    assert [operand.name for operand in usual.operands] == [operand.name for operand in traced.operands]
+    assert usual.is_compiled == of.is_compiled == (usual.name in EPILOGUES) == bool(name)
+    assert [operand.name for operand in usual.operands] == ["shift"]
+    by_row = declaration.traced(function, (Operand(PER_ROW, "shift"),), "function", "")
+    for other in (typed(of, [True]), usual.with_product, typed(by_row, [False])):
+        assert not (other.is_compiled or other.is_bias or other.is_bias_relu), other
     if name:
-        package = EPILOGUES[name]
+        package, symbol = EPILOGUES[name], "epigemm_open_elementwise_bfloat16"
         assert (usual.name, usual.number, usual.formula) == (package.name, package.number, package.formula)
-        symbol = "epigemm_open_elementwise_bfloat16"
         assert usual.source(symbol) == package.source(symbol)
-        wide, kept = typed(traced, [True]), usual.with_product
-        for other in (wide, kept):
-            assert not (other.is_compiled or other.is_bias or other.is_bias_relu), other
-
-
-def test_the_librarys_own_properties() -> None:
-    assert [name for name, each in EPILOGUES.items() if each.is_bias] == ["bias"]
-    assert [name for name, each in EPILOGUES.items() if each.is_bias_relu] == ["bias_relu"]
-    assert not any(each.is_choice for each in EPILOGUES.values())

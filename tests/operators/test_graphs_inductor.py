@@ -16,7 +16,7 @@ from epigemm.arguments import forms
 from epigemm.arguments.calls import KEEP, LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU
-from epigemm.epilogues.registry import Epilogue
+from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
 from epigemm.packs import weight_packs
 
@@ -35,8 +35,7 @@ def operands(epilogue: str) -> list[Tensor]:
 
 
 def named(epilogue: str, given: list[Tensor]) -> Epilogue:
-    known = {"bias": BIAS, "bias_relu": BIAS_RELU}
-    return known.get(epilogue) or forms.of_types(mixed.traced, torch.empty(M, K), given)
+    return EPILOGUES.get(epilogue) or forms.of_types(mixed.traced, torch.empty(M, K), given)
 
 
 def call_of(
