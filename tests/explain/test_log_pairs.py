@@ -8,6 +8,7 @@ import torch
 import epigemm
 from epigemm.calls import resolve
 from epigemm.planner import plans
+from tests.explain.test_listener import Calls
 from tests.gemm.query import H200
 
 M, N, K = 4096, 2048, 1024
@@ -32,15 +33,17 @@ def test_explained_as_one_kernel(lead: tuple[int, ...]) -> None:
 
 
 def test_a_layers_products_are_one_in_an_explanation_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has run, and each one where it has not."""
-    model = torch.nn.Sequential(epigemm.nn.LinearGLU(K, N), epigemm.nn.LinearGLU(N, N)).to(torch.bfloat16)
-    with torch.no_grad():
-        found = epigemm.explain(model, torch.zeros(2, 2048, K, dtype=torch.bfloat16))
-        assert [each.function for each in found.products] == ["linear", "gated_silu"] * 2
-        monkeypatch.setattr(resolve._Linear, "run_once", lambda self: self.call.new_out().zero_())
-        found = epigemm.explain(model, torch.zeros(2, 2048, K, dtype=torch.bfloat16))
-    assert len(found.products) == 2
-    assert all(each.explanation.path == "fused" for each in found.products if each.explanation)
+    """Where the kernel has run, and each one where it has not; a call that is recorded before changes neither."""
+    gelu, glu = (kind(K, N, dtype=torch.bfloat16) for kind in (epigemm.nn.LinearGELU, epigemm.nn.LinearGLU))
+    model, x = (
+        Calls(lambda x: (gelu(x), glu.requires_grad_(False)(x))),
+        torch.zeros(4096, K, dtype=torch.bfloat16),
+    )
+    assert [each.function for each in epigemm.explain(model, x)] == ["bias_gelu", "linear", "gated_silu"]
+    monkeypatch.setattr(resolve._Linear, "run_once", lambda self: self.call.new_out().zero_())
+    recorded, pair = (each.explanation for each in epigemm.explain(model, x))
+    assert recorded is not None and "gradients are recorded" in str(recorded)
+    assert pair is not None and pair.path == "fused" and "gradients are recorded" not in str(pair)
 
 
 def test_products_inside_a_transform_have_no_memory_to_share() -> None:

@@ -188,7 +188,7 @@ class CallLog(Log):
         self._last = Call(call, found, self._differentiates(call), self._norm, function)
         self.told.append(self._last)
         self.calls.append(self._last)
-        self._norm = None
+        self._norm = self._recorded = None
         return self._last
 
     def _differentiates(self, call: LinearCall | ElementwiseCall) -> bool:
@@ -251,19 +251,23 @@ class CallLog(Log):
         self, call: LinearCall, circumstances: int, stored: Tensor | None, *_: object
     ) -> Tensor | Reason | None:
         """A call that is one kernel, of which the caller makes several if there is none."""
-        is_seen = not circumstances & dry_runs.ROUTED and entry.sees(*call.inputs, call.out) is not None
+        is_seen = False
+        if not circumstances & dry_runs.ROUTED:  # no node of autograd asks for it
+            self.begin()
+            is_seen = entry.sees(*call.inputs, call.out) is not None
         found = None if self._is_single or is_seen else explanation.of_one_kernel(call)
         if found is None:
             return Reason.NOT_PLAIN if is_seen else Reason.NOT_FUSED
-        if self._recorded is not None:
-            call, found = self._recorded, replace(found, reasons=[explanation.KEPT, *found.reasons])
+        recorded = self._recorded
+        if recorded is not None:
+            call, found = recorded, replace(found, reasons=[explanation.KEPT, *found.reasons])
         elif stored is not None:
             found = replace(found, backward="each matrix by a kernel of its own")
         told = self._add(call, found)
         result = self._zeros(told)
         if result is not None and stored is not None:
             stored.zero_()
-            told.results = (result, stored) if self._recorded is None else (result,)
+            told.results = (result, stored) if recorded is None else (result,)
         return result
 
     def _batch_norm(self, call: BatchNormCall, inputs: batch_norm.Inputs) -> None:
