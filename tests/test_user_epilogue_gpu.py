@@ -52,8 +52,8 @@ def test_a_copy_of_a_built_in_has_its_bits(size: tuple[int, int, int], dtype: to
     copied = copy_of_sigmoid(x, weight, bias, 0.5)
     built_in = epigemm.linear_sigmoid_scale_residual(x, weight, bias, 0.5)
     # Two kernels of the fallback may round apart.
-    bounds = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-2 if dtype.itemsize == 2 else 1e-5}
-    torch.testing.assert_close(copied, built_in, **bounds)
+    rtol, atol = 2 * torch.finfo(dtype).eps, 1e-2 if dtype.itemsize == 2 else 1e-5
+    torch.testing.assert_close(copied, built_in, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(

@@ -116,21 +116,20 @@ def test_with_the_product_beside_it(name: str, has_bias: bool, rng: torch.Genera
         ("bias_relu", lambda acc, shift: torch.relu(shift + acc)),
         ("", lambda acc, shift: torch.relu(acc + shift).neg()),
         ("", lambda acc, shift: torch.relu((acc + shift).half()).float()),
-        ("", lambda acc, shift: torch.relu(torch.relu(acc) + shift)),
-        ("", lambda acc, shift: acc - shift),
+        ("", lambda acc, shift: torch.relu(torch.relu(acc) - shift)),
     ],
 )
 def test_what_pytorchs_gemm_may_add_has_the_packages_kernels(name: str, function: Any) -> None:
     """Whoever wrote it, for operands of x's type; the operands keep their names. And nothing else is such a one."""
-    of = declaration.traced(function, (Operand(PER_COLUMN, "shift"),), "function", "")
+    shifts = ((Operand(kind, "shift"),) for kind in (PER_COLUMN, PER_ROW))
+    of, by_row = (declaration.traced(function, shift, "function", "") for shift in shifts)
     usual = typed(of, [False])
     assert (usual.is_bias, usual.is_bias_relu) == (name == "bias", name == "bias_relu")
     assert usual.is_compiled == of.is_compiled == (usual.name in EPILOGUES) == bool(name)
     assert [operand.name for operand in usual.operands] == ["shift"]
-    by_row = declaration.traced(function, (Operand(PER_ROW, "shift"),), "function", "")
     for other in (typed(of, [True]), usual.with_product, typed(by_row, [False])):
         assert not (other.is_compiled or other.is_bias or other.is_bias_relu), other
     if name:
-        package, symbol = EPILOGUES[name], "epigemm_open_elementwise_bfloat16"
+        package = EPILOGUES[name]
         assert (usual.name, usual.number, usual.formula) == (package.name, package.number, package.formula)
-        assert usual.source(symbol) == package.source(symbol)
+        assert usual.source("float16") == package.source("float16")
