@@ -51,14 +51,8 @@ def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
     if not checked:
         # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
         checks.linear(call)
-    result, _ = recorded_with_product(call)
+    result, _ = recorded_with_product(call, call.x, call.weight, *call.operands)
     return result
-
-
-def recorded_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
-    """The same of a call whose derivative reads the product, and that product."""
-    found: tuple[Tensor, Tensor] = _linear_with_product(call, call.x, call.weight, *call.operands)
-    return found
 
 
 def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
@@ -88,8 +82,10 @@ def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
 
     Stored by one kernel, or by the first one of two.
     """
-    found = keeping_product(call)
+    found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
     if found is not None:
+        if call.pack_use == weight_packs.NONE and current.log is None:
+            weight_packs.expire(call.weight)
         return found
     product = linear_forward(call.product())
     return elementwise_forward(call.behind(product)), product
@@ -104,7 +100,8 @@ def save_with_product(ctx: Any, call: LinearCall, results: tuple[Tensor, Tensor]
     result, product = results
     ctx.epilogue, ctx.precision = call.epilogue, call.precision
     _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-    read = gradients.save_operands(ctx, call.behind(product), result)
+    behind = call._replace(operands=call.epilogue.without_bias(call.operands))  # the product has the bias
+    read = gradients.save_operands(ctx, behind, result)
     weight = call.weight if needs_x else None
     ctx.save_for_backward(call.x if needs_weight else None, weight, product, *read)
     ctx.set_materialize_grads(False)
@@ -139,14 +136,6 @@ def gradients_with_product(
     if needs_bias:
         found[place] = summed if grad_bias is None else grad_bias
     return [grad_x, grad_weight, *found]
-
-
-def keeping_product(call: LinearCall) -> one_kernel.Both | None:
-    """The result and the product by one kernel; None where they are two."""
-    found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
-    if found is not None and call.pack_use == weight_packs.NONE and current.log is None:
-        weight_packs.expire(call.weight)
-    return found
 
 
 class _FoldBatchNorm(Function):
@@ -196,9 +185,10 @@ def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any)
 
 
 _linear = _node("_Linear", linear_forward, gradients.save_linear, gradients.linear_gradients)
-_linear_with_product = _node(
+recorded_with_product = _node(
     "_LinearWithProduct", linear_with_product, save_with_product, gradients_with_product
 )
+"""The result of a recorded call whose derivative reads the product, and that product."""
 _elementwise = _node(
     "_Elementwise", elementwise_forward, gradients.save_elementwise, gradients.saved_elementwise_gradients
 )

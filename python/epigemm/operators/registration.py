@@ -155,7 +155,9 @@ _OPERATORS = {
         _with_product_fake,
         nodes.linear_with_product,
         lambda call: Reason.NOT_PLAIN,  # only recorded calls keep their product
-        lambda call: nodes.recorded_with_product(_of_changing_weight(call)),
+        lambda call: nodes.recorded_with_product(
+            _of_changing_weight(call), call.x, call.weight, *call.operands
+        ),
         nodes.save_with_product,
         lambda ctx, grad, grad_product: gradients.of_arguments(
             ctx, ctx.epilogue, lambda needs: nodes.gradients_with_product(ctx, grad, grad_product, needs)
