@@ -125,7 +125,8 @@ def test_what_the_native_module_is_given(name: str) -> None:
         return
     epilogue, bias, operands, scalars = given
     found = named(epilogue)
-    assert found is not None and (epilogue in EPILOGUES) == name.startswith("linear/")
+    assert found is not None
+    assert (epilogue in EPILOGUES) == (name.startswith("linear/") or found.is_bias_relu)
     in_order = found.in_order(bias, operands, scalars)
     assert in_order is not None and data.weight is not None
     torch.testing.assert_close(

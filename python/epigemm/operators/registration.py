@@ -233,6 +233,8 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         recorded = any(tensor.requires_grad for tensor in call.inputs)
         if not recorded or not gradients.keeps_product(call):
             return kernel(keyset, *args[:7], *linear_arguments(call)[7:])
+        # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
+        checks.linear(call)
         result, _ = ops.linear_with_product(*linear_arguments(call))
         return result  # type: ignore[no-any-return]
 
