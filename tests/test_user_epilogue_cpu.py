@@ -13,6 +13,7 @@ import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar, UserEpilogue
 from epigemm.calls import entry
 from epigemm.planner.reasons import Reason
+from tests.support.untyped import torch as untyped
 from tests.support.watching import BUILT_IN, DONE
 
 pytestmark = BUILT_IN
@@ -185,3 +186,12 @@ def test_errors_name_an_operand_as_its_function_does(shift: Any) -> None:
     for call, given in calls:
         with pytest.raises((RuntimeError, TypeError), match="shift: got "):
             call(*given)
+
+
+@pytest.mark.parametrize("shift", [torch.ones(6).bfloat16(), 3.0], ids=str)
+def test_errors_of_compiled_calls_name_an_operand_as_its_function_does(shift: Any) -> None:
+    def call(x: Tensor) -> Tensor:
+        return relu_of_sum(x, torch.ones(6, 8), shift)
+
+    with pytest.raises(Exception, match="shift: got "):
+        untyped.compile(call, backend="aot_eager", fullgraph=True)(torch.ones(4, 8))

@@ -90,7 +90,8 @@ def linear(
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
-        if function.is_compiled:
+        # Others are checked below: the operator would name an operand as the package's epilogue does.
+        if function.is_compiled and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.linear(epilogue, x, weight, given, fold, precision, out, strict)
     else:
@@ -134,6 +135,11 @@ def linear(
         return _elementwise(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
     return _linear(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
+
+
+def _are_like(x: Tensor, operands: Operands) -> bool:
+    """Whether all operands that there are have x's type."""
+    return all(each is None or (isinstance(each, Tensor) and each.dtype == x.dtype) for each in operands)
 
 
 def _by_name(function: Function, operands: Operands) -> list[tuple[str, Any]]:
@@ -338,9 +344,8 @@ def elementwise(
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
-        if function.is_compiled:
-            epilogue, given = forms.seen(function, x, operands)
-            found = graphs.elementwise(epilogue, x, given, fold, out)
+        if isinstance(function, Epilogue):
+            found = graphs.elementwise(function, x, operands, fold, out)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)

@@ -97,6 +97,13 @@ def test_an_epilogue_of_another_process() -> None:
         by_digest(0, 12345, torch.ones(M, K), torch.ones(N, K), [])
 
 
+def test_another_epilogue_folds_nothing() -> None:
+    out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), *[None] * 12)
+    with pytest.raises(RuntimeError, match="accepts"):
+        _run(0, graphs.digest_of("bias"), *about, 0.0, True, 0, False, out)
+    assert bool((out == 7.0).all())
+
+
 def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(M, K), torch.randn(N, K)
     given = operands("mixed")

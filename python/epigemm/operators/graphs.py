@@ -26,7 +26,7 @@ from epigemm.arguments.calls import FIND, ElementwiseCall, FoldCall, LinearCall,
 from epigemm.calls import elementwise_kernels, resolve, resolve_elementwise
 from epigemm.compilers import at_trace_time, is_exporting, is_traced
 from epigemm.epilogues.kinds import SCALAR
-from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
 from epigemm.planner import plans
 from epigemm.planner.reasons import Reason
@@ -300,7 +300,8 @@ def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> 
             "compiled here"
         )
     kinds = [] if folds else [each.kind for each in epilogue.operands]
-    if any(each is not None for each in places[len(FOLDED) if folds else len(kinds) :]):
+    is_foldless = folds and epilogue is not SCALE_BATCH_NORM
+    if is_foldless or any(each is not None for each in places[len(FOLDED) if folds else len(kinds) :]):
         raise checks.operands_that_do_not_fit(epilogue, places)
     pairs = zip(places, kinds, strict=False)
     operands = tuple([number if value is None and kind == SCALAR else value for value, kind in pairs])
