@@ -1,7 +1,8 @@
-"""`linear_glu` on a GPU: values, packs, CUDA graphs, and where `fuse` makes two products of one."""
+"""`linear_glu` on a GPU: values, equal calls, packs, CUDA graphs, and where `fuse` makes two products of one."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -49,6 +50,24 @@ def test_halves_that_tma_refuses(n: int) -> None:
     """The second half of an odd number of rows begins at an address that is no multiple of 16 bytes."""
     pair = draw((512,), n, 1023, torch.bfloat16, device="cuda")
     assert_right(epigemm.linear_glu(*pair.whole), pair, "silu")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_calls_give_equal_bits(seed: int) -> None:
+    """250 random calls a seed, 2,000 in all: the second of two equal ones may find what the first has linked."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(250):
+        lead = rng.choice([(rng.randrange(1, 2000),), (2, rng.randrange(1, 600))])
+        n, k = rng.choice([rng.randrange(1, 64), 8 * rng.randrange(1, 200)]), rng.randrange(1, 1200)
+        dtype = rng.choice([torch.float16, torch.bfloat16, torch.float32])
+        pair = draw(lead, n, k, dtype, bias=rng.random() < 0.7, device="cuda")
+        activation = rng.choice(list(ACT))
+        options = {"activation": activation, "weight2": pair.weight2, "bias2": pair.bias2}
+        first, second = (epigemm.linear_glu(*pair[:3], **options) for _ in range(2))
+        if not torch.equal(first, second):
+            plan = epigemm.explain("linear_glu", *pair[:3], **options)
+            pytest.fail(f"{lead} x {n} x {k}, {dtype}, {activation}: other bits. {plan}")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
