@@ -63,7 +63,7 @@ def test_equal_calls_give_equal_bits(seed: int) -> None:
         dtype = rng.choice([torch.float16, torch.bfloat16, torch.float32])
         pair = draw(lead, n, k, dtype, bias=rng.random() < 0.7, device="cuda")
         activation = rng.choice(list(ACT))
-        options = {"activation": activation, "weight2": pair.weight2, "bias2": pair.bias2}
+        options: dict[str, Any] = {"activation": activation, "weight2": pair.weight2, "bias2": pair.bias2}
         first, second = (epigemm.linear_glu(*pair[:3], **options) for _ in range(2))
         if not torch.equal(first, second):
             plan = epigemm.explain("linear_glu", *pair[:3], **options)
