@@ -65,9 +65,8 @@ def test_equal_calls_give_equal_bits(seed: int) -> None:
         activation = rng.choice(list(ACT))
         options: dict[str, Any] = {"activation": activation, "weight2": pair.weight2, "bias2": pair.bias2}
         first, second = (epigemm.linear_glu(*pair[:3], **options) for _ in range(2))
-        if not torch.equal(first, second):
-            plan = epigemm.explain("linear_glu", *pair[:3], **options)
-            pytest.fail(f"{lead} x {n} x {k}, {dtype}, {activation}: other bits. {plan}")
+        what = f"{lead} x {n} x {k}, {dtype}, {activation}"
+        assert torch.equal(first, second), (what, epigemm.explain("linear_glu", *pair[:3], **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

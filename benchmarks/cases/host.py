@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 import epigemm
 from benchmarks.cases import Shape, compile_in_this_process, matching
-from epigemm import PerColumn
+from epigemm import Matrix, PerColumn
 from epigemm.fusion.rewrite import fuse_module
 from epigemm.fusion.site import Site
 from epigemm.tuner.timing import Run
@@ -137,6 +137,63 @@ def _gelu(acc: Tensor, bias: PerColumn) -> Tensor:
     return F.gelu(acc + bias)
 
 
+@epigemm.epilogue
+def _gate(acc: Tensor, bias: PerColumn, gate: Matrix) -> Tensor:
+    return F.silu(acc + bias) * gate
+
+
+@epigemm.epilogue
+def _two(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
+    return torch.relu(acc + bias), acc + bias
+
+
+def _call(
+    ours: Callable[..., Any],
+    eager: Callable[..., Any],
+    *,
+    offset: int = 0,
+    operands: int = 0,
+    halves: bool = False,
+    autocast: bool = False,
+    recorded: bool = False,
+) -> _Maker:
+    """A function of x, the weight, the bias and matrices, beside the operators that it replaces.
+
+    Args:
+        ours: epigemm's.
+        eager: PyTorch's.
+        offset: how many elements x lies behind an aligned address.
+        operands: the number of matrices like the result.
+        halves: whether the weight and the bias have two halves, of N rows each.
+        autocast: to bf16.
+        recorded: whether the weight requires a gradient.
+    """
+
+    def make(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
+        assert shape.k is not None
+        rows = torch.randn(shape.m * shape.k + offset, device=device, dtype=dtype)
+        x = rows[offset:].view(shape.m, shape.k)
+        layer = nn.Linear(shape.k, (2 if halves else 1) * shape.n, device=device, dtype=dtype)
+        layer.requires_grad_(recorded)
+        matrices = torch.randn(operands, shape.m, shape.n, device=device, dtype=dtype).unbind()
+
+        def run(function: Callable[..., Any]) -> Any:
+            with (
+                torch.set_grad_enabled(recorded),
+                torch.autocast(device.type, torch.bfloat16, enabled=autocast),
+            ):
+                return function(x, layer.weight, layer.bias, *matrices)
+
+        return {EAGER: lambda: run(eager), FUNCTION: lambda: run(ours)}
+
+    return make
+
+
+def _eager_glu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    first, second = F.linear(x, weight, bias).chunk(2, -1)
+    return F.silu(first) * second
+
+
 def _residual(shape: Shape, device: torch.device, dtype: torch.dtype) -> Runs:
     x = _rows(Shape(shape.m, shape.n), device, dtype)
     out = torch.empty_like(x)
@@ -209,6 +266,23 @@ _linear_sigmoid_scale_residual = _linear(
     (_SCALE,),
 )
 _custom_gelu = _linear(F.gelu, lambda layer: nn.Sequential(layer, nn.GELU()), _gelu)
+
+
+def _eager_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(F.linear(x, weight, bias))
+
+
+def _eager_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return F.linear(x, weight, bias) + residual
+
+
+def _eager_gate(x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor) -> Tensor:
+    return F.silu(F.linear(x, weight, bias)) * gate
+
+
+_relu = _call(epigemm.linear_relu, _eager_relu)
+_glu = _call(epigemm.linear_glu, _eager_glu, halves=True)
+_recorded = _call(epigemm.linear_gelu, lambda *given: F.gelu(F.linear(*given)), recorded=True)
 CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
     "linear_relu/bf16": (_linear_relu, torch.bfloat16, _LAYER),
     "linear_relu_small/bf16": (_linear_relu, torch.bfloat16, _SMALL),
@@ -223,6 +297,23 @@ CASES: dict[str, tuple[_Maker, torch.dtype, Shape]] = {
     "sigmoid/bf16": (_sigmoid, torch.bfloat16, _SMALL),
     "train_step/bf16": (_train_step, torch.bfloat16, _LAYER),
     "train_step/fp32": (_train_step, torch.float32, _LAYER),
+    "call/odd_n/bf16": (_relu, torch.bfloat16, Shape(64, 1023, 1024)),
+    "call/odd_k/bf16": (_relu, torch.bfloat16, Shape(64, 1024, 1023)),
+    "call/odd/fp32": (_relu, torch.float32, Shape(123, 207, 311)),
+    "call/offset/bf16": (_call(epigemm.linear_relu, _eager_relu, offset=1), torch.bfloat16, _LAYER),
+    "call/plain/fp32": (_relu, torch.float32, _ON_SLICES),
+    "call/residual/bf16": (
+        _call(epigemm.linear_residual, _eager_residual, operands=1),
+        torch.bfloat16,
+        _LAYER,
+    ),
+    "call/own_gate/bf16": (_call(_gate, _eager_gate, operands=1), torch.bfloat16, _LAYER),
+    "call/two_results/bf16": (_call(lambda *given: _two(*given)[0], _eager_relu), torch.bfloat16, _LAYER),
+    "call/glu/bf16": (_glu, torch.bfloat16, _LAYER),
+    "call/glu/fp32": (_glu, torch.float32, _ON_SLICES),
+    "call/autocast/bf16": (_call(epigemm.linear_relu, _eager_relu, autocast=True), torch.float32, _LAYER),
+    "call/recorded/bf16": (_recorded, torch.bfloat16, _LAYER),
+    "call/recorded/fp32": (_recorded, torch.float32, _LAYER),
     _COMPILED: (_compiled, torch.bfloat16, _LAYER),
 }
 
@@ -256,4 +347,4 @@ def make(name: str, shape: Shape | None, device: torch.device) -> HostCase:
     maker, dtype, own_shape = CASES[name]
     if shape is None:
         shape = _CPU_SHAPE if device.type == "cpu" else own_shape
-    return HostCase(name, shape, maker(shape, device, dtype), gradients=maker is _train_step)
+    return HostCase(name, shape, maker(shape, device, dtype), gradients=maker in (_train_step, _recorded))

@@ -37,6 +37,7 @@ WANTED = (
     ("linear_*/bf16", "site", "f_linear", 1.13),  # 2 us more than F.linear's 15 us on the host of an H100
     ("linear_*/fp32", "function", "eager", 1.0),
     ("custom_*", "function", "eager", 1.0),
+    ("call/*", "function", "eager", 1.2),
     ("*", "function", "torch", 1.3),
     ("*", "out", "function", 1.0),
     ("*", "module", "module_eager", 1.0),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support import reference
-from tests.support.arithmetic import ARITHMETICS, FP32, FP64, STORAGE, Arithmetic
+from tests.support.arithmetic import ARITHMETICS, STORAGE, Arithmetic
 from tests.support.cases import LINEAR, draw_operands, signed
 from tests.support.problems import Problem, make, ternary
 
@@ -99,23 +99,3 @@ def test_sums_beyond_the_operands_precision(name: str, arithmetic: Arithmetic, d
         name, reference.Bounded(acc, torch.full_like(acc, rounding)), operands, arithmetic
     )
     reference.assert_within(problem.run(), bounded)
-
-
-@epilogues
-def test_repeats_bit_for_bit(name: str, device: torch.device, rng: torch.Generator) -> None:
-    for arithmetic in ARITHMETICS:
-        problem = make(name, arithmetic, (96, 72, 136), device, rng)
-        first = problem.run()
-        for _ in range(3):
-            assert torch.equal(problem.run(), first)
-
-
-@pytest.mark.parametrize("arithmetic", [FP32, FP64], ids=lambda a: a.name)
-def test_cpu_equals_torch_bit_for_bit_where_nothing_follows(
-    arithmetic: Arithmetic, rng: torch.Generator
-) -> None:
-    """No bias and the plain epilogue: the second path is torch's product and nothing else."""
-    if "bias" not in LINEAR:
-        pytest.skip("no plain epilogue registered")
-    problem = make("bias", arithmetic, (33, 65, 17), "cpu", rng, with_bias=False)
-    assert torch.equal(problem.run(), torch.nn.functional.linear(problem.x, problem.weight))

@@ -26,6 +26,7 @@ def test_the_public_interface() -> None:
 
 
 @of_this_torch
+@pytest.mark.usefixtures("fresh_compiler")
 def test_messages_of_errors() -> None:
     assert not differences("errors", errors.lines)
 

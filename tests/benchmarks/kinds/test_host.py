@@ -40,6 +40,7 @@ CASES = {
     "sigmoid/bf16": {"torch", "function", "out", "module"},
     "train_step/bf16": {"eager", "module"},
     "train_step/fp32": {"eager", "module"},
+    **{name: {"eager", "function"} for name in host_cases.CASES if name.startswith("call/")},
 }
 COMPILED = "compiled/bf16"
 
@@ -94,7 +95,7 @@ def test_markdown_has_every_case_and_ratio(folder: Path, summary: dict[str, Any]
         (["compiled"], "cpu", [COMPILED], []),
         (["sigmoid/bf16"], "cpu", ["sigmoid/bf16"], []),
         (
-            ["train*", "fp32"],
+            ["train*", "linear*fp32", "custom*fp32"],
             "cuda",
             [
                 "linear_relu/fp32",
