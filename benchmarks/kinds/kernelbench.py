@@ -60,7 +60,7 @@ def judged(figures: Mapping[str, Any], *, quick: bool = False) -> dict[str, Any]
 
 
 def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One summary of several runs' summaries; of a problem that was measured twice the last one counts.
+    """One summary of several runs' summaries; of what was measured twice the last one counts, or what was wrong.
 
     Raises:
         ValueError: they are not all of one source and one checkout, on one kind of GPU, measured with one effort.
@@ -68,9 +68,18 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found.check_sources(records, "kernelbench")
     if any(each["checkout"] != records[0]["checkout"] for each in records):
         raise ValueError(f"records of different checkouts: {[each['checkout'] for each in records]}")
-    figures = {name: {k: v for each in records for k, v in each[name].items()} for name in found.FIGURES}
-    for name in found.FIGURES[:3]:
-        figures[name] = {k: v for k, v in figures[name].items() if k not in figures["cases"]}
+    figures = found.empty()
+    cases = figures["cases"]
+    reasons = [figures[name] for name in found.FIGURES[:3]]
+    for each in records:
+        for name in found.FIGURES[:3]:
+            figures[name] |= each[name]
+        for name, case in each["cases"].items():
+            for why in reasons:
+                why.pop(name, None)
+            if cases.get(name, case)["right"] is not False:
+                cases[name] = case
+    figures["not_reached"] = {name: why for name, why in figures["not_reached"].items() if name not in cases}
     return {**found.about_all(records), **figures, **judged(figures)}
 
 

@@ -31,6 +31,7 @@ LEVELS = ("level1", "level2", "level3")
 PAIRS = (Variant("fuse_vs_eager", EAGER, "fuse"), Variant("backend_vs_compile", "compile", "backend"))
 SEED, TRIALS, TOLERANCE = 42, 5, 1e-4
 """The suite's own: of its scripts, and of fp32."""
+_IN_EAGER = "fails its own harness in eager"
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,13 @@ class Prepared:
         """Every way against the reference; each draws what a second call after the reference's would draw.
 
         Raises:
-            NotMeasured: the reference itself raises an error.
+            NotMeasured: the reference raises an error, or its result cannot be compared.
         """
         with _of_the_suite():
             expected = self.reference(*inputs)
         reasons = {name: why for name in self.ways if (why := self._why_failed(name, inputs, expected))}
+        if EAGER in self.raised:
+            raise NotMeasured(f"{_IN_EAGER}: {reasons[EAGER]}")
         if EAGER not in reasons and any(pair.own in reasons for pair in PAIRS):
             for name, found in self._against_float64(inputs).items():
                 self.errors[name] = max(found, self.errors.get(name, 0.0))
@@ -193,7 +196,7 @@ def _of_the_suite() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as e:
-        raise NotMeasured(f"fails its own harness in eager: {describe_error(e)}") from e
+        raise NotMeasured(f"{_IN_EAGER}: {describe_error(e)}") from e
 
 
 def _placed(values: Iterable[Any], device: torch.device, dtype: torch.dtype = torch.float32) -> list[Any]:
