@@ -77,7 +77,7 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, case in each["cases"].items():
             for why in reasons:
                 why.pop(name, None)
-            if cases.get(name, case)["right"] is not False:
+            if name not in cases or cases[name]["right"] is not False:
                 cases[name] = case
     figures["not_reached"] = {name: why for name, why in figures["not_reached"].items() if name not in cases}
     return {**found.about_all(records), **figures, **judged(figures)}
