@@ -100,13 +100,21 @@ def test_what_raises_in_eager_is_not_ours(name: str, tmp_path: Path) -> None:
 
 def test_seeds_are_those_of_the_suite(tmp_path: Path) -> None:
     prepared = prepare(tmp_path, "level2/1_plain")
-    seeds = list(prepared.draw.__globals__["SEEDS"])  # type: ignore[attr-defined]
+    draw: Any = prepared.draw
+    seeds = list(draw.__globals__["SEEDS"])
     torch.manual_seed(42)
     assert seeds == [torch.randint(0, 2**32 - 1, (1,)).item() for _ in range(5)]
     torch.manual_seed(42)
     weight = torch.nn.Linear(64, 32).weight
-    for model in (prepared.reference, prepared.ways["eager"]):
-        assert torch.equal(model.linear.weight, weight)
+    assert torch.equal(prepared.reference.get_parameter("linear.weight"), weight)
+
+
+def test_copies_share_parameters_and_no_state(tmp_path: Path) -> None:
+    """A weight may have 4 GB, and a module may keep something from call to call."""
+    prepared = prepare(tmp_path, "level2/2_norm")
+    models: list[Any] = [prepared.reference, *prepared.ways.values()]
+    assert len({id(model.linear.weight) for model in models}) == 1
+    assert len({model.norm.running_mean.data_ptr() for model in models}) == len(models) == 5
 
 
 def test_a_checkout_stays_as_it_is(tmp_path: Path) -> None:
@@ -161,7 +169,7 @@ def test_what_becomes_wrong_while_it_is_timed_is_wrong(tmp_path: Path) -> None:
     prepared = prepare(tmp_path, "level2/1_plain")
     right, calls = prepared.ways["backend"], []
 
-    def later(x: Tensor) -> Tensor:
+    def later(x: Tensor) -> Any:
         calls.append(1)
         return right(x) + (len(calls) > 2)
 
