@@ -36,7 +36,7 @@ class Model(nn.Module):
         self.linear = nn.Linear(a, b)
         self.norm = nn.BatchNorm1d(b)
         self.drop = nn.Dropout(0.5)
-        self.count = torch.zeros(())
+        self.register_buffer("count", torch.zeros(()))
 """
 LINEAR = "return torch.nn.functional.gelu(self.linear(x))"
 FORWARDS = {
