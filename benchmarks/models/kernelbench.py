@@ -154,11 +154,11 @@ class Prepared:
         """Our ways that do not pass, and err more against float64 than those without epigemm (see `is_right`)."""
         found = []
         for pair in PAIRS:
-            others = {name: self.errors[name] for name in (EAGER, pair.other) if name in self.errors}
-            if pair.own in self.raised:
-                found.append(pair.own)
-            elif pair.own in self.failed and EAGER not in self.failed:
-                found += [pair.own] * (not is_right(others | {pair.own: self.errors[pair.own]}, pair.own))
+            names = (EAGER, pair.other, pair.own)
+            errors = {name: self.errors[name] for name in names if name in self.errors}
+            # Without errors there was no trial that eager itself passed.
+            differs = pair.own in self.failed and pair.own in errors and not is_right(errors, pair.own)
+            found += [pair.own] * (pair.own in self.raised or differs)
         return found
 
     @torch.no_grad()

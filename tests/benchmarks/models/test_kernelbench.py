@@ -165,6 +165,17 @@ def test_verdicts(
         assert found["errors"][way] < 0.1 * found["errors"]["eager"]
 
 
+def test_an_eager_that_sometimes_fails_excuses_nothing(tmp_path: Path) -> None:
+    prepared = prepare(tmp_path, "level2/1_plain")
+    right = dict(prepared.ways)
+    prepared.ways["backend"] = lambda x: right["backend"](x) + 1
+    prepared.trial(prepared.inputs(1))
+    prepared.ways = {**right, "eager": lambda x: right["eager"](x) + 1}
+    found = prepared.measure(CPU, QUICK)
+    assert found["right"] is False and set(found["not_passed"]) == {"eager", "backend"}
+    assert set(found["turns_ms"]) == {"eager", "compile", "fuse"}
+
+
 def test_what_becomes_wrong_while_it_is_timed_is_wrong(tmp_path: Path) -> None:
     prepared = prepare(tmp_path, "level2/1_plain")
     right, calls = prepared.ways["backend"], []
