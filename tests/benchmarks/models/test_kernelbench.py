@@ -165,6 +165,7 @@ def test_verdicts(
         assert found["errors"][way] < 0.1 * found["errors"]["eager"]
 
 
+@torch.no_grad()
 def test_an_eager_that_sometimes_fails_excuses_nothing(tmp_path: Path) -> None:
     prepared = prepare(tmp_path, "level2/1_plain")
     right = dict(prepared.ways)
