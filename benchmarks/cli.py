@@ -26,7 +26,8 @@ examples:
   python -m benchmarks --random 1 --short --peers mm eager quack      beside another library; the folder is quack
   python -m benchmarks --host --output host               what a call costs the host, from Python to the launch
   python -m benchmarks --models --output models           whole models: plain, fused and compiled
-  python -m benchmarks --models --cases '*/inference/*' --variants fuse graphs --shard 1/2 --output models-1
+  python -m benchmarks --models --cases '*/inference/*' --variants whole overhead --shard 1/2 --output models-1
+  python -m benchmarks --kernelbench PATH --cases 'level2/*' --output kernelbench   the public suite
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   all plans, to fit the cost models
   python -m benchmarks.gradings --output gradings         accuracy of fp32
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
@@ -35,6 +36,7 @@ exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
 _TAKES = {
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
+    "kernelbench": "cases quick time_budget shard list",
     "plans": "random count between cases sizes dtypes time_budget",
     "random": "short count between cases peers time_budget",
     "bench": "cases sizes dtypes peers quick time_budget",
@@ -78,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     short = "with --random: twenty layers of models and random ones with a short K, in 16 bits, against torch.mm; the "
     short += "folder is short-SEED"
     models = "whole models; --cases takes NETWORK/PRECISION/MODE/BATCH, parts of it, or patterns"
+    suite = "the problems of a checkout of KernelBench, levels 1 to 3; --cases takes level2/* and the like"
     kinds.add_argument("--random", type=int, metavar="SEED", help=seed)
     kinds.add_argument(
         "--count", type=int, default=200, metavar="N", help="number of random shapes (default: 200)"
@@ -86,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     kinds.add_argument("--short", action="store_true", help=short)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help=models)
+    kinds.add_argument("--kernelbench", type=Path, metavar="PATH", help=suite)
     kinds.add_argument(
         "--plans",
         action="store_true",
@@ -102,23 +106,21 @@ def parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--device", default="", help="cuda (default where there is one), cuda:1, cpu")
     variants = (
-        "with --models: fuse (against eager), backend (against torch.compile), graphs (fuse in CUDA graphs "
+        "with --models: eager_options (fuse without a compiler, against eager), backend (against compile), "
     )
-    variants += "against eager), overhead (both compilers with mode='reduce-overhead'); default: fuse backend"
+    variants += "whole (fuse against eager), overhead (as backend, with mode='reduce-overhead'); default: the first two"
     what.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help=variants)
-    shard = "with --models: the I-th of N parts of the jobs; tools/merge_records.py merges their records"
+    shard = "with --models, --kernelbench: the I-th of N parts of the jobs; tools/merge_records.py merges their records"
     what.add_argument("--shard", default="1/1", metavar="I/N", help=shard)
-    what.add_argument("--list", action="store_true", help="with --models: print the jobs, and measure none")
+    what.add_argument("--list", action="store_true", help="with them: print the jobs, and measure none")
     who = p.add_argument_group("against what")
     peers = "compare with these baselines only; max_autotune, quack and (with --random) cutlass, which are slow to "
     peers += "prepare, take part only so"
     who.add_argument("--peers", nargs="+", default=[], metavar="NAME", help=peers)
     how = p.add_argument_group("how long")
-    quick = "few rounds; with --models: batches of 2, without Inductor"
-    budget = (
-        "after so many seconds start no slow baseline, and with --random, --plans or --models no other point "
-    )
-    budget += f"(default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models 540)"
+    quick = "few rounds; with --models (batches of 2) and --kernelbench without Inductor"
+    budget = "after so many seconds start no slow baseline, and with other kinds no other point "
+    budget += f"(default: on a CPU {CPU_TIME_BUDGET_S:g}; with --models, --kernelbench 540)"
     how.add_argument("--quick", action="store_true", help=quick)
     how.add_argument("--time-budget", type=float, metavar="S", help=budget)
     keep = p.add_argument_group("what to keep")

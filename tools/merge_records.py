@@ -1,4 +1,4 @@
-"""Merge the records of all shards of a run, of the tests or of compute-sanitizer; or of several runs of whole models.
+"""Merge all shards' records: of the tests, compute-sanitizer or KernelBench; or of several runs of whole models.
 
     python -m pytest tests -m gpu -n 16 --shard 1/2 --summary-json tests-1.json   # and 2/2
     python -m tools.merge_records tests.json tests-1.json tests-2.json
@@ -9,8 +9,11 @@
     python -m benchmarks --models --shard 1/2 --output models-1   # and 2/2; other variants, or the same once more
     python -m tools.merge_records models/summary.json models-1/summary.json models-2/summary.json
 
-Shards of other trees, of another GPU, or not all of them, are refused. Of whole models there may be any part: times of
-the same case come together, and tables.md is written beside the summary.
+    python -m benchmarks --kernelbench PATH --shard 1/2 --output kernelbench-1   # and 2/2
+    python -m tools.merge_records kernelbench/summary.json kernelbench-1/summary.json kernelbench-2/summary.json
+
+Shards of other trees, of another GPU, or not all of them, are refused. Of whole models and KernelBench there may be
+any part, and tables.md is written beside the summary; times of the same case of models come together.
 """
 
 from __future__ import annotations
@@ -27,8 +30,7 @@ from typing import Any
 
 from benchmarks.harness import environment, report
 from benchmarks.harness.shards import Selection, complete
-from benchmarks.kinds import models
-from benchmarks.models import figures
+from benchmarks.kinds import kernelbench, models
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
@@ -166,13 +168,16 @@ def merge_sanitized(texts: Sequence[str]) -> str:
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
-def write_models(merged: Mapping[str, Any], path: Path) -> None:
+_SUITES = {suite.kind: suite for suite in (models.SUITE, kernelbench.SUITE)}
+
+
+def write_models(suite: models.Suite, merged: Mapping[str, Any], path: Path) -> None:
     """A merged summary, and its tables beside it."""
     report.write_json(merged, path)
     gpu, version = merged["gpu"] or "CPU", merged["epigemm"].get("version", "")
     head = [f"{gpu}; torch {merged['torch']}; epigemm {version}"]
     head += [f"`{run['command']}`" for run in merged["runs"]] + [merged["method"]]
-    report.write_page(path.with_name("tables.md"), head, models.tables(merged), models.remarks(merged))
+    report.write_page(path.with_name("tables.md"), head, suite.tables(merged), suite.remarks(merged))
 
 
 def main() -> None:
@@ -187,8 +192,8 @@ def main() -> None:
             given.merged.write_text(merge_sanitized(texts))
             return
         records = [json.loads(text) for text in texts]
-        if any(record.get("kind") == "models" for record in records):
-            write_models(figures.merge(records), given.merged)
+        if suite := _SUITES.get(records[0].get("kind")):
+            write_models(suite, suite.merge(records), given.merged)
         else:
             given.merged.write_text(json.dumps(merge_tests(records), indent=2) + "\n")
     except (ValueError, KeyError) as error:

@@ -118,7 +118,7 @@ class Record:
     """One run: what it is, where, how, and what has come out. All kinds of records are written by it.
 
     Attributes:
-        kind: "bench", "custom", "random", "host", "models", "gradings".
+        kind: "bench", "custom", "random", "host", "models", "kernelbench", "gradings".
         about: the environment.
         method: how it was measured, in words.
         folder: where it goes, if anywhere.

@@ -9,7 +9,8 @@ unless it waits within the call. "device_ms" is what it takes the device when al
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from benchmarks.models import jobs as all_jobs
 from benchmarks.models.jobs import RATIOS, VARIANTS, Job
 from benchmarks.models.measures import QUICK, Effort
 from benchmarks.models.pool import Pool
+from benchmarks.models.worker import Prepare, prepare
 
 METHOD = " ".join(str(__doc__).split("\n\n")[1].split())
 TIME_BUDGET_S = 540.0
@@ -65,8 +67,12 @@ def _row(name: str, case: Mapping[str, Any], ratio: str, pair: tuple[str, str]) 
 
 def remarks(figures: Mapping[str, Any]) -> list[str]:
     """What there is to say of a record besides its tables."""
-    lines = [f"missed: {text}" for text in figures["missed"]]
-    lines += [f"WRONG: {case}: {figures['cases'][case]['errors']}" for case in figures["wrong"]]
+    return [f"missed: {text}" for text in figures["missed"]] + without_result(figures)
+
+
+def without_result(figures: Mapping[str, Any]) -> list[str]:
+    """What is wrong, and what there is no result of."""
+    lines = [f"WRONG: {case}: {figures['cases'][case]['errors']}" for case in figures["wrong"]]
     for what in ("failed", "skipped", "not_reached"):
         reasons: dict[str, list[str]] = {}
         for name, why in figures[what].items():
@@ -83,36 +89,75 @@ def _devices(run: Run) -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
+@dataclass(frozen=True)
+class Suite:
+    """Models to be measured, and what their record says.
+
+    Attributes:
+        kind: of the record.
+        prepare: what the process of a job does first.
+        add: takes up in the figures what became of a job.
+        judged: of the figures and `quick`: what follows from all cases.
+        said: the figure of a job's result, for people.
+        tables: of the figures.
+        remarks: of the figures: what there is to say besides.
+        merge: one record of several.
+    """
+
+    kind: str
+    method: str
+    prepare: Prepare
+    add: Callable[[dict[str, Any], Any, str, Any], None]
+    judged: Callable[..., dict[str, Any]]
+    said: Callable[[Mapping[str, Any], Any], str]
+    tables: Callable[[Mapping[str, Any]], list[Table]]
+    remarks: Callable[[Mapping[str, Any]], list[str]]
+    merge: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
+
+    def measure(self, run: Run, every: Sequence[Any], figures: Mapping[str, Any], *, quick: bool) -> int:
+        """This shard's part of the jobs, kept after each of them; 1 if a result is wrong or missing."""
+        options = run.options
+        shard = Shard.parse(options.shard)
+        chosen = list(shard.part(every))
+        if options.list:
+            print("\n".join(map(str, chosen)))
+            return 0
+        effort = dataclasses.asdict(QUICK if quick else Effort()) | {"quick": quick}
+        record = run.record(self.kind, self.method, effort)
+        selection = Selection.of_names(map(str, every), shard, len(chosen)).to_json()
+        record.figures = {"selection": selection, **figures, **found.empty()}
+        record.figures |= self.judged(record.figures, quick=quick)
+        told = progress(len(chosen))
+
+        def tell(job: Any, what: str, value: Any) -> None:
+            self.add(record.figures, job, what, value)
+            record.figures |= self.judged(record.figures, quick=quick)
+            record.write()
+            told(f"{job}: {self.said(record.figures, job) if what == 'result' else f'{what} {value}'}")
+
+        budget = TIME_BUDGET_S if options.time_budget is None else options.time_budget
+        Pool(_devices(run), tell, budget, quick, self.prepare).run(chosen)
+        record.finish(self.tables(record.figures), self.remarks(record.figures))
+        return bool(record.figures["wrong"] or record.figures["failed"])
+
+
+def is_quick(run: Run) -> bool:
+    """Few rounds, and no Inductor. A list is that of a GPU, wherever it is printed."""
+    return bool(run.options.quick or (run.device.type == "cpu" and not run.options.list))
+
+
+def _said(figures: Mapping[str, Any], job: Job) -> str:
+    ratio = job.variant.ratio
+    return f"{ratio} {number(figures['cases'][str(job.case)].get(ratio)) or 'WRONG'}"
+
+
+SUITE = Suite("models", METHOD, prepare, found.add, found.judged, _said, tables, remarks, found.merge)
+
+
 def main(run: Run) -> int:
-    """Measure the jobs chosen, kept after each of them; 1 if a result is wrong or missing."""
-    options = run.options
-    # A list is that of a GPU, wherever it is printed.
-    quick = options.quick or (run.device.type == "cpu" and not options.list)
-    shard = Shard.parse(options.shard)
+    """Measure the jobs chosen; 1 if a result is wrong or missing."""
+    options, quick = run.options, is_quick(run)
     every = all_jobs.jobs(options.cases, options.variants or DEFAULT, quick=quick)
-    chosen = list(shard.part(every))
-    if options.list:
-        print("\n".join(map(str, chosen)))
-        return 0
-    effort = dataclasses.asdict(QUICK if quick else Effort()) | {"quick": quick}
-    record = run.record("models", METHOD, effort)
-    record.figures = {
-        "selection": Selection.of_names(map(str, every), shard, len(chosen)).to_json(),
-        "layers": found.layers({str(job.case): job for job in chosen}),
-        **found.empty(),
-    }
-    record.figures |= found.judged(record.figures, quick=quick)
-    told = progress(len(chosen))
-
-    def tell(job: Job, what: str, value: Any) -> None:
-        found.add(record.figures, job, what, value)
-        record.figures |= found.judged(record.figures, quick=quick)
-        record.write()
-        ratio = job.variant.ratio
-        figure = number(record.figures["cases"][str(job.case)].get(ratio)) if what == "result" else value
-        told(f"{job}: {what if what != 'result' else ratio} {figure or 'WRONG'}")
-
-    budget = TIME_BUDGET_S if options.time_budget is None else options.time_budget
-    Pool(_devices(run), tell, budget, quick).run(chosen)
-    record.finish(tables(record.figures), remarks(record.figures))
-    return bool(record.figures["wrong"] or record.figures["failed"])
+    chosen = Shard.parse(options.shard).part(every)
+    layers = found.layers({str(job.case): job for job in chosen})
+    return SUITE.measure(run, every, {"layers": layers}, quick=quick)

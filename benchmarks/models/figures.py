@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.records import geomean
-from benchmarks.models.jobs import RATIOS, TRAINING, VARIANTS, Case, Job
+from benchmarks.models.jobs import RATIOS, TRAINING, VARIANTS, Case, Job, Variant
 from benchmarks.models.registry import NETWORKS
 
 # By ratio: what the upper quartile is to reach at least, in inference; for training, by the median.
@@ -48,7 +48,8 @@ def add(figures: dict[str, Any], job: Job, what: str, value: Any) -> None:
     turns = case.setdefault("turns_ms", {}).setdefault(ratio, {})
     for name, times in value["turns_ms"].items():
         turns[name] = turns.get(name, []) + [float(f"{ms:.{_DIGITS}g}") for ms in times]
-    _of_turns(case, job)
+    case.setdefault("ms", {})[ratio] = {name: statistics.median(times) for name, times in turns.items()}
+    add_ratio(case, job.variant, turns)
     for name in ("host_ms", "device_ms"):
         # Eager's are those beside the fused graph that runs operator by operator.
         found, kept = value[name], case.setdefault(name, {})
@@ -56,17 +57,12 @@ def add(figures: dict[str, Any], job: Job, what: str, value: Any) -> None:
     case |= {name: value[name] for name in _OF_VARIANT.get(job.name, ()) if name in value}
 
 
-def _of_turns(case: dict[str, Any], job: Job) -> None:
-    """Medians, and the quartiles of the ratio of each turn, the median of which is the ratio."""
-    variant = job.variant
-    turns = case["turns_ms"][variant.ratio]
+def add_ratio(case: dict[str, Any], variant: Variant, turns: Mapping[str, Sequence[float]]) -> None:
+    """The quartiles of the ratio of each turn, the median of which is the ratio."""
     ratios = [other / own for other, own in zip(turns[variant.other], turns[variant.own], strict=True)]
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
     case.setdefault("quartiles", {})[variant.ratio] = quartiles
     case[variant.ratio] = quartiles[1]
-    case.setdefault("ms", {})[variant.ratio] = {
-        name: statistics.median(times) for name, times in turns.items()
-    }
 
 
 def judged(figures: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
@@ -119,15 +115,7 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: they are not all of one source, on one kind of GPU, measured with one effort.
     """
-    for each in records:
-        if each.get("kind") != "models":
-            raise ValueError(f"expected records of --models, got one of kind {each.get('kind')!r}")
-        if not (each["csrc"] and each["python"]) or each["modified"]:
-            raise ValueError("a record of a tree that is not known, or that was modified; give --trees")
-        differ = {name for name in _ONE_SOURCE if each[name] != records[0][name]}
-        if differ:
-            texts = [str({name: record[name] for name in sorted(differ)}) for record in (records[0], each)]
-            raise ValueError(f"records of different sources: {texts[0]} and {texts[1]}")
+    check_sources(records, "models")
     figures = empty()
     reached = set[str]()
     for each in records:
@@ -139,11 +127,32 @@ def merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     add(figures, job, "result", _result_of(case, job))
                     reached.add(str(job))
     figures["not_reached"] = {job: why for job, why in figures["not_reached"].items() if job not in reached}
+    figures |= judged(figures, quick=bool(records[0]["effort"]["quick"]))
+    return {**about_all(records), "layers": layers(figures["cases"]), **figures}
+
+
+def check_sources(records: Sequence[Mapping[str, Any]], kind: str) -> None:
+    """Whether records can become one.
+
+    Raises:
+        ValueError: they are not all of this kind and of one source, on one kind of GPU, measured with one effort.
+    """
+    for each in records:
+        if each.get("kind") != kind:
+            raise ValueError(f"expected records of --{kind}, got one of kind {each.get('kind')!r}")
+        if not (each["csrc"] and each["python"]) or each["modified"]:
+            raise ValueError("a record of a tree that is not known, or that was modified; give --trees")
+        differ = {name for name in _ONE_SOURCE if each[name] != records[0][name]}
+        if differ:
+            texts = [str({name: record[name] for name in sorted(differ)}) for record in (records[0], each)]
+            raise ValueError(f"records of different sources: {texts[0]} and {texts[1]}")
+
+
+def about_all(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What one record of them says besides their figures."""
     first = {name: value for name, value in records[0].items() if name not in _OF_A_RUN}
     runs = [run for each in records for run in each.get("runs") or [_run_of(each)]]
-    whole = {"complete": all(each["complete"] for each in records), "runs": runs}
-    figures |= judged(figures, quick=bool(records[0]["effort"]["quick"]))
-    return {**first, **whole, "layers": layers(figures["cases"]), **figures}
+    return {**first, "complete": all(each["complete"] for each in records), "runs": runs}
 
 
 def _run_of(record: Mapping[str, Any]) -> dict[str, Any]:

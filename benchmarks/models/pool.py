@@ -21,12 +21,12 @@ from unittest import mock
 import torch
 
 from benchmarks.models import worker
-from benchmarks.models.jobs import Job
+from benchmarks.models.worker import Prepare
 
 PREPARE_S, MEASURE_S = 240.0, 60.0
 """What takes longer has failed: to load, to build and to compile; to check and to measure, on a GPU."""
 _MOST_IN_A_WAVE = 8
-Outcome = Callable[[Job, str, Any], None]
+Outcome = Callable[[Any, str, Any], None]
 """Told what became of a job: "result", "failed", "skipped" or "not_reached", and the result or the reason."""
 
 
@@ -38,12 +38,12 @@ def wave_size(gpus: int) -> int:
 class Worker:
     """The process of a job."""
 
-    def __init__(self, job: Job, device: torch.device, *, quick: bool) -> None:
+    def __init__(self, prepare: Prepare, job: Any, device: torch.device, *, quick: bool) -> None:
         self.job = job
         self.outcome: tuple[str, Any] = ("", None)
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        self._process = context.Process(target=worker.work, args=(theirs, job, device, quick))
+        self._process = context.Process(target=worker.work, args=(theirs, prepare, job, device, quick))
         self._process.start()
         theirs.close()
 
@@ -90,6 +90,7 @@ class Pool:
     Attributes:
         tell: what to call with each outcome, by one thread at a time.
         budget_s: nothing starts that is not expected to end within it.
+        prepare: what a process does with its job first.
         size: of a wave.
     """
 
@@ -97,14 +98,15 @@ class Pool:
     tell: Outcome
     budget_s: float
     quick: bool = False
+    prepare: Prepare = worker.prepare
     size: int = 0
     _lock: Any = field(default_factory=threading.RLock)
     _begin: float = 0.0
-    _queue: Iterator[Job] = field(default_factory=lambda: iter(()))
+    _queue: Iterator[Any] = field(default_factory=lambda: iter(()))
     _prepare_s: float = 0.0  # the longest so far
     _measure_s: float = 0.0
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Any]) -> None:
         """All of them, in order as far as there are several GPUs."""
         self._begin, self._queue = time.monotonic(), iter(jobs)
         self.size = self.size or wave_size(len(self.devices))
@@ -123,7 +125,8 @@ class Pool:
         with self._lock:
             if self._left_s() <= self._prepare_s:
                 return []
-            return [Worker(job, device, quick=self.quick) for job in itertools.islice(self._queue, self.size)]
+            jobs = itertools.islice(self._queue, self.size)
+            return [Worker(self.prepare, job, device, quick=self.quick) for job in jobs]
 
     def _run_on(self, device: torch.device) -> None:
         wave, following = self._start(device), list[Worker]()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,17 @@ class NotMeasured(Exception):
     """There is nothing to measure; its text says why."""
 
 
+class Measurable(Protocol):
+    """A job that is ready to be measured."""
+
+    def measure(self, device: torch.device, effort: Effort) -> dict[str, Any]:
+        """What the record is told of it."""
+
+
+Prepare = Callable[..., Measurable]
+"""Takes a job, its device and `quick`; may raise `NotMeasured`."""
+
+
 @dataclass
 class Prepared:
     """A job with its calls, compiled, eager's among them, and float64's results."""
@@ -48,6 +59,31 @@ class Prepared:
     calls: dict[str, Callable[[], list[Tensor]]]
     exact: list[Tensor]
     about: dict[str, Any] = field(default_factory=dict)  # what the record says besides
+
+    def measure(self, device: torch.device, effort: Effort) -> dict[str, Any]:
+        """Errors first, and once more at the end; times between them, of what is right alone."""
+        variant = self.job.variant
+        _set_precision(self.job.case)
+        timed = {name: self.calls[name] for name in (variant.other, variant.own)}
+        typical = {name: measures.warm_up(call, device, effort) for name, call in timed.items()}
+        result: dict[str, Any] = dict(self.about)
+        self._check(result)
+        if not result["right"]:
+            return result
+        result["turns_ms"] = measures.in_turn(timed, typical, device, effort)
+        counts = {name: measures.singles(typical[name], effort) for name in timed}
+        hosts = {name: measures.host_ms(call, counts[name], device) for name, call in timed.items()}
+        result["host_ms"], result["device_ms"] = hosts, measures.device_ms(timed, hosts, counts, device)
+        self._check(result)
+        return result
+
+    def _check(self, result: dict[str, Any]) -> None:
+        """Every call against float64: what a call computes may change from one to the next."""
+        job, before = self.job, result.get("errors", {})
+        errors = {name: error(call(), self.exact) for name, call in self.calls.items()}
+        result["errors"] = {name: max(found, before.get(name, 0.0)) for name, found in errors.items()}
+        is_fine = is_right(errors, job.variant.own, NETWORKS[job.case.network].worst_error)
+        result["right"] = is_fine and result.get("right", True)
 
 
 def _set_precision(case: Case) -> None:
@@ -93,9 +129,9 @@ def alone_on(device: torch.device) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _free(device)
+        free(device)
         yield
-        _free(device)
+        free(device)
     finally:
         os.close(descriptor)
 
@@ -200,34 +236,7 @@ def is_right(errors: dict[str, float], own: str, worst: float = WORST_ERROR) -> 
     return math.isfinite(limit) and errors[own] <= worst * limit
 
 
-def measure(prepared: Prepared, device: torch.device, effort: Effort) -> dict[str, Any]:
-    """Errors first, and once more at the end; times between them, of what is right alone."""
-    job, variant = prepared.job, prepared.job.variant
-    _set_precision(job.case)
-    timed = {name: prepared.calls[name] for name in (variant.other, variant.own)}
-    typical = {name: measures.warm_up(call, device, effort) for name, call in timed.items()}
-    result: dict[str, Any] = dict(prepared.about)
-    _check(prepared, result)
-    if not result["right"]:
-        return result
-    result["turns_ms"] = measures.in_turn(timed, typical, device, effort)
-    counts = {name: measures.singles(typical[name], effort) for name in timed}
-    hosts = {name: measures.host_ms(call, counts[name], device) for name, call in timed.items()}
-    result["host_ms"], result["device_ms"] = hosts, measures.device_ms(timed, hosts, counts, device)
-    _check(prepared, result)
-    return result
-
-
-def _check(prepared: Prepared, result: dict[str, Any]) -> None:
-    """Every call against float64: what a call computes may change from one to the next."""
-    job, before = prepared.job, result.get("errors", {})
-    errors = {name: error(call(), prepared.exact) for name, call in prepared.calls.items()}
-    result["errors"] = {name: max(found, before.get(name, 0.0)) for name, found in errors.items()}
-    is_fine = is_right(errors, job.variant.own, NETWORKS[job.case.network].worst_error)
-    result["right"] = is_fine and result.get("right", True)
-
-
-def work(line: Connection, job: Job, device: torch.device, quick: bool) -> None:
+def work(line: Connection, prepare: Prepare, job: Any, device: torch.device, quick: bool) -> None:
     """The process."""
     config: Any = torch._dynamo.config
     config.cache_size_limit = 64
@@ -238,11 +247,11 @@ def work(line: Connection, job: Job, device: torch.device, quick: bool) -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         prepared = prepare(job, device, quick=quick)
-        _free(device)
+        free(device)
         line.send({"ready": time.monotonic() - begin})
         line.recv()
-        result = measure(prepared, device, QUICK if quick else Effort())
-        _free(device)
+        result = prepared.measure(device, QUICK if quick else Effort())
+        free(device)
         line.send({"result": result})
         line.recv()  # its end would disturb the next one's measurement
     except NotMeasured as reason:
@@ -253,7 +262,7 @@ def work(line: Connection, job: Job, device: torch.device, quick: bool) -> None:
         line.send({"failed": describe_error(e)})
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """Give memory that is not in use to the others on the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -26,7 +26,7 @@ class Stage:
     def __init__(self, answers: Answer) -> None:
         self.answers, self.log, self.alive = answers, list[tuple[str, int]](), set[int]()
 
-    def worker(self, job: Job, device: torch.device, *, quick: bool) -> Worker:
+    def worker(self, prepare: object, job: Job, device: torch.device, *, quick: bool) -> Worker:
         return FakeWorker(self, job)
 
 

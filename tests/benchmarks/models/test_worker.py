@@ -40,7 +40,7 @@ def job(name: str = "eager_options", mode: str = INFERENCE) -> Job:
 @pytest.mark.parametrize("name", ["eager_options", "backend"])
 def test_a_job(name: str, mode: str) -> None:
     prepared = worker.prepare(job(name, mode), CPU, quick=True)
-    found = worker.measure(prepared, CPU, QUICK)
+    found = prepared.measure(CPU, QUICK)
     variant = prepared.job.variant
     assert found["right"] and set(found["errors"]) == {"eager", variant.other, variant.own}
     for which in ("turns_ms", "host_ms", "device_ms"):
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_not_timed() -> None:
     prepared = worker.prepare(job(), CPU, quick=True)
     right = prepared.calls["eager_options"]
     prepared.calls["eager_options"] = lambda: [1.1 * each for each in right()]
-    found = worker.measure(prepared, CPU, QUICK)
+    found = prepared.measure(CPU, QUICK)
     assert not found["right"] and "turns_ms" not in found
 
 
@@ -92,7 +92,7 @@ def test_what_becomes_wrong_while_it_is_timed_is_wrong() -> None:
         return [each if len(calls) < 4 else 1.1 * each for each in right()]
 
     prepared.calls["eager_options"] = later
-    assert not worker.measure(prepared, CPU, QUICK)["right"]
+    assert not prepared.measure(CPU, QUICK)["right"]
 
 
 def test_variants_that_are_not_there_say_why() -> None:
@@ -127,17 +127,16 @@ class Line:
 )
 def test_what_a_process_says(name: str, words: list[str], said: list[str]) -> None:
     line: Any = Line(*words)
-    worker.work(line, job(name), CPU, True)
+    worker.work(line, worker.prepare, job(name), CPU, True)
     assert [next(iter(each)) for each in line.said] == said
 
 
-def test_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
+def test_a_failure_is_told() -> None:
+    def fail(*args: object, **kwargs: object) -> Any:
         raise ValueError("no such model\nand more")
 
-    monkeypatch.setattr(worker, "prepare", fail)
     line: Any = Line("prepare")
-    worker.work(line, job(), CPU, True)
+    worker.work(line, fail, job(), CPU, True)
     assert line.said == [{"up": True}, {"failed": "ValueError: no such model"}]
 
 
@@ -192,6 +191,6 @@ def test_gradients_behind_a_norm_are_more_than_noise() -> None:
 def test_a_job_on_a_gpu(mode: str) -> None:
     gpu = torch.device("cuda")
     monitored = Job(Case("resmlp", "fp32_highest", mode, (256,)), "eager_options")
-    found = worker.measure(worker.prepare(monitored, gpu, quick=False), gpu, QUICK)
+    found = worker.prepare(monitored, gpu, quick=False).measure(gpu, QUICK)
     assert found["right"] and found["products"]["all"] == 16
     assert found["device_ms"]["eager"] > 0.05 and found["host_ms"]["eager"] > 0.05

@@ -1,0 +1,184 @@
+"""`python -m benchmarks --kernelbench`: its processes and record, its list and shards, records that become one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rich", reason="the extra `bench` is not installed")
+pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+
+from benchmarks.cli import main
+from benchmarks.kinds import kernelbench
+from benchmarks.models import figures
+from benchmarks.models.kernelbench import Problem, problems, tree_hashes
+from tests.benchmarks.models.test_figures import record as models_record
+from tests.benchmarks.models.test_kernelbench import make_checkout
+
+ONE, OTHER = (Problem(Path(f"level2/{name}.py")) for name in ("1_plain", "2_norm"))
+
+
+def command(checkout: Path, *flags: str) -> list[str]:
+    return ["--kernelbench", str(checkout), "--device", "cpu", *flags]
+
+
+@pytest.mark.slow
+def test_a_run_through_its_processes(tmp_path: Path) -> None:
+    checkout, output = make_checkout(tmp_path / "checkout"), tmp_path / "output"
+    flags = ["--cases", "level2/1*", "4_drop", "7_raises", "--output", str(output), "--time-budget", "600"]
+    assert main(command(checkout, *flags)) == 0
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["schema"], summary["kind"], summary["complete"]) == (2, "kernelbench", True)
+    assert summary["checkout"] == tree_hashes(checkout)
+    assert summary["selection"]["chosen"] == summary["selection"]["of"] == 3
+    assert summary["failed"] == summary["not_reached"] == {} and summary["wrong"] == []
+    assert list(summary["skipped"]) == ["level2/7_raises"]
+    assert set(summary["cases"]) == {"level2/1_plain", "level2/4_dropout"}
+    case = summary["cases"]["level2/1_plain"]
+    assert case["right"] and case["products"] == case["products_found"] == 1
+    assert min(case[f"{way}_ms"] for way in ("eager", "compile", "fuse", "backend")) > 0
+    for ratio in kernelbench.RATIOS:
+        assert case[ratio] == case["quartiles"][ratio][1] > 0
+    assert summary["geomeans"]["level2, products taken"]["fuse_vs_eager"]["problems"] == 2
+    text = (output / "tables.md").read_text()
+    assert "fails its own harness in eager: level2/4_dropout: eager: 6 of 6 trials" in text
+    assert "skipped: fails its own harness in eager: RuntimeError" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_run_on_a_gpu(tmp_path: Path) -> None:
+    checkout, output = make_checkout(tmp_path / "checkout"), tmp_path / "output"
+    flags = ["--device", "cuda", "--cases", "level2/*", "--output", str(output)]
+    assert main(["--kernelbench", str(checkout), *flags]) == 0
+    summary = json.loads((output / "summary.json").read_text())
+    assert set(summary["skipped"]) == {"level2/5_tuple", "level2/7_raises"}
+    rights = {name.split("_")[1]: case["right"] for name, case in summary["cases"].items()}
+    assert rights == {"plain": True, "norm": True, "state": True, "dropout": None, "cancels": True}
+    assert all(ratio in case for case in summary["cases"].values() for ratio in kernelbench.RATIOS)
+
+
+def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
+    flags = ["--cases", "level1/*", "--output", str(tmp_path / "output"), "--time-budget", "0"]
+    assert main(command(make_checkout(tmp_path), *flags)) == 0
+    summary = json.loads((tmp_path / "output/summary.json").read_text())
+    assert summary["cases"] == {} and len(summary["not_reached"]) == 2
+
+
+def test_the_list_and_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_checkout(tmp_path)
+
+    def listed(*flags: str) -> list[str]:
+        assert main(command(tmp_path, "--list", *flags)) == 0
+        return capsys.readouterr().out.splitlines()
+
+    every = [str(problem) for problem in problems(tmp_path)]
+    assert listed() == every and listed("--cases", "level2/*") == every[2:]
+    assert listed("--shard", "1/2") == every[::2] and listed("--shard", "2/2") == every[1::2]
+
+
+def result(ms: float = 1.0, **changes: Any) -> dict[str, Any]:
+    turns = {"eager": [4.0], "compile": [3.0], "fuse": [ms], "backend": [ms]}
+    found = {
+        "products": 1,
+        "products_found": 2,
+        "right": True,
+        "not_passed": {},
+        "errors": {},
+        "turns_ms": turns,
+    }
+    return found | changes
+
+
+def record(*outcomes: tuple[Problem, str, Any], **changes: Any) -> dict[str, Any]:
+    found = figures.empty()
+    for outcome in outcomes:
+        kernelbench.add(found, *outcome)
+    about = {"kind": "kernelbench", "checkout": {"level2": "a" * 40}}
+    return {**models_record(), **about, **found, **kernelbench.judged(found), **changes}
+
+
+def test_ratios_and_their_means() -> None:
+    other = result(2.0, products=0, turns_ms={"eager": [4.0], "compile": [3.0], "fuse": [2.0]})
+    found = record((ONE, "result", result()), (OTHER, "result", other))
+    assert (
+        found["cases"][str(ONE)]["fuse_vs_eager"] == 4 and found["cases"][str(ONE)]["backend_vs_compile"] == 3
+    )
+    assert (
+        "backend_vs_compile" not in found["cases"][str(OTHER)]
+        and found["cases"][str(OTHER)]["compile_ms"] == 3
+    )
+    means = found["geomeans"]
+    assert means["level2, products taken"]["fuse_vs_eager"] == {"problems": 1, "geomean": 4.0, "worst": 4.0}
+    assert set(means["level2, nothing taken"]) == {"fuse_vs_eager"}
+    first, second = kernelbench.tables(found)
+    rows = [dict(zip(first.columns, row, strict=True)) for row in first.rows]
+    assert [row["products"] for row in rows] == ["1 of 2", "0 of 2"]
+    assert [row["backend_vs_compile"] for row in rows] == ["3.000", ""] and rows[0]["right"] == "yes"
+    assert len(second.rows) == 3
+
+
+def test_what_differs_is_shown_beside_its_errors() -> None:
+    ours = result(not_passed={"fuse": "why"}, errors={"eager": 2e-7, "fuse": 1e-7})
+    theirs = result(not_passed={"compile": "why"})
+    itself = result(not_passed={"eager": "why"}, right=None)
+    wrong = result(not_passed={"fuse": "why"}, errors={"eager": 2e-7, "fuse": 1.0}, right=False)
+    said = [kernelbench.remarks(record((ONE, "result", each))) for each in (ours, theirs, itself, wrong)]
+    differs = "beyond the harness's tolerance: level2/1_plain: fuse: why; errors against float64: eager 2e-07, fuse 1"
+    assert said[0] == [f"{differs}e-07"] and said[1] == []
+    assert said[2] == ["fails its own harness in eager: level2/1_plain: eager: why"]
+    assert said[3] == [differs, "WRONG: level2/1_plain: {'eager': 2e-07, 'fuse': 1.0}"]
+
+
+def test_parts_become_one_record() -> None:
+    parts = [
+        record((ONE, "result", result()), (OTHER, "not_reached", "no time left")),
+        record((OTHER, "result", result())),
+    ]
+    for order in (parts, parts[::-1]):
+        merged = kernelbench.merge(order)
+        assert set(merged["cases"]) == {str(ONE), str(OTHER)} and merged["not_reached"] == {}
+        assert merged["geomeans"]["level2, products taken"]["fuse_vs_eager"]["problems"] == 2
+    wrong = record((ONE, "result", result(right=False)))
+    assert (
+        kernelbench.merge([wrong, parts[0]])["wrong"]
+        == kernelbench.merge([parts[0], wrong])["wrong"]
+        == [str(ONE)]
+    )
+    assert kernelbench.merge([parts[0], record((ONE, "failed", "why"))])["failed"] == {str(ONE): "why"}
+    assert kernelbench.merge([record((ONE, "failed", "why")), parts[0]])["failed"] == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"csrc": "c" * 40}, "different sources"),
+        ({"checkout": {"level2": "b" * 40}}, "different checkouts"),
+        ({"kind": "models"}, "--kernelbench, got one of kind 'models'"),
+    ],
+)
+def test_records_of_something_else_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        kernelbench.merge([record(), record(**changes)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--cases", "level3/*"], "--cases: 'level3/*' matches nothing; with --kernelbench: level1/1_no"),
+        (
+            ["--kernelbench", "/"],
+            "--kernelbench: expected a checkout with KernelBench/level1 to level3, got '/'",
+        ),
+        (["--variants", "backend"], "--kernelbench: goes without --variants"),
+        (["--sizes", "8x8x8"], "--kernelbench: goes without --sizes"),
+    ],
+)
+def test_wrong_usage_is_explained(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(make_checkout(tmp_path), *flags)) == 2
+    assert said in capsys.readouterr().err
