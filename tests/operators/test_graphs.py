@@ -95,6 +95,8 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "overlapping rows": lambda: torch.randn(60).as_strided((5, 24), (4, 1)),
     "every other column": lambda: torch.randn(5, 48)[:, ::2],
     "axes swapped": lambda: torch.randn(3, 2, 24).transpose(0, 1),
+    "transposed in a batch": lambda: torch.randn(3, 24, 5).transpose(1, 2),
+    "one row of each": lambda: torch.randn(3, 5, 24)[:, -1:],
     "no rows": lambda: torch.randn(0, 24),
     "a batch of nothing": lambda: torch.randn(2, 0, 24),
 }
@@ -120,6 +122,9 @@ def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         assert got.stride() == expected.stride()
         assert got.dim() != 2 or got.is_contiguous() or not expected.is_contiguous()
+    given = recorded(lambda x: epigemm.linear(x, weight, bias), x).nodes[0].args[2]
+    has_no_rows = layout in ("axes swapped", "transposed in a batch")
+    assert (given.target == "contiguous") == has_no_rows, "the graph copies x, for no kernel reads it"
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ change.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -220,7 +221,14 @@ def _write(
     strict: bool,
     out: Tensor,
 ) -> None:
-    """The operator `_into`: `number` is that of an operand that is None, or the eps where `folds`."""
+    """The operator `_into`: `number` is that of an operand that is None, or the eps where `folds`.
+
+    Where no single stride leads from row to row of x, the graph copies it: the kernel that makes x may write the copy.
+    """
+    if weight is not None and not x.is_contiguous():
+        axes = [axis for axis in range(x.dim() - 1) if x.shape[axis] != 1]
+        reached = (x.stride(axis) == x.stride(of) * x.shape[of] for axis, of in itertools.pairwise(axes))
+        x = x if all(reached) else x.contiguous()
     places = (*tensors, *[None] * (_MOST_OPERANDS - len(tensors)))
     name = digest_of(epilogue.name)
     _into(epilogue.number, name, x, weight, *places, number, folds, order, strict, out)
