@@ -11,9 +11,10 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, entry
+from epigemm.calls import derivative, elementwise_kernels, entry
 from epigemm.epilogues.library import BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES, compute_dtype
+from epigemm.planner.reasons import Reason
 from tests.support.arithmetic import STORAGE
 from tests.support.cases import ELEMENTWISE, draw_operands, poisoned, signed
 from tests.support.moments import poison_free_memory
@@ -49,11 +50,12 @@ def leaves(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
     """The sums of each call of the derivative's kernel."""
     asked: list[Tensor | None] = []
-    derivative = entry.derivative
+    run = entry.derivative
 
-    def note(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
-        found = derivative(call, grad, sums)
-        asked.append(sums if found is not None else None)
+    def note(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | Reason:
+        found = run(call, grad, sums)
+        if found is not Reason.NOT_LINKED:
+            asked.append(sums if isinstance(found, Tensor) else None)
         return found
 
     monkeypatch.setattr(entry, "derivative", note)
@@ -75,7 +77,7 @@ def test_as_with_a_sum_of_its_own(
         result = getattr(epigemm, name)(*inputs, precision="highest")
         found = torch.autograd.grad(result, inputs, upstream, retain_graph=True)
         with monkeypatch.context() as patch:
-            patch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: False)
+            patch.setattr(derivative, "sums_columns", lambda like, columns: False)
             apart = torch.autograd.grad(result, inputs, upstream)
         for mine, other in zip(found[:2], apart[:2], strict=True):
             assert torch.equal(mine, other)
@@ -117,14 +119,15 @@ def test_the_kernels_sums_are_the_gradient(
     inputs = leaves(name, (5, 8), 6, torch.float32, "cpu", rng)
     asked: list[Tensor | None] = []
 
-    def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
+    def run(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor:
         asked.append(sums)
         if sums is not None:
             sums.fill_(7.0)
         return torch.ones_like(grad)
 
-    monkeypatch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: columns == 8)
-    monkeypatch.setattr(entry, "derivative", derivative)
+    monkeypatch.setattr(derivative, "sums_columns", lambda like, columns: columns == 8)
+    monkeypatch.setattr(derivative, "has_native", lambda like: True)
+    monkeypatch.setattr(entry, "derivative", run)
     result = getattr(epigemm, name)(*inputs, precision="highest")
     of_x, _, of_bias = torch.autograd.grad(result, inputs, torch.randn(5, 8), retain_graph=True)
     assert bool((of_bias == 7).all()) and len(asked) == 1
@@ -155,7 +158,7 @@ def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> 
         operands = draw_operands(name, shape[-1], ARITHMETICS[dtype], device, rng)
         is_whole, is_long = shape[-1] * dtype.itemsize % 16 == 0, shape[-1] * dtype.itemsize >= 128
         # Of short rows the kernel could sum the columns, but it is not asked.
-        assert elementwise_kernels.sums_columns(x, shape[-1]) == (is_whole and is_long)
+        assert derivative.sums_columns(x, shape[-1]) == (is_whole and is_long)
         for bias in (None, operands.bias):
             given = EPILOGUES[name].in_order(bias, operands.tensors, operands.scalars)
             assert given is not None
@@ -166,12 +169,12 @@ def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> 
                 poison_free_memory(device)
                 results.append(entry.derivative(call, grad, each))
             is_served = is_whole and x.numel() > 0
-            assert all((result is not None) == is_served for result in results)
+            assert all(isinstance(result, Tensor) == is_served for result in results)
             if not is_served:
                 continue
             first, second = results
             plain = entry.derivative(call, grad)
-            assert first is not None and second is not None and plain is not None
+            assert isinstance(first, Tensor) and isinstance(second, Tensor) and isinstance(plain, Tensor)
             assert torch.equal(first, second) and torch.equal(*sums)
             assert torch.equal(first, plain)
             assert_sums(sums[0], first)
@@ -197,10 +200,12 @@ def test_one_kernel_gives_both(
 def test_addresses_that_are_not_aligned() -> None:
     x, grad = (torch.randn(8 * 32 + 1, device="cuda")[1:].view(8, 32) for _ in range(2))
     sums = torch.empty(32, device="cuda")
-    assert elementwise_kernels.sums_columns(x, 32)
-    assert entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums) is None
-    found, of_bias, _ = gradients.gradients_of_product(ElementwiseCall(BIAS_RELU, x), grad, True, True, ())
-    assert found is not None and of_bias is None
+    assert derivative.sums_columns(x, 32)
+    call = ElementwiseCall(BIAS_RELU, x, (None,))
+    assert entry.derivative(call, grad, sums) is Reason.NOT_READABLE
+    found, of_bias, _ = gradients.gradients_of_product(call, grad, True, True, [False])
+    assert found is not None and of_bias is not None
+    torch.testing.assert_close(of_bias, found.sum(0))
 
 
 @pytest.mark.gpu
@@ -210,7 +215,7 @@ def test_special_values() -> None:
     x[3, :4], grad[3, 0], grad[3, 1] = -1.0, float("inf"), float("nan")
     grad[5, 5], grad[6, 6] = float("inf"), float("nan")
     sums = torch.empty(32, device="cuda")
-    assert elementwise_kernels.sums_columns(x, 32)
-    assert entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums) is not None
+    assert derivative.sums_columns(x, 32)
+    assert isinstance(entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums), Tensor)
     assert sums[:4].tolist() == [39.0] * 4 and sums[4] == 40
     assert sums[5] == float("inf") and bool(sums[6].isnan())
