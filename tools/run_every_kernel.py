@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import ElementwiseCall, tensors_of
-from epigemm.calls import batch_norm, derivative, elementwise_kernels, entry, resolve_elementwise
+from epigemm.calls import batch_norm, elementwise_kernels, entry, resolve_elementwise
 from epigemm.calls.moments import Moments, column_moments
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.library import FUNCTIONS
@@ -243,7 +243,7 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
         variable = x.to(torch.float64, copy=True).requires_grad_()
         expected = torch.autograd.grad(reference(epilogue, variable, drawn), variable, grad.double())[0]
         expect_close(f"derivative of {epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
-        if name == "wide" and derivative.sums_columns(x, columns):
+        if name == "wide" and elementwise_kernels.sums_columns(x, columns):
             sums = torch.full_like(out[0], float("nan"))
             found = entry.derivative(ElementwiseCall(epilogue, x, given_of(epilogue, drawn)), grad, sums)
             assert isinstance(found, Tensor)

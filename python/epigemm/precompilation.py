@@ -219,21 +219,12 @@ def _alone(form: _Wanted, training: bool) -> list[str]:
     if form.called.is_compiled:
         return []
     element = str(form.types[0]).removeprefix("torch.")
-    kinds = {
-        Kind.VALUE: "elementwise",
-        Kind.DERIVATIVE: "derivative",
-        Kind.DERIVATIVE_SUMS: "derivative_sums",
-    }
-    return [f"epigemm_open_{kinds[kind]}_{element}" for kind in _kinds(form.called, training)]
+    return [f"epigemm_open_{kind.name.lower()}_{element}" for kind in _kinds(form.called, training)]
 
 
-def _kinds(epilogue: Epilogue, training: bool) -> list[Kind]:
-    """The kernels without a product that calls take: where there is a bias, they may want sums of columns."""
-    return [
-        Kind.VALUE,
-        *([Kind.DERIVATIVE] if training else []),
-        *([Kind.DERIVATIVE_SUMS] if training and epilogue.bias_place else []),
-    ]
+def _kinds(epilogue: Epilogue, training: bool) -> tuple[Kind, ...]:
+    """The kernels without a product that calls take: where a bias is added, they may want sums of columns."""
+    return tuple(Kind)[: 1 if not training else 3 if epilogue.bias_place else 2]
 
 
 def _chosen(

@@ -83,7 +83,9 @@ SOURCES = [
 
 def names_of_the_build() -> list[str]:
     """As cmake/EpigemmOpen.cmake and open.cmake of each family count them."""
-    names = [f"{kind}_{element}" for kind in ("elementwise", "derivative", "derivative_sums") for element in DTYPES]
+    names = [
+        f"{kind}_{element}" for kind in ("elementwise", "derivative", "derivative_sums") for element in DTYPES
+    ]
     for element, tiles in (("float16", 18), ("bfloat16", 18), ("tf32", 11)):
         names += [f"sm90_tma_{element}_{tile}" for tile in range(tiles)]
         names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from epigemm._native import operator
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import entry
-from epigemm.calls.elementwise_kernels import Kind, has_native, missing
+from epigemm.calls import elementwise_kernels, entry
+from epigemm.calls.elementwise_kernels import Kind
 from epigemm.calls.layouts import readable
 from epigemm.epilogues.kinds import KINDS, MATRIX
 from epigemm.epilogues.registry import compute_dtype
@@ -19,20 +19,9 @@ from epigemm.linker import loader
 from epigemm.planner.reasons import Reason
 
 _derivative_out = operator("_derivative_out")
-_LEAST_ROW_BYTES = 128  # of a derivative whose columns its kernel sums
 
 _Made = TypeVar("_Made")
 _Run: TypeAlias = Callable[[ElementwiseCall, Tensor, "Tensor | None"], "_Made | Reason"]
-
-
-def sums_columns(like: Tensor, columns: int) -> bool:
-    """Whether the kernel of a derivative also sums the columns of what it computes, for so many of them.
-
-    They have to be whole vectors of 16 bytes, and at least eight of them: a thread reads one of each row, and with
-    fewer most threads would be idle. `like`: of the type and on the device of what it computes.
-    """
-    row_bytes = columns * like.element_size()
-    return row_bytes >= _LEAST_ROW_BYTES and row_bytes % 16 == 0 and has_native(like)
 
 
 def of_x(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
@@ -111,7 +100,7 @@ def _sums(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
     """
     x = call.x
     columns = x.shape[-1] if x.dim() else 0
-    if not sums_columns(x, columns) or not grad.is_contiguous():
+    if not elementwise_kernels.sums_columns(x, columns) or not grad.is_contiguous():
         return None
     return torch.empty(columns, dtype=x.dtype, device=x.device)
 
@@ -119,7 +108,7 @@ def _sums(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
 def _made(run: _Run[_Made], call: ElementwiseCall, grad: Tensor, sums: Tensor | None) -> _Made | Reason:
     """What `run` gives once the kernel is linked, and its tensors are copied if it cannot read them; or the reason."""
     epilogue = call.epilogue
-    if not has_native(call.x) or not epilogue.traced.program.has_derivative:
+    if not elementwise_kernels.has_native(call.x) or not epilogue.traced.program.has_derivative:
         return Reason.BY_REFERENCE
     result = run(call, grad, sums)
     if result is Reason.NOT_READABLE and sums is None:
@@ -128,7 +117,7 @@ def _made(run: _Run[_Made], call: ElementwiseCall, grad: Tensor, sums: Tensor | 
         result = run(call, grad, sums)
     if result is Reason.NOT_LINKED:
         kind = Kind.DERIVATIVE if sums is None else Kind.DERIVATIVE_SUMS
-        if not loader.link(epilogue, missing(epilogue, grad, kind), grad.device):
+        if not loader.link(epilogue, elementwise_kernels.missing(epilogue, grad, kind), grad.device):
             result = run(call, grad, sums)
     return result
 

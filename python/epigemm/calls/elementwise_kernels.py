@@ -52,15 +52,28 @@ def gpu(device: torch.device | str | None) -> torch.device:
 class Kind(enum.IntEnum):
     """The elementwise kernels of an epilogue (csrc/elementwise/kernels.h)."""
 
-    VALUE = 0
+    ELEMENTWISE = 0
     DERIVATIVE = 1
     DERIVATIVE_SUMS = 2
 
 
-def missing(epilogue: Epilogue, x: Tensor, kind: Kind = Kind.VALUE) -> str:
+def missing(epilogue: Epilogue, x: Tensor, kind: Kind = Kind.ELEMENTWISE) -> str:
     """The name of the elementwise kernel that has to be linked for such an x (or grad); empty if none."""
     name: str = ops._missing_elementwise(epilogue.name, x, kind)
     return name
+
+
+_LEAST_ROW_BYTES = 128  # of a derivative whose columns its kernel sums
+
+
+def sums_columns(like: Tensor, columns: int) -> bool:
+    """Whether the kernel of a derivative also sums the columns of what it computes, for so many of them.
+
+    They have to be whole vectors of 16 bytes, and at least eight of them: a thread reads one of each row, and with
+    fewer most threads would be idle. `like`: of the type and on the device of what it computes.
+    """
+    row_bytes = columns * like.element_size()
+    return row_bytes >= _LEAST_ROW_BYTES and row_bytes % 16 == 0 and has_native(like)
 
 
 def fold_batch_norm(call: FoldCall) -> Tensor:

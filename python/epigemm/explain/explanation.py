@@ -14,7 +14,6 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels, invariant, weight_slices
-from epigemm.calls.derivative import sums_columns
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
@@ -322,7 +321,7 @@ def _bias(call: LinearCall) -> str:
     if bias is None or not bias.requires_grad:
         return ""
     columns = call.weight.shape[0]
-    return "; it also sums the bias's gradient" if sums_columns(call.x, columns) else ""
+    return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
 
 
 def _backward_epilogue(call: LinearCall, summed: str) -> str:
