@@ -39,7 +39,10 @@ _STORED_BYTES = 16  # which the kernels on fp16 slices store at a time
 
 
 class Beside(NamedTuple):
-    """Memory for what a kernel gives beside a call's result; see csrc/call/linear.h."""
+    """Memory for what a kernel gives beside a call's result; see csrc/call/linear.h.
+
+    A call with some of it has another way: where one kernel does not give all, its caller makes several calls.
+    """
 
     stored: Tensor | None = None  # of an epilogue that has second values: theirs
     moments: Tensor | None = None  # `[2, N]`: the mean and the biased variance of each column
@@ -57,7 +60,6 @@ class _Linear:
         call: LinearCall,
         plan: tuple[int, ...] | None = None,
         fold: FoldCall | None = None,
-        circumstances: int = dry_runs.ROUTED,
         beside: Beside | None = None,
     ) -> None:
         self.call = call
@@ -68,12 +70,10 @@ class _Linear:
         self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
         # A call whose weight needs a gradient uses no pack.
         learns = self.has_other_way and _grad_enabled() and call.weight.requires_grad
-        self.reads_packs = (
-            self.order.slices > 0 and not learns and (self.has_other_way or plans.has_gpu_kernels(call.x))
-        )
+        self.reads_packs = self.order.slices > 0 and not learns and plans.has_gpu_kernels(call.x)
         self.out = call.out  # as the kernels write it
         self.read(call)
-        self.circumstances = circumstances
+        self.circumstances = dry_runs.ROUTED
         self.met: set[Reason] = set()
         self.is_copied = False  # whether the call's tensors are copies that every kernel can read
         self.packs: dict[str, Choice] = {}
@@ -81,7 +81,7 @@ class _Linear:
         self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
         self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
         self.shortage: torch.OutOfMemoryError | None = None  # of a call that must run on a fused kernel
-        if self.out is None and _any_autocast() and not self.has_other_way:
+        if self.out is None and _any_autocast():
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
             self.circumstances |= dry_runs.OUT_APART
 
@@ -90,13 +90,18 @@ class _Linear:
         """Whether the call must not run on PyTorch's GEMM."""
         return self.call.strict or self.call.invariant
 
-    def run(self) -> Tensor:
-        """Ask the entry, and apply the remedy for its reason, until there is a result."""
+    def run(self) -> Any:
+        """Ask the entry, and apply the remedy for its reason, until there is a result.
+
+        If the caller has another way: until there is a reason that no preparation mends, and that reason.
+        """
         for _ in range(_MOST_REMEDIES):
             found = self._ask()
             if type(found) is not int:
-                return self._stored(found)
+                return found if self.has_other_way else self._stored(found)
             reason = Reason(found)
+            if self.has_other_way and (reason in self.met or reason not in _PREPARATIONS):
+                return reason
             result = _REMEDIES[reason](self)
             self.met.add(reason)
             if result is not None:
@@ -149,52 +154,18 @@ class _Linear:
             self.uses[arithmetic] = weight_packs.FIND
             self.shortage = error if self.insists else None
 
-    def run_once(self) -> Any:
-        """What a kernel gives, or the reason why none runs. What it lacks is made; all else is left to the caller."""
-        met: set[int] = set()
-        while type(found := self._ask()) is int and found not in met and self._provide(found):
-            met.add(found)
-        return found
-
-    def _provide(self, reason: int) -> bool:
-        """Whether the call can be made again, after what the reason says is lacking was made."""
-        if reason == Reason.NOT_READY:
-            return plans.has_gpu_kernels(self.x)  # this has loaded what was measured on the device
-        if reason == Reason.NOT_LINKED:
-            return not self.link(self.dry())
-        if reason != Reason.LACKS_PACK or not self.reads_packs:
-            return False
-        self.find_packs()  # stale ones are made again
-        found = self.dry()
-        if found.on_slices and self.packs[found.arithmetic].source == weight_slices.MAKE:
-            self.make_pack(found.arithmetic)
-        return True
-
-    def link(self, found: DryRun) -> str:
-        """Link what a dry run found missing; why it cannot be."""
-        return loader.link(self.call.epilogue, ",".join(found.missing), self.call.x.device)
-
-    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int] | int:
-        """The weight's packs and what its slices cost; or why the call is not made here."""
-        call = self.call
+    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int]:
+        """The weight's packs and what its slices cost."""
+        call, found = self.call, None
         if self.has_other_way and not self.packs:
             # Only the pack for the first arithmetic is looked up, which suffices as a rule.
             found = entry.slices_at_hand(call.weight, self.order, call.pack_use, call.invariant)
-            if found is not None:
-                return found
-            # Packs are made again for plain calls alone.
-            seen = None if self.circumstances & dry_runs.ROUTED else entry.sees(*call.inputs)
-            if seen is not None:
-                return int(seen)
-        return self.find_packs()
+        return self.find_packs() if found is None else found
 
     def _ask(self) -> Any:
         packs, slices, ran_short = None, 0, None
         if self.reads_packs:
-            known = self._slices()
-            if isinstance(known, int):
-                return known
-            packs, slices = known
+            packs, slices = self._slices()
             ran_short = (
                 self.dry() if self.packs and (weight_slices.has_been_short() or self.shortage) else None
             )
@@ -341,7 +312,10 @@ def _copy_inputs(attempt: _Linear) -> None:
 
 
 def _make_pack(attempt: _Linear) -> None:
-    attempt.make_pack(attempt.dry().arithmetic)
+    attempt.find_packs()  # stale ones are made again
+    found = attempt.dry()
+    if found.on_slices and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
+        attempt.make_pack(found.arithmetic)
 
 
 def _do_with_less_memory(attempt: _Linear) -> None:
@@ -376,18 +350,20 @@ def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
     return out.copy_(result.reshape(out.shape))
 
 
-def _run_at_full_fp32(attempt: _Linear) -> Tensor:
+def _run_at_full_fp32(attempt: _Linear) -> Any:
     attempt.order = attempt.order._replace(overrides=False)
     with _precision.full_fp32(attempt.call.x.device.type):
         return attempt.run()
 
 
-def _link(attempt: _Linear) -> Tensor | None:
+def _link(attempt: _Linear) -> Any:
     """Link the kernel. If that fails, the fallback runs, or PyTorch's operators."""
     call, found = attempt.call, attempt.dry()
-    reason = attempt.link(found)
+    reason = loader.link(call.epilogue, ",".join(found.missing), call.x.device)
     if not reason:
         return None
+    if attempt.has_other_way:
+        return Reason.NOT_LINKED
     if call.invariant:
         invariant.refuse_because(call.x, reason)
     if attempt.plan is not None and found.fused:
@@ -400,7 +376,7 @@ def _link(attempt: _Linear) -> Tensor | None:
     return None
 
 
-_REMEDIES: dict[Reason, Callable[[_Linear], Tensor | None]] = {
+_REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.NOT_PLAIN: _by_torch,
     Reason.DOES_NOT_FIT: _refuse_or_copy,
     Reason.IS_EMPTY: _by_torch,
@@ -415,6 +391,8 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Tensor | None]] = {
     Reason.NOT_LINKED: _link,
     Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call, attempt.fold),
 }
+_PREPARATIONS = (Reason.NOT_LINKED, Reason.LACKS_PACK)
+"""Those that make what the call's own kernel lacks."""
 
 
 def run_linear(call: LinearCall) -> Tensor:
@@ -435,28 +413,26 @@ def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall |
     """
     if current.log is not None:
         return current.log.made(linear, call, plan, fold)  # type: ignore[no-any-return]
-    attempt = _Linear(call, None if plan is None else tuple(plan), fold)
+    return _named(_Linear(call, None if plan is None else tuple(plan), fold))  # type: ignore[no-any-return]
+
+
+def _named(attempt: _Linear) -> Any:
+    """What an attempt gives; a profiler sees it under the epilogue's name."""
     if not _is_profiling():
         return attempt.run()
-    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+    with torch.profiler.record_function(f"epigemm::{attempt.call.epilogue.name}"):
         return attempt.run()
 
 
-def one_kernel(
-    call: LinearCall,
-    circumstances: int,
-    stored: Tensor | None = None,
-    moments: Tensor | None = None,
-    blocks: Tensor | None = None,
-) -> Any:
-    """What one kernel gives of a call, or the reason (an int) why none runs; the caller has another way then.
+def one_kernel(call: LinearCall, beside: Beside) -> Any:
+    """What one kernel gives of a call, or the `Reason` why none runs.
 
     The result; with `moments` also the rows of a block, if the blocks' moments were left unmerged, else 0.
-    `circumstances`: `dry_runs.ROUTED` for a call that autograd, tracers and modes have handled. See `Beside`.
     """
     if current.log is not None:
-        return current.log.made(one_kernel, call, circumstances, stored, moments, blocks)
-    return _Linear(call, circumstances=circumstances, beside=Beside(stored, moments, blocks)).run_once()
+        return current.log.made(one_kernel, call, beside)
+    plans.has_gpu_kernels(call.x)  # this makes the device known to C++
+    return _named(_Linear(call, beside=beside))
 
 
 class Forced:
@@ -474,5 +450,6 @@ class Forced:
         """Make the call; RuntimeError if the plan cannot run."""
         if self._attempt is None:
             self._attempt = _Linear(self._call, self.plan)
-            return self._attempt.run()
+            result: Tensor = self._attempt.run()
+            return result
         return self._attempt.again()

@@ -19,10 +19,11 @@ from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, linea
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
 from epigemm.calls.log import current
+from epigemm.calls.resolve import Beside
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import vmap
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import plans
 from epigemm.planner.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
@@ -112,9 +113,7 @@ def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
     if current.log is not None:
         both = call._replace(epilogue=call.epilogue.with_product)
         is_asked = one_kernel.may_store(both) and plans.has_gpu_kernels(call.x)
-        if not is_asked or isinstance(
-            current.log.note(resolve.one_kernel, both, dry_runs.ROUTED, product), Reason
-        ):
+        if not is_asked or isinstance(current.log.note(resolve.one_kernel, both, Beside(product)), Reason):
             current.log.note(resolve.linear, call.product())
             current.log.note(resolve_elementwise.elementwise, call.behind(product))
     return result, product
