@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epigemm import route as _route
-from epigemm.arguments import checks, invariance
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments import autocast, checks, invariance
+from epigemm.arguments.calls import FIND, LinearCall, Options
 from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import batch_norm as _nodes
 from epigemm.autograd.batch_norm import BatchNormCall, Vectors
@@ -28,7 +27,7 @@ from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import weight_packs
 
 _has_global_hooks: Any = nn.modules.module._has_any_global_hook
-_any_autocast = torch._C._is_any_autocast_enabled
+_any_autocast = autocast.is_any_on
 is_served = elementwise_kernels.has_native
 """Whether the kernels run on x's device. On a CPU PyTorch's BatchNorm is one operator."""
 
@@ -39,17 +38,15 @@ def of_module(
     bias: Tensor | None,
     scale: Tensor | None,
     bn: nn.BatchNorm1d,
+    options: Options,
     *,
     relu: bool,
-    precision: str | None,
-    strict: bool,
-    pack_use: str,
 ) -> Tensor | None:
     """bn((x @ weight.T + bias) * scale), and perhaps its ReLU, if `bn` is a plain layer; its buffers are updated."""
     if is_traced():
         return None
-    asked = DEFAULT if precision is None else checks.precision(precision)
-    product = LinearCall(BIAS, x, weight, (bias,), asked, pack_use, strict)
+    precision = DEFAULT if options.precision is None else checks.precision(options.precision)
+    product = LinearCall(BIAS, x, weight, (bias,), precision, options.pack_use or FIND, options.strict)
     call = BatchNormCall(product, Vectors(scale, bn.weight, bn.bias), _running_of(bn), bn.eps, relu)
     if not _is_plain(bn):
         return _by_torch(call, "the BatchNorm has hooks or a forward of its own, or is a subclass")
@@ -66,9 +63,9 @@ def linear_batch_norm(call: BatchNormCall) -> Tensor | None:
         return _by_torch(call, f"epigemm has no kernels for batch statistics on {x.device}")
     if invariance.active and invariance.enabled():
         return _by_torch(call, "in the batch-invariant mode")
-    if _any_autocast() and _route.promotes(x, call.vectors[:1]):
+    if _any_autocast() and autocast.promotes(x, call.vectors[:1]):
         return _by_torch(call, "under autocast a float32 scale makes its input float32")
-    x, weight, biases = _route.autocast(x, product.weight, product.bias)
+    x, weight, biases = autocast.cast(x, product.weight, product.bias)
     call = call._replace(product=product._replace(x=x, weight=weight, operands=biases))
     route = entry.sees(*call.inputs, call.running.mean, call.running.var)
     if route is entry.NOT_PLAIN:

@@ -19,6 +19,17 @@ FIND = "find"  # use a kept pack if it is current, but make none
 NONE = "none"  # neither use nor make one: a gradient of the weight is needed
 
 
+class Options(NamedTuple):
+    """How a linear call is to be made, as its caller asks."""
+
+    precision: str | None = None  # what an fp32 product gets; None: as torch's setting says
+    strict: bool = False  # no fallback
+    pack_use: str | None = None  # `KEEP` for a module's own weight; None: `epigemm.keep_packs` decides
+
+
+AS_USUAL = Options()
+
+
 def tensors_of(operands: Operands) -> list[Tensor]:
     """The tensors among a call's operands."""
     return [each for each in operands if isinstance(each, Tensor)]

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from epigemm.arguments import autocast
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, resolve
 from epigemm.calls.log import current
 from epigemm.calls.resolve import Beside
 from epigemm.planner import dry_runs, plans
-
-_any_autocast = torch._C._is_any_autocast_enabled
 
 
 class Both(NamedTuple):
@@ -73,8 +72,6 @@ def _is_direct(call: LinearCall) -> bool:
     x = call.x
     if current.log is not None:
         current.log.begin()
-    if _any_autocast():
-        device = x.device.type
-        if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is not x.dtype:
-            return False
+    if autocast.is_any_on() and autocast.dtype_for(x) not in (None, x.dtype):
+        return False
     return entry.sees(*call.inputs, call.out) is None

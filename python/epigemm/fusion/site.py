@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import forms, invariance
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import LinearCall, Options
 from epigemm.autograd import nodes
 from epigemm.calls import entry
 from epigemm.calls.layouts import unflattened
@@ -129,7 +129,7 @@ class Site(FusedCall):
             vectors = [next(rest) if there else None for there in present]
             if self._epilogue is None:
                 folded = (given[0] if given else None, None, *vectors)
-                return _route.linear_folded(x, weight, folded, eps, None, None, False, self._pack_use)
+                return _route.linear_folded(x, weight, folded, eps, None, Options(pack_use=self._pack_use))
             given += _route.fold(x, (None, None, *vectors), eps, columns)
         if self._epilogue is None:
             bias = given[0] if given else None
