@@ -63,7 +63,7 @@ from epigemm.epilogues.library import (
     gelu_epilogue,
 )
 from epigemm.epilogues.registry import FOLDED
-from epigemm.packs.weight_packs import PackedWeight
+from epigemm.packs.weight_packs import KEEP, PackedWeight
 
 __all__ = [
     "bias_relu",
@@ -421,7 +421,8 @@ def batch_norm_relu(
 
     Where `route.adds_bias_first`, the bias is not folded.
     """
-    weight, options = _route.unpacked(weight, options)
+    if isinstance(weight, PackedWeight):
+        weight, options = weight.weight, options._replace(pack_use=KEEP)
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *zip(FOLDED, vectors, strict=True)])
     if not checks.is_folded(vectors[3], eps):

@@ -23,7 +23,7 @@ from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.functional import gate_function
 from epigemm.packs import keep_mode
-from epigemm.packs.weight_packs import FIND, PackedWeight
+from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
 
 __all__ = ["linear_glu"]
 
@@ -45,13 +45,19 @@ def run(
     read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
     """
     function = gate_function(activation)
-    if isinstance(weight, PackedWeight) and weight2 is None:
-        raise TypeError(
-            "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
-            "each half, the second one as weight2"
-        )
-    weight, first = _route.unpacked(weight, options)
-    other, second = (None, options) if weight2 is None else _route.unpacked(weight2, options)
+    first = second = options
+    if isinstance(weight, PackedWeight):
+        if weight2 is None:
+            raise TypeError(
+                "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
+                "each half, the second one as weight2"
+            )
+        weight, first = weight.weight, options._replace(pack_use=KEEP)
+    other: Tensor | None
+    if isinstance(weight2, PackedWeight):
+        other, second = weight2.weight, options._replace(pack_use=KEEP)
+    else:
+        other = weight2
     checks.tensors(x=x, weight=weight)
     checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
     if out is not None:
@@ -61,7 +67,8 @@ def run(
     if options.strict is not False:
         checks.flag("strict", options.strict)
     owner = weight  # the tensor that owns packs; autocast makes another one
-    x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
+    if autocast.is_any_on():
+        x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
     checks.pair(x, weight, bias, other, bias2, out)
     if other is None:
         if is_traced() or (torch.compiler.is_exporting() and is_exporting()):

@@ -31,7 +31,7 @@ from epigemm.epilogues.parts import Matrix, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
 from epigemm.packs import keep_mode
-from epigemm.packs.weight_packs import PackedWeight
+from epigemm.packs.weight_packs import KEEP, PackedWeight
 
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = autocast.is_any_on
@@ -108,7 +108,8 @@ class ResultsEpilogue(Decorated):
         """As calling it."""
         form: ResultsEpilogue
         form, given = self.form(operands, named)
-        weight, options = _route.unpacked(weight, options)
+        if isinstance(weight, PackedWeight):
+            weight, options = weight.weight, options._replace(pack_use=KEEP)
         if _any_autocast() and any(form.promoted_results(x, given)):
             z, operands = _route.promoted(form.traced, x, weight, given, options)
             return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
@@ -188,7 +189,8 @@ class ResultsEpilogue(Decorated):
     ) -> tuple[Tensor, Tensor]:
         """x and weight as autocast has them, of a call whose arguments fit; nothing was launched."""
         checks.tensors(x=x, weight=weight)
-        x, weight, _ = autocast.cast(x, weight)
+        if _any_autocast():
+            x, weight, _ = autocast.cast(x, weight)
         checks.product(x, weight)
         self._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
         return x, weight

@@ -27,8 +27,7 @@ from epigemm.arguments.calls import (
     LinearCall,
     Options,
     Vectors,
-    elementwise_arguments,
-    linear_arguments,
+    operator_arguments,
     tensors_of,
 )
 from epigemm.arguments.forms import Function
@@ -54,6 +53,7 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 _any_autocast = autocast.is_any_on
 
 _NO_NORM = (None,) * 4  # for the vectors of BatchNorm among those of `FOLDED`
+_BEFORE_OUT = 7  # arguments of the operators that write into a tensor
 _PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
 """The routes of a call, as the entry names them."""
 
@@ -92,7 +92,7 @@ def linear(
         # Others are checked below: the operator would name an operand as the package's epilogue does.
         if function.is_compiled and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
-            found = graphs.linear(epilogue, x, weight, given, fold, precision, out, strict)
+            found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -119,21 +119,18 @@ def linear(
     route = _route_of(found, x, weight, *operands, *(fold or ()), out)
     options = _options(route, x, weight, precision, strict, pack_use)
     if fold is None:
-        call = LinearCall(epilogue, x, weight, operands, *options, out)
-        if route is _OPERATOR and function.is_choice:
-            checks.linear(call)  # the operator would name an operand as the package's epilogue does
-        return _linear(route, call)
+        return _made(route, LinearCall(epilogue, x, weight, operands, *options, out))
     # All launches are checked before the first one.
-    checks.linear(LinearCall(BIAS, x, weight, fold[:1], *options, out))
+    checks.arguments(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
         return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
     if fold[0] is not None and not strict and adds_bias_first(x):
         product = linear(BIAS, x, weight, fold[:1], None, precision, False, pack_use)
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
-        return _elementwise(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
+        return _made(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
-    return _linear(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
+    return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
 
 
 def _are_like(x: Tensor, operands: Operands) -> bool:
@@ -215,13 +212,6 @@ def promoted(
     return z.to(torch.float32), values
 
 
-def unpacked(weight: Tensor | PackedWeight, options: Options) -> tuple[Tensor, Options]:
-    """A weight as a tensor. The pack of a `PackedWeight` is kept."""
-    if isinstance(weight, PackedWeight):
-        return weight.weight, options._replace(pack_use=weight_packs.KEEP)
-    return weight, options
-
-
 def linear_folded(
     x: Tensor,
     weight: Tensor | PackedWeight,
@@ -231,7 +221,8 @@ def linear_folded(
     options: Options = AS_USUAL,
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
-    weight, options = unpacked(weight, options)
+    if isinstance(weight, PackedWeight):
+        weight, options = weight.weight, options._replace(pack_use=weight_packs.KEEP)
     bias, *others = vectors
     if all(vector is None for vector in others):
         return linear(BIAS, x, weight, (bias,), out, *options)
@@ -241,7 +232,7 @@ def linear_folded(
         checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
         _check_tensors({"x": x, "weight": weight}, _named(vectors))
         like, weight, (first,) = autocast.cast(x, weight, bias)
-        checks.linear(LinearCall(BIAS, like, weight, (first,)))
+        checks.arguments(LinearCall(BIAS, like, weight, (first,)))
         checks.fold_batch_norm(like, (first, *others), eps, weight.shape[0])
         product = linear(BIAS, like, weight, (first,), None, *options).to(torch.float32)
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
@@ -288,26 +279,28 @@ def _options(
     return asked, pack_use, strict, invariance.active and invariance.enabled()
 
 
-def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
-    """A call that the entry has not answered."""
-    if call.invariant and call.x.device.type == "meta":
+def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
+    """A call that the entry has not made, by its route; `checked`: whether the arguments are known to fit."""
+    if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:
-        return nodes.linear(call, checked=checked)
+        return nodes.record(call, checked=checked)
     if route is _PLAIN:
-        return resolve.linear(call)
+        return resolve.linear(call) if isinstance(call, LinearCall) else resolve_elementwise.elementwise(call)
     if in_functional_derivative():
         return by_reference.in_derivative(call)
-    if not is_traced():
-        native = graphs.in_inductor(call)
-        if native is not None:
-            return native
-    arguments = linear_arguments(call)
+    if route is _OPERATOR and call.epilogue.is_choice:
+        checks.arguments(call)  # the operator would name an operand as the package's epilogue does
+    found = None if is_traced() else graphs.in_inductor(call)
+    if found is not None:
+        return found
+    is_linear, arguments = isinstance(call, LinearCall), operator_arguments(call)
     if call.out is None:
-        result: Tensor = ops.linear(*arguments)
+        result: Tensor = (ops.linear if is_linear else ops.elementwise)(*arguments)
         return result
     checks.not_negated(call.out)
-    ops.linear_out(*arguments[:7], call.out, *arguments[7:])
+    into = ops.linear_out if is_linear else ops.elementwise_out
+    into(*arguments[:_BEFORE_OUT], call.out, *arguments[_BEFORE_OUT:])
     return call.out
 
 
@@ -333,7 +326,7 @@ def elementwise(
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         if isinstance(function, Epilogue):
-            found = graphs.elementwise(function, x, operands, fold, out)
+            found = graphs.native(function, x, None, operands, fold, out)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -356,35 +349,12 @@ def elementwise(
     route = _route_of(found, x, *operands, *(fold or ()), out)
     if fold is not None:
         checks.rows_of_vectors(x)
-        checks.elementwise(ElementwiseCall(BIAS, x, out=out))
+        checks.arguments(ElementwiseCall(BIAS, x, out=out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
         if out is not None:
             checks.own_memory(out, x, _named(fold).items(), in_place=True)
         operands = _fold(route, folded, out)
-    call = ElementwiseCall(epilogue, x, operands, out)
-    if route is _OPERATOR and function.is_choice:
-        checks.elementwise(call)
-    return _elementwise(route, call)
-
-
-def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
-    """A call that the entry has not answered."""
-    out = call.out
-    if route is _RECORDED and out is None:
-        return nodes.elementwise(call)
-    if route is _PLAIN:
-        return resolve_elementwise.elementwise(call)
-    if in_functional_derivative():
-        checks.elementwise(call)
-        by_reference.refuse_out(out)
-        return call.epilogue.reference(call.x, call.operands)
-    arguments = elementwise_arguments(call)
-    if out is None:
-        result: Tensor = ops.elementwise(*arguments)
-        return result
-    checks.not_negated(out)
-    ops.elementwise_out(*arguments, out)
-    return out
+    return _made(route, ElementwiseCall(epilogue, x, operands, out))
 
 
 def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:

@@ -123,19 +123,16 @@ class ElementwiseCall(NamedTuple):
         return self.epilogue.named(self.operands)
 
 
-# Functions, because Dynamo of torch 2.10 traces no property of a NamedTuple.
+def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
+    """The arguments of the operator `epigemm::linear`, or `elementwise`, but for `out`.
 
-
-def linear_arguments(call: LinearCall) -> tuple[Any, ...]:
-    """The arguments of the operator `epigemm::linear`."""
-    epilogue, x, weight, operands, *options = call[:8]
-    return (epilogue.name, x, weight, *epilogue.apart(operands), *options)
-
-
-def elementwise_arguments(call: ElementwiseCall) -> tuple[Any, ...]:
-    """The arguments of the operator `epigemm::elementwise`."""
-    epilogue, x, operands, _ = call
-    return (epilogue.name, x, *epilogue.apart(operands))
+    A function, because Dynamo of torch 2.10 traces no property of a NamedTuple.
+    """
+    epilogue, x = call.epilogue, call.x
+    if not isinstance(call, LinearCall):
+        return (epilogue.name, x, *epilogue.apart(call.operands))
+    options = (call.precision, call.pack_use, call.strict, call.invariant)
+    return (epilogue.name, x, call.weight, *epilogue.apart(call.operands), *options)
 
 
 Vectors = Sequence[Tensor | None]

@@ -262,7 +262,7 @@ def _make_ready(attempt: _Linear) -> Tensor | None:
 
 def _by_torch(attempt: _Linear) -> Tensor:
     call = attempt.described
-    checks.linear(call)
+    checks.arguments(call)
     if call.invariant and not call.is_empty:
         invariant.refuse(call)
     if call.strict:
@@ -274,7 +274,7 @@ def _by_torch(attempt: _Linear) -> Tensor:
 
 def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
     """The checks raise the error. If they accept the call, copy its inputs: no kernel can read their layout."""
-    checks.linear(attempt.described)
+    checks.arguments(attempt.described)
     if Reason.DOES_NOT_FIT in attempt.met:
         return _by_torch(attempt)
     _copy_inputs(attempt)

@@ -170,7 +170,7 @@ class Site(FusedCall):
     def _record_call(self, call: LinearCall) -> Tensor:
         pack_use = weight_packs.NONE if call.weight.requires_grad else self._pack_use
         invariant = invariance.active and invariance.enabled()
-        return nodes.linear(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
+        return nodes.record(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources with their axes in the product's order."""
