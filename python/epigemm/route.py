@@ -124,7 +124,7 @@ def linear(
     checks.arguments(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
-        return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
+        return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out, fold=folded))
     if fold[0] is not None and not strict and adds_bias_first(x):
         product = linear(BIAS, x, weight, fold[:1], None, precision, False, pack_use)
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm.arguments.precision import DEFAULT, ORDERS, Order, order
 from epigemm.epilogues.library import BIAS
-from epigemm.epilogues.registry import FOLDED, Epilogue, Operands
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
 KEEP = "keep"  # use the pack, and make it if there is none: for callers that keep packs
@@ -53,6 +53,7 @@ class LinearCall(NamedTuple):
     statistics: bool = (
         False  # whether the kernel also gives the mean and the variance of each column of the result
     )
+    fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
 
     @property
     def rows(self) -> int:
@@ -79,6 +80,9 @@ class LinearCall(NamedTuple):
     @property
     def others(self) -> list[tuple[str, Tensor]]:
         """Every tensor that is read, but x, and its name."""
+        if self.fold is not None:
+            folded = self.fold.named.items()
+            return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
         return [("weight", self.weight), *self.epilogue.named(self.operands)]
 
     @property
@@ -94,6 +98,13 @@ class LinearCall(NamedTuple):
             # Twice as fast as new_empty with a tuple.
             return torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
         return x.new_empty((*x.shape[:-1], columns))
+
+    def described(self) -> LinearCall:
+        """The call, with operands without values in place of what is folded."""
+        if self.fold is None:
+            return self
+        likes = self.x.new_empty((2, self.fold.columns), dtype=compute_dtype(self.x.dtype))
+        return self._replace(operands=likes.unbind(0), fold=None)
 
     def product(self) -> LinearCall:
         """The same call of the product with its bias alone."""

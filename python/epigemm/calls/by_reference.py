@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import checks, invariance, precision
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls.invariant import row_of
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -46,9 +46,9 @@ def _unfolded_bias(like: Tensor, fold: Any) -> tuple[Tensor | None, Operands]:
     return bias, folded_by_reference(like, (None, *vectors), eps)
 
 
-def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
-    """A call whose arguments have been checked; `fold`: what its operands are folded from."""
-    vectors = None if fold is None else (*fold.vectors, fold.eps)
+def of_call(call: LinearCall) -> Tensor:
+    """A call whose arguments have been checked."""
+    vectors = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
     about = (call.operands, vectors, call.out, call.order.overrides)
     return linear_by_reference(call.epilogue, call.x, call.weight, *about)
 

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
 from epigemm.calls.forecast import require_fused
 from epigemm.calls.layouts import flattens, readable
 from epigemm.calls.log import current
 from epigemm.calls.weight_slices import KEPT, Choice
-from epigemm.epilogues.registry import compute_dtype
 from epigemm.linker import loader
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans
@@ -59,12 +58,10 @@ class _Linear:
         self,
         call: LinearCall,
         plan: tuple[int, ...] | None = None,
-        fold: FoldCall | None = None,
         beside: Beside | None = None,
     ) -> None:
         self.call = call
         self.plan = plan
-        self.fold = fold
         self.beside = beside or _NOTHING
         self.order = call.order
         self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
@@ -120,26 +117,14 @@ class _Linear:
     def read(self, inputs: LinearCall) -> None:
         """Set the inputs that kernels will read: the call's own, or copies of them."""
         self.inputs, self.x = inputs, inputs.x
-        self.given: tuple[Any, ...] = () if self.fold else tuple(inputs.operands)
-
-    @property
-    def described(self) -> LinearCall:
-        """The call with operands."""
-        return self._with_operands(self.call)
-
-    def _with_operands(self, call: LinearCall) -> LinearCall:
-        """The call. If it has a fold, with empty operands in place of the folded ones."""
-        if self.fold is None:
-            return call
-        likes = call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(call.x.dtype))
-        return call._replace(operands=likes.unbind(0))
+        self.given: tuple[Any, ...] = () if inputs.fold else tuple(inputs.operands)
 
     def dry(self) -> DryRun:
         """A dry run of the call in its present state."""
         if self.reads_packs and not self.packs:
             self._look_for_packs()
         slices = weight_slices.number_of(self.packs) | self.short
-        call = self._with_operands(self.inputs)._replace(out=self.out)
+        call = self.inputs.described()._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
 
     def make_pack(self, arithmetic: str) -> None:
@@ -177,7 +162,7 @@ class _Linear:
         more = dry_runs.OTHER_SETTING if self.order.overrides else 0
         more |= dry_runs.RAISES_SHORTAGE if self.insists and not self.has_other_way else 0
         about = (self.order.number, packs, slices, call.strict, call.invariant)
-        fold = None if self.fold is None else (*self.fold.vectors, self.fold.eps)
+        fold = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
         try:
             found = entry.ask(
@@ -261,7 +246,7 @@ def _make_ready(attempt: _Linear) -> Tensor | None:
 
 
 def _by_torch(attempt: _Linear) -> Tensor:
-    call = attempt.described
+    call = attempt.call.described()
     checks.arguments(call)
     if call.invariant and not call.is_empty:
         invariant.refuse(call)
@@ -269,12 +254,12 @@ def _by_torch(attempt: _Linear) -> Tensor:
         require_fused(call)
     if call.out is not None:
         _look_at_overlap(attempt)
-    return by_reference.of_call(attempt.call, attempt.fold)
+    return by_reference.of_call(attempt.call)
 
 
 def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
     """The checks raise the error. If they accept the call, copy its inputs: no kernel can read their layout."""
-    checks.arguments(attempt.described)
+    checks.arguments(attempt.call.described())
     if Reason.DOES_NOT_FIT in attempt.met:
         return _by_torch(attempt)
     _copy_inputs(attempt)
@@ -284,8 +269,7 @@ def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
 def _look_at_overlap(attempt: _Linear) -> None:
     call = attempt.call
     assert call.out is not None
-    others = call.others if attempt.fold is None else [("weight", call.weight), *attempt.fold.named.items()]
-    if checks.output_overlap(call.out, call.x, others, in_place=False):
+    if checks.output_overlap(call.out, call.x, call.others, in_place=False):
         attempt.out = call.new_out()
     attempt.circumstances |= dry_runs.OUT_APART
 
@@ -332,15 +316,15 @@ def _do_with_less_memory(attempt: _Linear) -> None:
 
 def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
     """An error, as no fused kernel runs; but a batch-invariant call may run on copies, or row by row."""
-    call = attempt.described
+    call = attempt.call.described()
     by_rows = invariant.runs_by_rows(call)
     if by_rows or not call.invariant or attempt.is_copied:
         if call.strict:
             require_fused(call)
     else:
         invariant.refuse(call)
-    if attempt.fold is not None:
-        call = call._replace(operands=elementwise_kernels.fold_batch_norm(attempt.fold).unbind(0))
+    if (fold := attempt.call.fold) is not None:
+        call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))
     if by_rows:
         return invariant.row_by_row(call, linear)
     on_copies = _Linear(invariant.on_zeros(call))
@@ -369,7 +353,7 @@ def _link(attempt: _Linear) -> Any:
     if attempt.plan is not None and found.fused:
         raise RuntimeError(f"{call.epilogue.name}: {reason}")
     if call.strict:
-        require_fused(attempt.described)
+        require_fused(attempt.call.described())
     if not found.fused:
         return _by_torch(attempt)
     attempt.plan = dry_runs.FALLBACK
@@ -389,7 +373,7 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
     Reason.NOT_LINKED: _link,
-    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call, attempt.fold),
+    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call),
 }
 _PREPARATIONS = (Reason.NOT_LINKED, Reason.LACKS_PACK)
 """Those that make what the call's own kernel lacks."""
@@ -401,19 +385,18 @@ def run_linear(call: LinearCall) -> Tensor:
     return found if isinstance(found, Tensor) else linear(call)
 
 
-def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall | None = None) -> Tensor:
+def linear(call: LinearCall, plan: Sequence[int] | None = None) -> Tensor:
     """D = epilogue(x @ weight.T), with all remedies that it needs.
 
-    `plan`: a plan to run in place of the planner's choice, as in csrc/call/forced.h. `fold`: what the operands of
-    scale_batch_norm are folded from; the call has no operands then.
+    `plan`: a plan to run in place of the planner's choice, as in csrc/call/forced.h.
 
     Raises:
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run; a plan that cannot run.
         torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
     """
     if current.log is not None:
-        return current.log.made(linear, call, plan, fold)  # type: ignore[no-any-return]
-    return _named(_Linear(call, None if plan is None else tuple(plan), fold))  # type: ignore[no-any-return]
+        return current.log.made(linear, call, plan)  # type: ignore[no-any-return]
+    return _named(_Linear(call, None if plan is None else tuple(plan)))  # type: ignore[no-any-return]
 
 
 def _named(attempt: _Linear) -> Any:

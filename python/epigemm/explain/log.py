@@ -203,11 +203,10 @@ class CallLog(Log):
         told.results = (found,)
         return found
 
-    def _linear(self, call: LinearCall, plan: object = None, fold: FoldCall | None = None) -> Tensor | None:
+    def _linear(self, call: LinearCall, plan: object = None) -> Tensor | None:
+        fold = call.fold
         if fold is not None:
-            wide = compute_dtype(call.x.dtype)
-            call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
-            self._fold(fold)
+            call = call._replace(operands=self._fold(fold).unbind(0), fold=None)
         found = explanation.of_linear(call)
         if fold is not None and fold.vectors[0] is not None:
             # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.

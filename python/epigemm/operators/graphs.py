@@ -315,7 +315,7 @@ def _run(*arguments: Any) -> None:
     call = _call(*arguments)
     fold = _fold(call, arguments)
     if isinstance(call, LinearCall):
-        resolve.run_linear(call) if fold is None else resolve.linear(call, fold=fold)
+        resolve.run_linear(call) if fold is None else resolve.linear(call._replace(fold=fold))
         return
     if fold is not None:
         call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))
