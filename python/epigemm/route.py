@@ -224,9 +224,10 @@ def linear_folded(
     if isinstance(weight, PackedWeight):
         weight, options = weight.weight, options._replace(pack_use=weight_packs.KEEP)
     bias, *others = vectors
-    if all(vector is None for vector in others):
+    scale, mean, var, gain, shift = others
+    if scale is None and mean is None and var is None and gain is None and shift is None:
         return linear(BIAS, x, weight, (bias,), out, *options)
-    if _any_autocast() and autocast.promotes(x, vectors[1:2]):
+    if _any_autocast() and autocast.promotes(x, (scale,)):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         autocast.refuse_strict(options.strict)
         checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
@@ -237,7 +238,7 @@ def linear_folded(
         product = linear(BIAS, like, weight, (first,), None, *options).to(torch.float32)
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
         return elementwise(SCALE_BATCH_NORM, product, (), out, wide)
-    if not checks.is_folded(vectors[3], eps):
+    if not checks.is_folded(var, eps):
         if options.strict:
             raise RuntimeError(
                 "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"

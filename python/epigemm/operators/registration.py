@@ -212,7 +212,6 @@ def _at_once(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
             current.log.begin(call if name == "linear_with_product" else None)
         if not gradient_products.runs_directly(*inputs):
             return kernel(keyset, *args)
-        _refuse_forward_mode(name)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             return operator.recorded(call)
         return operator.implementation(call)
