@@ -422,7 +422,7 @@ def batch_norm_relu(
     Where `route.adds_bias_first`, the bias is not folded.
     """
     if isinstance(weight, PackedWeight):
-        weight, options = weight.weight, options._replace(pack_use=KEEP)
+        weight, options = weight.weight, Options(options.precision, options.strict, KEEP)
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *zip(FOLDED, vectors, strict=True)])
     if not checks.is_folded(vectors[3], eps):

@@ -52,10 +52,10 @@ def run(
                 "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
                 "each half, the second one as weight2"
             )
-        weight, first = weight.weight, options._replace(pack_use=KEEP)
+        weight, first = weight.weight, Options(options.precision, options.strict, KEEP)
     other: Tensor | None
     if isinstance(weight2, PackedWeight):
-        other, second = weight2.weight, options._replace(pack_use=KEEP)
+        other, second = weight2.weight, Options(options.precision, options.strict, KEEP)
     else:
         other = weight2
     checks.tensors(x=x, weight=weight)
@@ -73,7 +73,7 @@ def run(
     if other is None:
         if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
             # in graphs the views are not recognised as parts of a Parameter
-            first = second = options._replace(pack_use=FIND)
+            first = second = Options(options.precision, options.strict, FIND)
         elif options.pack_use is None and (keep_mode.active or keep_mode.traced):
             # decided here, because the views below are not Parameters
             first = second = options._replace(pack_use=keep_mode.pack_use(owner))

@@ -109,7 +109,7 @@ class ResultsEpilogue(Decorated):
         form: ResultsEpilogue
         form, given = self.form(operands, named)
         if isinstance(weight, PackedWeight):
-            weight, options = weight.weight, options._replace(pack_use=KEEP)
+            weight, options = weight.weight, Options(options.precision, options.strict, KEEP)
         if _any_autocast() and any(form.promoted_results(x, given)):
             z, operands = _route.promoted(form.traced, x, weight, given, options)
             return form._narrowed(form.elementwise(z, *operands, out=out), x, given)

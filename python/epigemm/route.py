@@ -222,7 +222,7 @@ def linear_folded(
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
     if isinstance(weight, PackedWeight):
-        weight, options = weight.weight, options._replace(pack_use=weight_packs.KEEP)
+        weight, options = weight.weight, Options(options.precision, options.strict, weight_packs.KEEP)
     bias, *others = vectors
     scale, mean, var, gain, shift = others
     if scale is None and mean is None and var is None and gain is None and shift is None:
