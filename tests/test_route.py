@@ -28,7 +28,7 @@ def expected(x: Tensor) -> Tensor:
 def test_a_plain_call_is_answered_at_once() -> None:
     with (
         mock.patch.object(resolve, "linear", side_effect=AssertionError),
-        mock.patch.object(nodes, "linear", side_effect=AssertionError),
+        mock.patch.object(nodes, "record", side_effect=AssertionError),
         mock.patch.object(entry, "sees", side_effect=AssertionError),
     ):
         torch.testing.assert_close(epigemm.linear_silu(x, weight, bias), expected(x))
@@ -36,7 +36,7 @@ def test_a_plain_call_is_answered_at_once() -> None:
 
 def test_a_recorded_call_is_a_node() -> None:
     given = x.clone().requires_grad_()
-    with mock.patch.object(nodes, "linear", wraps=nodes.linear) as node:
+    with mock.patch.object(nodes, "record", wraps=nodes.record) as node:
         backward(epigemm.linear_silu(given, weight, bias).sum())
     assert node.call_count == 1 and given.grad is not None
 

@@ -8,35 +8,28 @@ they do not: PyTorch's operators compute it then, and raise the errors.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from epigemm import route as _route
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import autocast, checks, invariance
+from epigemm.arguments.calls import FIND, LinearCall, Options
 from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import batch_norm as _nodes
-from epigemm.autograd.batch_norm import BatchNormCall
+from epigemm.autograd.batch_norm import BatchNormCall, Vectors
 from epigemm.calls import elementwise_kernels, entry
 from epigemm.calls.batch_norm import NOTHING_RUNS, Running
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
+from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.packs import weight_packs
 
 _has_global_hooks: Any = nn.modules.module._has_any_global_hook
-_any_autocast = torch._C._is_any_autocast_enabled
+_any_autocast = autocast.is_any_on
 is_served = elementwise_kernels.has_native
 """Whether the kernels run on x's device. On a CPU PyTorch's BatchNorm is one operator."""
-
-
-class Vectors(NamedTuple):
-    """What follows the product and its bias, `[N]` or None: y = batch_norm(u * scale) * weight + bias."""
-
-    scale: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
 
 
 def of_module(
@@ -45,59 +38,56 @@ def of_module(
     bias: Tensor | None,
     scale: Tensor | None,
     bn: nn.BatchNorm1d,
+    options: Options,
     *,
     relu: bool,
-    precision: str | None,
-    strict: bool,
-    pack_use: str,
 ) -> Tensor | None:
     """bn((x @ weight.T + bias) * scale), and perhaps its ReLU, if `bn` is a plain layer; its buffers are updated."""
     if is_traced():
         return None
-    vectors = Vectors(scale, bn.weight, bn.bias)
-    asked = DEFAULT if precision is None else checks.precision(precision)
-    call = BatchNormCall(_running_of(bn), bn.eps, relu, asked, pack_use, strict)
+    precision = DEFAULT if options.precision is None else checks.precision(options.precision)
+    product = LinearCall(BIAS, x, weight, (bias,), precision, options.pack_use or FIND, options.strict)
+    call = BatchNormCall(product, Vectors(scale, bn.weight, bn.bias), _running_of(bn), bn.eps, relu)
     if not _is_plain(bn):
-        return _by_torch(
-            x, call, vectors, "the BatchNorm has hooks or a forward of its own, or is a subclass"
-        )
-    return linear_batch_norm(x, weight, bias, vectors, call)
+        return _by_torch(call, "the BatchNorm has hooks or a forward of its own, or is a subclass")
+    return linear_batch_norm(call)
 
 
-def linear_batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Vectors, call: BatchNormCall
-) -> Tensor | None:
+def linear_batch_norm(call: BatchNormCall) -> Tensor | None:
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
+    product = call.product
+    x = product.x
     if not isinstance(x, Tensor):
         return None
     if not is_served(x):
-        return _by_torch(x, call, vectors, "epigemm has no kernels for batch statistics on {device}")
+        return _by_torch(call, f"epigemm has no kernels for batch statistics on {x.device}")
     if invariance.active and invariance.enabled():
-        return _by_torch(x, call, vectors, "in the batch-invariant mode")
-    if _any_autocast() and _route.promotes(x, vectors[:1]):
-        return _by_torch(x, call, vectors, "under autocast a float32 scale makes its input float32")
-    x, weight, (bias,) = _route.autocast(x, weight, bias)
-    inputs = (x, weight, bias, *vectors)
-    route = entry.sees(*inputs, call.running.mean, call.running.var)
+        return _by_torch(call, "in the batch-invariant mode")
+    if _any_autocast() and autocast.promotes(x, call.vectors[:1]):
+        return _by_torch(call, "under autocast a float32 scale makes its input float32")
+    x, weight, biases = autocast.cast(x, product.weight, product.bias)
+    call = call._replace(product=product._replace(x=x, weight=weight, operands=biases))
+    route = entry.sees(*call.inputs, call.running.mean, call.running.var)
     if route is entry.NOT_PLAIN:
         return None
-    if not _fits(inputs, call):
-        why = "epigemm's kernels for batch statistics do not take these shapes, types or options"
-        return _by_torch(x, call, vectors, why)
+    if not _fits(call):
+        return _by_torch(
+            call, "epigemm's kernels for batch statistics do not take these shapes, types or options"
+        )
     if route is entry.RECORDED and weight.requires_grad:
-        call = call._replace(pack_use=weight_packs.NONE)
-    checks.flag("strict", call.strict)
+        call = call._replace(product=call.product._replace(pack_use=weight_packs.NONE))
+    checks.flag("strict", product.strict)
     # The casts of autocast have been made.
     with torch.autocast(x.device.type, enabled=False) if _any_autocast() else nullcontext():
         if route is entry.RECORDED:
-            return _nodes.linear_batch_norm(call, inputs)
-        return _nodes.forward(call, inputs)[0]
+            return _nodes.linear_batch_norm(call)
+        return _nodes.forward(call)[0]
 
 
-def _by_torch(x: Tensor, call: BatchNormCall, vectors: Vectors, why: str) -> Tensor | None:
+def _by_torch(call: BatchNormCall, why: str) -> Tensor | None:
     """None, because PyTorch's BatchNorm runs behind this product; an open log is told why."""
     if current.log is not None:
-        current.log.note(linear_batch_norm, call, vectors, why.format(device=x.device))
+        current.log.note(linear_batch_norm, call, why)
     return None
 
 
@@ -119,10 +109,10 @@ def _running_of(bn: nn.BatchNorm1d) -> Running:
     return Running(bn.running_mean, bn.running_var, tracked, momentum)
 
 
-def _fits(inputs: _nodes.Inputs, call: BatchNormCall) -> bool:
+def _fits(call: BatchNormCall) -> bool:
     """Whether the kernels compute what PyTorch does. Where it raises an error, they do not."""
-    x, weight, bias, scale, *of_norm = inputs
-    running = call.running
+    x, weight, bias = call.product.x, call.product.weight, call.product.bias
+    (scale, *of_norm), running = call.vectors, call.running
     if not call.eps > 0:
         return False
     if x.dim() != 2 or weight.dim() != 2 or x.shape[0] < 2 or weight.numel() == 0:

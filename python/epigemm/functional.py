@@ -46,7 +46,8 @@ from torch import Tensor
 
 from epigemm import docstrings
 from epigemm import route as _route
-from epigemm.arguments import checks
+from epigemm.arguments import autocast, checks
+from epigemm.arguments.calls import Options
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.epilogues.library import (
@@ -104,7 +105,7 @@ def linear(
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS, x, weight, (bias,), precision, out, strict)
+    return _route.linear(BIAS, x, weight, (bias,), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -125,7 +126,7 @@ def linear_relu(
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_RELU, x, weight, (bias,), precision, out, strict)
+    return _route.linear(BIAS_RELU, x, weight, (bias,), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -146,7 +147,7 @@ def linear_silu(
         >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_SILU, x, weight, (bias,), precision, out, strict)
+    return _route.linear(BIAS_SILU, x, weight, (bias,), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -167,7 +168,7 @@ def linear_tanh(
         >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_TANH, x, weight, (bias,), precision, out, strict)
+    return _route.linear(BIAS_TANH, x, weight, (bias,), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -189,7 +190,7 @@ def linear_gelu(
         >>> epigemm.linear_gelu(torch.randn(8, 64), torch.randn(32, 64), approximate="tanh").shape
         torch.Size([8, 32])
     """
-    return _route.linear(gelu_epilogue(approximate), x, weight, (bias,), precision, out, strict)
+    return _route.linear(gelu_epilogue(approximate), x, weight, (bias,), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -211,7 +212,7 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), precision, out, strict)
+    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -234,7 +235,7 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return _route.linear(RELU_DIV, x, weight, (bias, divisor), precision, out, strict)
+    return _route.linear(RELU_DIV, x, weight, (bias, divisor), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -258,7 +259,9 @@ def linear_scale(
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear_folded(x, weight, (bias, scale, None, None, None, None), 0.0, precision, out, strict)
+    return _route.linear_folded(
+        x, weight, (bias, scale, None, None, None, None), 0.0, out, Options(precision, strict)
+    )
 
 
 @docstrings.of_linear
@@ -290,7 +293,7 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    return _route.linear_folded(x, weight, vectors, eps, precision, out, strict)
+    return _route.linear_folded(x, weight, vectors, eps, out, Options(precision, strict))
 
 
 @docstrings.of_linear
@@ -312,7 +315,7 @@ def linear_residual(
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), precision, out, strict)
+    return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -335,7 +338,7 @@ def linear_gated(
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(gate_function(activation), x, weight, (bias, gate), precision, out, strict)
+    return _route.linear(gate_function(activation), x, weight, (bias, gate), out, precision, strict)
 
 
 @docstrings.of_linear
@@ -360,7 +363,7 @@ def linear_layer_scale_residual(
         torch.Size([8, 32])
     """
     operands = (bias, layer_scale, residual)
-    return _route.linear(FUNCTIONS["layer_scale_residual"], x, weight, operands, precision, out, strict)
+    return _route.linear(FUNCTIONS["layer_scale_residual"], x, weight, operands, out, precision, strict)
 
 
 @docstrings.of_linear
@@ -394,7 +397,7 @@ def linear_batch_norm_relu(
     checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
     checks.running_statistics(**statistics)
     vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
-    return batch_norm_relu(x, weight, vectors, eps, out, precision, strict)
+    return batch_norm_relu(x, weight, vectors, eps, out, Options(precision, strict))
 
 
 def gate_function(activation: str) -> Traced:
@@ -412,22 +415,20 @@ def batch_norm_relu(
     vectors: tuple[Tensor | None, ...],
     eps: float,
     out: Tensor | None,
-    precision: str | None,
-    strict: bool,
-    pack_use: str | None = None,
+    options: Options,
 ) -> Tensor:
     """relu(multiplier * (x @ weight.T) + offset), both folded from `vectors` (those of `epilogues.FOLDED`).
 
     Where `route.adds_bias_first`, the bias is not folded.
     """
     if isinstance(weight, PackedWeight):
-        weight, pack_use = weight.weight, KEEP
+        weight, options = weight.weight, Options(options.precision, options.strict, KEEP)
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *zip(FOLDED, vectors, strict=True)])
     if not checks.is_folded(vectors[3], eps):
-        y = _route.linear_folded(x, weight, vectors, eps, precision, out, strict, pack_use)
+        y = _route.linear_folded(x, weight, vectors, eps, out, options)
         return y.relu() if out is None else y.relu_()
-    x, weight, (bias,) = _route.autocast(x, weight, vectors[0])
+    x, weight, (bias,) = autocast.cast(x, weight, vectors[0])
     checks.product(x, weight)  # before the fold, whose errors would name what it reads
     is_first = _route.adds_bias_first(x)
     vectors = (None if is_first else bias, *vectors[1:])
@@ -435,7 +436,7 @@ def batch_norm_relu(
     operands = (bias if is_first else None, *folded)
     function = FUNCTIONS[OF_VECTORS]
     # The vectors do not promote the type, in PyTorch neither.
-    return _route.linear(function, x, weight, operands, precision, out, strict, pack_use, promotes=False)
+    return _route.linear(function, x, weight, operands, out, *options, promotes=False)
 
 
 @docstrings.of_elementwise

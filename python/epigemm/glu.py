@@ -13,8 +13,8 @@ from torch import Tensor
 
 from epigemm import docstrings
 from epigemm import route as _route
-from epigemm.arguments import checks, forms, invariance
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments import autocast, checks, forms, invariance
+from epigemm.arguments.calls import LinearCall, Options
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_exporting, is_traced
@@ -36,56 +36,59 @@ def run(
     weight2: Tensor | PackedWeight | None,
     bias2: Tensor | None,
     out: Tensor | None,
-    precision: str | None,
-    strict: bool,
-    pack_use: str | None = None,
+    options: Options,
 ) -> Tensor:
-    """`linear_glu`; `pack_use`: what the call may do with the packs of its weights, as of `epigemm.route.linear`.
+    """`linear_glu`; `options`: those of both products.
 
     One kernel runs if it can. Else the second product runs as a call of `linear`. Then the first one runs, and
     multiplies by it in its epilogue. One product of all 2N rows with an elementwise kernel behind it would write and
     read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
     """
     function = gate_function(activation)
-    use, use2 = pack_use, pack_use
+    first = second = options
     if isinstance(weight, PackedWeight):
         if weight2 is None:
             raise TypeError(
                 "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
                 "each half, the second one as weight2"
             )
-        weight, use = weight.weight, KEEP
+        weight, first = weight.weight, Options(options.precision, options.strict, KEEP)
+    other: Tensor | None
     if isinstance(weight2, PackedWeight):
-        weight2, use2 = weight2.weight, KEEP
+        other, second = weight2.weight, Options(options.precision, options.strict, KEEP)
+    else:
+        other = weight2
     checks.tensors(x=x, weight=weight)
-    checks.optional_tensors(bias=bias, weight2=weight2, bias2=bias2, out=out)
+    checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
     if out is not None:
-        _check_out(out, x, {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2})
-    if precision is not None:
-        checks.precision(precision)
-    if strict is not False:
-        checks.flag("strict", strict)
+        _check_out(out, x, {"weight": weight, "bias": bias, "weight2": other, "bias2": bias2})
+    if options.precision is not None:
+        checks.precision(options.precision)
+    if options.strict is not False:
+        checks.flag("strict", options.strict)
     owner = weight  # the tensor that owns packs; autocast makes another one
-    x, weight, (bias, weight2, bias2) = _route.autocast(x, weight, bias, weight2, bias2)
-    checks.pair(x, weight, bias, weight2, bias2, out)
-    if weight2 is None:
+    if autocast.is_any_on():
+        x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
+    checks.pair(x, weight, bias, other, bias2, out)
+    if other is None:
         if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
-            use = FIND  # in graphs the views are not recognised as parts of a Parameter
-        elif use is None and (keep_mode.active or keep_mode.traced):
-            use = keep_mode.pack_use(owner)  # decided here, because the views below are not Parameters
-        use2 = use
+            # in graphs the views are not recognised as parts of a Parameter
+            first = second = Options(options.precision, options.strict, FIND)
+        elif options.pack_use is None and (keep_mode.active or keep_mode.traced):
+            # decided here, because the views below are not Parameters
+            first = second = options._replace(pack_use=keep_mode.pack_use(owner))
         # Views, by one node of autograd, which writes both gradients into one tensor.
-        weight, weight2 = weight.chunk(2)
+        weight, other = weight.chunk(2)
         if bias is not None:
             bias, bias2 = bias.chunk(2)
     if x.dtype.itemsize == 2 and not is_traced():
-        found = one_kernel.pair(pair_call(function, x, weight, bias, weight2, bias2, out))
+        found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
         if found is not None:
             return found
-    if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
-        _require_fused(function, x, weight, bias, precision, use)
-    gate = _route.linear(BIAS, x, weight2, (bias2,), precision, None, False, use2)
-    return _route.linear(function, x, weight, (bias, gate), precision, out, strict, use)
+    if options.strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
+        _require_fused(function, x, weight, bias, first)
+    gate = _route.linear(BIAS, x, other, (bias2,), None, second.precision, False, second.pack_use)
+    return _route.linear(function, x, weight, (bias, gate), out, *first)
 
 
 def pair_call(
@@ -107,18 +110,15 @@ def pair_call(
 
 
 def _require_fused(
-    function: Traced,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str | None,
-    pack_use: str | None,
+    function: Traced, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options
 ) -> None:
     """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
-    asked, use = DEFAULT if precision is None else precision, FIND if pack_use is None else pack_use
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
     operands = (bias, x.new_empty(rows.shape[0], weight.shape[0]))
-    call = LinearCall(forms.of_types(function, x, operands), rows, weight, operands, asked, use, True)
+    epilogue = forms.of_types(function, x, operands)
+    call = LinearCall(
+        epilogue, rows, weight, operands, options.precision or DEFAULT, options.pack_use or FIND, True
+    )
     if not call.is_empty:
         forecast.require_fused(call)
 
@@ -169,4 +169,4 @@ def linear_glu(
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(32, 64), weight2=torch.randn(32, 64)).shape
         torch.Size([8, 32])
     """
-    return run(activation, x, weight, bias, weight2, bias2, out, precision, strict)
+    return run(activation, x, weight, bias, weight2, bias2, out, Options(precision, strict))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import checks, forms, invariance
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments import autocast, checks, forms, invariance
+from epigemm.arguments.calls import LinearCall, Options
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.calls import one_kernel, reductions
@@ -25,16 +25,16 @@ from epigemm.calls.layouts import unflattened
 from epigemm.compilers import is_traced
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced, TracedResults
-from epigemm.epilogues.kinds import PER_COLUMN, SCALAR
+from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
-from epigemm.packs import keep_mode, weight_packs
-from epigemm.packs.weight_packs import PackedWeight
+from epigemm.packs import keep_mode
+from epigemm.packs.weight_packs import KEEP, PackedWeight
 
 _tracing_state = torch._C._get_tracing_state
-_any_autocast = torch._C._is_any_autocast_enabled
+_any_autocast = autocast.is_any_on
 
 
 class ResultsEpilogue(Decorated):
@@ -50,17 +50,6 @@ class ResultsEpilogue(Decorated):
         self.results = traced.results.results
         # By whether x has the type of the arithmetic.
         self._parts = {is_exact: take_apart(traced, is_exact=is_exact) for is_exact in (True, False)}
-        bias = traced.results.bias()
-        is_products = bias is not None and traced.kinds[bias - 1] == PER_COLUMN
-        self._bias_place = (bias or 0) if is_products else 0  # as of `Traced`
-        # For each result, the places of the operands whose type it is promoted from. The bias has the product's.
-        excepted = {0, bias} if is_products else {0}
-        self._typing = [
-            [number - 1 for number in traced.results.program(each.value).typing() - excepted]
-            if each.is_stored
-            else []
-            for each in self.results
-        ]
         self._reduces_columns = any(not each.is_stored and each.axis == 0 for each in self.results)
 
     def __call__(
@@ -105,7 +94,7 @@ class ResultsEpilogue(Decorated):
         Example:
             >>> y, z, total = gelu_with_sum(x, weight, bias)
         """
-        return self.call(x, weight, operands, named, out, precision, strict, None)
+        return self.call(x, weight, operands, named, out, Options(precision, strict))
 
     def call(
         self,
@@ -114,47 +103,29 @@ class ResultsEpilogue(Decorated):
         operands: Sequence[Tensor | float | None],
         named: Mapping[str, Tensor | float | None],
         out: None,
-        precision: str | None,
-        strict: bool,
-        pack_use: str | None,
+        options: Options,
     ) -> Any:
-        """As calling it; `pack_use`: what the call may do with the weight's pack, as of `epigemm.route.linear`."""
+        """As calling it."""
         form: ResultsEpilogue
         form, given = self.form(operands, named)
-        if _any_autocast() and any(form.promoted_results(x, given)):
-            z, operands = form.promoted(x, weight, given, precision, strict, pack_use)
-            return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
         if isinstance(weight, PackedWeight):
-            weight, pack_use = weight.weight, weight_packs.KEEP
+            weight, options = weight.weight, Options(options.precision, options.strict, KEEP)
+        if _any_autocast() and any(form.promoted_results(x, given)):
+            z, operands = _route.promoted(form.traced, x, weight, given, options)
+            return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
         x, weight = form.checked(x, weight, given, out)
-        kept = keep_mode.pack_use(weight) if pack_use is None else pack_use
-        both = form._both(x, weight, given, precision, kept, strict=strict)
+        both = form._both(x, weight, given, options)
         if both is not None:
             return form._results(both, given)
         matrix = form.parts(x.dtype).matrices[0]
         function: Function = BIAS if matrix.traced is None else matrix.traced
         reads = (None,) if matrix.traced is None else matrix.operands(given)
-        options = (precision, None, strict, pack_use)
-        shared = _route.linear(function, x, weight, reads, *options, promotes=False)
+        shared = _route.linear(function, x, weight, reads, None, *options, promotes=False)
         return form._results({0: shared}, given)
-
-    def promoted(
-        self,
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        given: Sequence[Any],
-        precision: str | None,
-        strict: bool,
-        pack_use: str | None,
-    ) -> tuple[Tensor, Sequence[Any]]:
-        """The product of a call whose results autocast makes fp32, and the operands of what follows."""
-        plain = weight.weight if isinstance(weight, PackedWeight) else weight
-        specs = self.traced.operands
-        return _route.promoted(specs, self._bias_place, x, plain, given, precision, strict, pack_use)
 
     def promoted_results(self, x: Tensor, given: Sequence[Any]) -> list[bool]:
         """For each result whether it is a matrix that autocast makes fp32, by an operand."""
-        return [_route.promotes(x, [given[place] for place in typing]) for typing in self._typing]
+        return [autocast.promotes(x, [given[place] for place in typing]) for typing in self.traced.typing]
 
     def _narrowed(self, results: Any, x: Tensor, given: Sequence[Any]) -> Any:
         """Results in fp32, behind a product in autocast's type; each matrix in the type that PyTorch promotes it to."""
@@ -163,7 +134,7 @@ class ResultsEpilogue(Decorated):
             zip(self.results, self.promoted_results(x, given), strict=True)
         ):
             if result.is_stored and not result.is_fp32 and not is_fp32:
-                values[place] = values[place].to(torch.get_autocast_dtype(x.device.type))
+                values[place] = values[place].to(autocast.dtype_for(x))
         return filled(self.traced.results.structure, values)
 
     def elementwise(
@@ -218,7 +189,8 @@ class ResultsEpilogue(Decorated):
     ) -> tuple[Tensor, Tensor]:
         """x and weight as autocast has them, of a call whose arguments fit; nothing was launched."""
         checks.tensors(x=x, weight=weight)
-        x, weight, _ = _route.autocast(x, weight)
+        if _any_autocast():
+            x, weight, _ = autocast.cast(x, weight)
         checks.product(x, weight)
         self._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
         return x, weight
@@ -256,22 +228,15 @@ class ResultsEpilogue(Decorated):
             )
 
     def _both(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        given: Sequence[Any],
-        precision: str | None,
-        pack_use: str,
-        *,
-        strict: bool,
+        self, x: Tensor, weight: Tensor, given: Sequence[Any], options: Options
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
-        pair = self.parts(x.dtype).pair
+        pair, (precision, strict, pack_use) = self.parts(x.dtype).pair, options
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
         epilogue, seen = forms.seen(pair.traced, x, pair.operands(given))
-        asked = DEFAULT if precision is None else precision
-        call = LinearCall(epilogue, x, weight, seen, asked, pack_use, strict, invariance.enabled())
+        use = keep_mode.pack_use(weight) if pack_use is None else pack_use
+        call = LinearCall(epilogue, x, weight, seen, precision or DEFAULT, use, strict, invariance.enabled())
         found = one_kernel.both(call)
         if found is None:
             return None

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from epigemm._native import ops
-from epigemm.arguments import checks, forms, invariance
+from epigemm.arguments import autocast, checks, forms, invariance
 from epigemm.arguments.calls import (
+    AS_USUAL,
     ElementwiseCall,
     FoldCall,
     LinearCall,
+    Options,
     Vectors,
-    elementwise_arguments,
-    linear_arguments,
+    operator_arguments,
     tensors_of,
 )
 from epigemm.arguments.forms import Function
@@ -35,8 +36,8 @@ from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
 from epigemm.compilers import in_functional_derivative, is_exporting, is_traced
-from epigemm.epilogues.declaration import Traced
-from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
+from epigemm.epilogues.declaration import Traced, TracedResults
+from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import flops as _flops  # noqa: F401
@@ -49,10 +50,10 @@ from epigemm.planner.reasons import Reason
 # Looked up once, because a plain call takes the host only microseconds.
 _may_be_exporting = torch.compiler.is_exporting  # of any thread
 _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
-_any_autocast = torch._C._is_any_autocast_enabled
-_has_autocast = torch.amp.is_autocast_available
+_any_autocast = autocast.is_any_on
 
 _NO_NORM = (None,) * 4  # for the vectors of BatchNorm among those of `FOLDED`
+_BEFORE_OUT = 7  # arguments of the operators that write into a tensor
 _PLAIN, _RECORDED, _OPERATOR = None, entry.RECORDED, entry.NOT_PLAIN
 """The routes of a call, as the entry names them."""
 
@@ -62,10 +63,10 @@ def linear(
     x: Tensor,
     weight: Tensor | PackedWeight,
     operands: Operands,  # one for each of the function's, as callers give them; none with a `fold`
-    precision: str | None = None,  # None for torch's setting
     out: Tensor | None = None,  # where the result goes
-    strict: bool = False,  # no fallback
-    pack_use: str | None = None,  # `weight_packs.KEEP` for a module's own; None: `epigemm.keep_packs` decides
+    precision: str | None = None,  # this and the next two are `Options`
+    strict: bool = False,
+    pack_use: str | None = None,
     fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
     *,
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
@@ -80,20 +81,18 @@ def linear(
     if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
         if out is not None:
             checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
-        z, operands = promoted(
-            function.operands, function.bias_place, x, weight, operands, precision, strict, pack_use
-        )
+        z, operands = promoted(function, x, weight, operands, Options(precision, strict, pack_use))
         return elementwise(function, z, operands, out)
     found: Tensor | Reason
     if is_traced():
-        x, weight, operands, fold = cast(function, x, weight, operands, fold)
+        x, weight, operands, fold = _cast(function, x, weight, operands, fold)
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
         if function.is_compiled and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
-            found = graphs.linear(epilogue, x, weight, given, fold, precision, out, strict)
+            found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -112,29 +111,26 @@ def linear(
         if fold is None and isinstance(function, Epilogue) and function.bias_place:
             vectors = {"bias": operands[0]}
         _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
-        x, weight, operands, fold = cast(function, x, weight, operands, fold)
-    if fold is None:
-        if function.is_choice:
-            checks.product(x, weight)  # checked before the operands, whose shapes depend on it
-        if isinstance(function, Epilogue) and not function.has_scalar:
-            epilogue = function
-        else:
-            epilogue, operands = _checked(function, x, weight.shape[:1], operands)
+        x, weight, operands, fold = _cast(function, x, weight, operands, fold)
+    if isinstance(function, Epilogue) and not function.has_scalar:
+        epilogue = function
+    else:
+        epilogue, operands = _converted(function, x, operands)
     route = _route_of(found, x, weight, *operands, *(fold or ()), out)
     options = _options(route, x, weight, precision, strict, pack_use)
     if fold is None:
-        return _linear(route, LinearCall(epilogue, x, weight, operands, *options, out))
+        return _made(route, LinearCall(epilogue, x, weight, operands, *options, out))
     # All launches are checked before the first one.
-    checks.linear(LinearCall(BIAS, x, weight, fold[:1], *options, out))
+    checks.arguments(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
     if route is _PLAIN:
-        return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out), fold=folded)
+        return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out, fold=folded))
     if fold[0] is not None and not strict and adds_bias_first(x):
-        product = linear(BIAS, x, weight, fold[:1], precision, None, False, pack_use)
+        product = linear(BIAS, x, weight, fold[:1], None, precision, False, pack_use)
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
-        return _elementwise(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
+        return _made(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
-    return _linear(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
+    return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
 
 
 def _are_like(x: Tensor, operands: Operands) -> bool:
@@ -155,12 +151,12 @@ def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Opera
     )
 
 
-def _checked(
-    function: Function, x: Tensor, columns: Sequence[int], operands: Operands, first: str = "x"
+def _converted(
+    function: Function, x: Tensor, operands: Operands, first: str = "x"
 ) -> tuple[Epilogue, Operands]:
     """The epilogue of a call that the entry has not made, and its operands as calls have them.
 
-    `columns`: the last size of the result; `first`: the name of x.
+    Shapes and types are checked by whoever makes the call.
     """
     wide = compute_dtype(x.dtype)
     given: list[Any] = []
@@ -174,15 +170,7 @@ def _checked(
         elif spec.kind == SCALAR:
             number = value if graphs.is_symbol(value) else checks.scalar_number(spec.name, value)
             value = graphs.on_device(number, x).to(wide) if has_tensors else number
-        elif isinstance(value, Tensor):
-            if (
-                function.is_choice and function.is_compiled
-            ):  # the operator has the package's name of the operand
-                checks.element(spec.name, value, x, first)
-            checks.strided(spec.name, value)
-            if KINDS[spec.kind].by_row:
-                checks.shape_of_operand(spec.kind, spec.name, value, (*x.shape[:-1], *columns))
-        elif value is not None or place != function.bias_place:
+        elif not isinstance(value, Tensor) and (value is not None or place != function.bias_place):
             got = type(value).__name__
             raise TypeError(f"{spec.name}: got {got}; accepted is {KINDS[spec.kind].accepted}")
         given.append(value)
@@ -195,39 +183,32 @@ def _is_tensor(scalar: Tensor | float | None) -> bool:
 
 
 def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
-    return promotes(x, [operands[place] for place in function.typing])
+    return autocast.promotes(x, [operands[place] for place in function.typing])
 
 
 def promoted(
-    specs: Sequence[Operand],
-    bias_place: int,
-    x: Tensor,
-    weight: Tensor,
-    operands: Operands,
-    precision: str | None,
-    strict: bool,
-    pack_use: str | None,
+    declared: Traced | TracedResults, x: Tensor, weight: Tensor, operands: Operands, options: Options
 ) -> tuple[Tensor, Operands]:
-    """A call whose result autocast makes fp32 (`promotes`): the product, and the operands of what follows.
+    """A call whose result autocast makes fp32 (`autocast.promotes`): the product, and the operands of what follows.
 
     The product and its bias are rounded to autocast's type, as in PyTorch, and then fp32 as all operands are. All
     are checked before it is launched.
     """
     checks.tensors(x=x, weight=weight)
-    refuse_strict(strict)
-    place = bias_place - 1
+    autocast.refuse_strict(options.strict)
+    place = declared.bias_place - 1
     bias: Any = operands[place] if place >= 0 else None
-    like, like_weight, (like_bias,) = autocast(x, weight, bias)
+    like, like_weight, (like_bias,) = autocast.cast(x, weight, bias)
     checks.product(like, like_weight)
     shape, values = (*x.shape[:-1], weight.shape[0]), []
-    for number, (spec, value) in enumerate(zip(specs, operands, strict=True)):
+    for number, (spec, value) in enumerate(zip(declared.operands, operands, strict=True)):
         is_bias = number == place
         if value is not None or not is_bias:
             checks.operand(spec.kind, spec.name, like_bias if is_bias else value, like, shape)
         if is_bias and isinstance(value, Tensor):  # -0 changes no sum
             value = torch.full_like(value, -0.0, dtype=torch.float32, requires_grad=False)
         values.append(value.to(torch.float32) if isinstance(value, Tensor) and spec.kind != SCALAR else value)
-    z = linear(BIAS, like, like_weight, (like_bias,), precision, None, False, pack_use)
+    z = linear(BIAS, like, like_weight, (like_bias,), None, *options)
     return z.to(torch.float32), values
 
 
@@ -236,37 +217,36 @@ def linear_folded(
     weight: Tensor | PackedWeight,
     vectors: tuple[Tensor | None, ...],
     eps: float,
-    precision: str | None,
-    out: Tensor | None,
-    strict: bool = False,
-    pack_use: str | None = None,
+    out: Tensor | None = None,
+    options: Options = AS_USUAL,
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
+    if isinstance(weight, PackedWeight):
+        weight, options = weight.weight, Options(options.precision, options.strict, weight_packs.KEEP)
     bias, *others = vectors
-    if all(vector is None for vector in others):
-        return linear(BIAS, x, weight, (bias,), precision, out, strict, pack_use)
-    plain = weight.weight if isinstance(weight, PackedWeight) else weight
-    if _any_autocast() and promotes(x, vectors[1:2]):
+    scale, mean, var, gain, shift = others
+    if scale is None and mean is None and var is None and gain is None and shift is None:
+        return linear(BIAS, x, weight, (bias,), out, *options)
+    if _any_autocast() and autocast.promotes(x, (scale,)):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
-        refuse_strict(strict)
-        checks.own_memory(out, x, [("weight", plain), *_named(vectors).items()])
-        _check_tensors({"x": x, "weight": plain}, _named(vectors))
-        like, plain, (first,) = autocast(x, plain, bias)
-        checks.linear(LinearCall(BIAS, like, plain, (first,)))
-        checks.fold_batch_norm(like, (first, *others), eps, plain.shape[0])
-        product = linear(BIAS, like, plain, (first,), precision, None, False, pack_use).to(torch.float32)
+        autocast.refuse_strict(options.strict)
+        checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
+        _check_tensors({"x": x, "weight": weight}, _named(vectors))
+        like, weight, (first,) = autocast.cast(x, weight, bias)
+        checks.arguments(LinearCall(BIAS, like, weight, (first,)))
+        checks.fold_batch_norm(like, (first, *others), eps, weight.shape[0])
+        product = linear(BIAS, like, weight, (first,), None, *options).to(torch.float32)
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
         return elementwise(SCALE_BATCH_NORM, product, (), out, wide)
-    if not checks.is_folded(vectors[3], eps):
-        if strict:
+    if not checks.is_folded(var, eps):
+        if options.strict:
             raise RuntimeError(
                 "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"
             )
-        checks.own_memory(out, x, [("weight", plain), *_named(vectors).items()])
-        scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, precision, None, False, pack_use)
+        checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
+        scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, None, options)
         return by_reference.unfolded(scaled, vectors[2:], eps, out)
-    fold = (*vectors, eps)
-    return linear(SCALE_BATCH_NORM, x, weight, (), precision, out, strict, pack_use, fold)
+    return linear(SCALE_BATCH_NORM, x, weight, (), out, *options, (*vectors, eps))
 
 
 def adds_bias_first(x: Tensor) -> bool:
@@ -300,26 +280,28 @@ def _options(
     return asked, pack_use, strict, invariance.active and invariance.enabled()
 
 
-def _linear(route: Reason | None, call: LinearCall, *, checked: bool = False) -> Tensor:
-    """A call that the entry has not answered."""
-    if call.invariant and call.x.device.type == "meta":
+def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
+    """A call that the entry has not made, by its route; `checked`: whether the arguments are known to fit."""
+    if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:
-        return nodes.linear(call, checked=checked)
+        return nodes.record(call, checked=checked)
     if route is _PLAIN:
-        return resolve.linear(call)
+        return resolve.linear(call) if isinstance(call, LinearCall) else resolve_elementwise.elementwise(call)
     if in_functional_derivative():
         return by_reference.in_derivative(call)
-    if not is_traced():
-        native = graphs.in_inductor(call)
-        if native is not None:
-            return native
-    arguments = linear_arguments(call)
+    if route is _OPERATOR and call.epilogue.is_choice:
+        checks.arguments(call)  # the operator would name an operand as the package's epilogue does
+    found = None if is_traced() else graphs.in_inductor(call)
+    if found is not None:
+        return found
+    is_linear, arguments = isinstance(call, LinearCall), operator_arguments(call)
     if call.out is None:
-        result: Tensor = ops.linear(*arguments)
+        result: Tensor = (ops.linear if is_linear else ops.elementwise)(*arguments)
         return result
     checks.not_negated(call.out)
-    ops.linear_out(*arguments[:7], call.out, *arguments[7:])
+    into = ops.linear_out if is_linear else ops.elementwise_out
+    into(*arguments[:_BEFORE_OUT], call.out, *arguments[_BEFORE_OUT:])
     return call.out
 
 
@@ -345,7 +327,7 @@ def elementwise(
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         if isinstance(function, Epilogue):
-            found = graphs.elementwise(function, x, operands, fold, out)
+            found = graphs.native(function, x, None, operands, fold, out)
     else:
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
@@ -361,42 +343,19 @@ def elementwise(
         if fold is None and isinstance(function, Epilogue) and function.bias_place:
             named = {"bias": operands[0]}
         _check_tensors({first: x}, {**named, "out": out})
-    if function.is_choice:
-        checks.matrices(x, first)
-    if fold is None:
-        if isinstance(function, Epilogue) and not function.has_scalar:
-            epilogue = function
-        else:
-            epilogue, operands = _checked(function, x, x.shape[-1:], operands, first)
+    if isinstance(function, Epilogue) and not function.has_scalar:
+        epilogue = function
+    else:
+        epilogue, operands = _converted(function, x, operands, first)
     route = _route_of(found, x, *operands, *(fold or ()), out)
     if fold is not None:
         checks.rows_of_vectors(x)
-        checks.elementwise(ElementwiseCall(BIAS, x, out=out))
+        checks.arguments(ElementwiseCall(BIAS, x, out=out))
         folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], x.shape[-1])
         if out is not None:
             checks.own_memory(out, x, _named(fold).items(), in_place=True)
-        epilogue, operands = SCALE_BATCH_NORM, _fold(route, folded, out)
-    return _elementwise(route, ElementwiseCall(epilogue, x, operands, out))
-
-
-def _elementwise(route: Reason | None, call: ElementwiseCall) -> Tensor:
-    """A call that the entry has not answered."""
-    out = call.out
-    if route is _RECORDED and out is None:
-        return nodes.elementwise(call)
-    if route is _PLAIN:
-        return resolve_elementwise.elementwise(call)
-    if in_functional_derivative():
-        checks.elementwise(call)
-        by_reference.refuse_out(out)
-        return call.epilogue.reference(call.x, call.operands)
-    arguments = elementwise_arguments(call)
-    if out is None:
-        result: Tensor = ops.elementwise(*arguments)
-        return result
-    checks.not_negated(out)
-    ops.elementwise_out(*arguments, out)
-    return out
+        operands = _fold(route, folded, out)
+    return _made(route, ElementwiseCall(epilogue, x, operands, out))
 
 
 def fold(like: Tensor, vectors: Vectors, eps: float, columns: int) -> tuple[Tensor, ...]:
@@ -456,65 +415,15 @@ def _route_of(found: Reason | None, *arguments: Any) -> Reason | None:
     return _RECORDED if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _PLAIN
 
 
-def promotes(x: Tensor, operands: Sequence[Any]) -> bool:
-    """Whether autocast is on and an operand beside a product of x is fp32: what PyTorch makes of both is fp32.
-
-    Numbers and 0-d tensors promote nothing. Outside of autocast a result has x's type.
-    """
-    dtype = _autocast_dtype(x) if isinstance(x, Tensor) else None
-    if dtype is None or dtype.itemsize != 2 or x.dtype is torch.float64:
-        return False
-    return any(isinstance(each, Tensor) and each.dtype is torch.float32 and each.dim() for each in operands)
-
-
-def refuse_strict(strict: bool) -> None:
-    """RuntimeError for a strict call that `promotes`: no kernel stores another type than x's."""
-    if checks.flag("strict", strict):
-        raise RuntimeError(
-            "strict: got True under autocast for a call with a float32 operand, whose result is float32 and no fused "
-            "kernel's; accepted there is False, or operands of autocast's dtype"
-        )
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The type that autocast gives a product of x, if x is no fp64; None where autocast is off."""
-    device_type = x.device.type
-    # `is_autocast_enabled` raises for devices without autocast, such as meta. Dynamo of torch 2.11 cannot trace that.
-    if not (is_traced() or _has_autocast(device_type)) or not torch.is_autocast_enabled(device_type):
-        return None
-    return torch.get_autocast_dtype(device_type)
-
-
-def cast(
+def _cast(
     function: Function, x: Tensor, weight: Tensor, operands: Operands, fold: tuple[Any, ...] | None
 ) -> tuple[Tensor, Tensor, Operands, tuple[Any, ...] | None]:
     """The arguments that autocast casts. Beside x and the weight only a bias is: it has the product's type."""
     if not _any_autocast():
         return x, weight, operands, fold
     if fold is not None:
-        x, weight, first = autocast(x, weight, fold[0])
+        x, weight, first = autocast.cast(x, weight, fold[0])
         return x, weight, operands, (*first, *fold[1:])
     place = function.bias_place
-    bias = operands[place - 1] if place else None
-    x, weight, biases = autocast(x, weight, bias if isinstance(bias, Tensor) else None)
-    if biases[0] is not None:
-        operands = (*operands[: place - 1], biases[0], *operands[place:])
-    return x, weight, operands, fold
-
-
-def autocast(
-    x: Tensor, weight: Tensor, *biases: Tensor | None
-) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
-    """The matrix product's inputs as autocast wants them: its dtype for floating tensors, fp64 left alone."""
-    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
-        return x, weight, biases  # the checks raise the error
-    dtype = _autocast_dtype(x) if _any_autocast() else None
-    if dtype is None:
-        return x, weight, biases
-    device_type = x.device.type
-
-    def cast(tensor: Tensor) -> Tensor:
-        wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()
-        return tensor if wide or tensor.device.type != device_type else tensor.to(dtype)
-
-    return cast(x), cast(weight), tuple(None if bias is None else cast(bias) for bias in biases)
+    x, weight, bias = autocast.cast(x, weight, *operands[place - 1 : place] if place else ())
+    return x, weight, (*operands[: place - 1], *bias, *operands[place:]) if place else operands, None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from epigemm import route as _route
+from epigemm.arguments.calls import Options
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced
 from epigemm.packs.weight_packs import PackedWeight
@@ -61,7 +62,8 @@ class UserEpilogue(Decorated):
         Example:
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
-        return self.call(x, weight, operands, named, out, precision, strict, None)
+        traced, given = self.form(operands, named)
+        return _route.linear(traced, x, weight, given, out, precision, strict)
 
     def call(
         self,
@@ -70,13 +72,11 @@ class UserEpilogue(Decorated):
         operands: Sequence[Tensor | float | None],
         named: Mapping[str, Tensor | float | None],
         out: Tensor | None,
-        precision: str | None,
-        strict: bool,
-        pack_use: str | None,
+        options: Options,
     ) -> Tensor:
-        """Like calling it; `pack_use`: as of `epigemm.route.linear`."""
+        """As calling it."""
         traced, given = self.form(operands, named)
-        return _route.linear(traced, x, weight, given, precision, out, strict, pack_use)
+        return _route.linear(traced, x, weight, given, out, *options)
 
     def elementwise(
         self,

@@ -9,8 +9,7 @@ from epigemm.arguments.calls import (
     KEEP,
     ElementwiseCall,
     LinearCall,
-    elementwise_arguments,
-    linear_arguments,
+    operator_arguments,
 )
 from epigemm.epilogues.library import BIAS, BIAS_RELU, FUNCTIONS, RELU_DIV
 from epigemm.epilogues.registry import typed
@@ -38,9 +37,9 @@ def test_tensors_by_name() -> None:
 
 def test_the_operators_arguments() -> None:
     call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), "high", KEEP, True, True, torch.empty(2, 3, 5))
-    assert linear_arguments(call) == ("relu_div", x, weight, bias, [], [2.0], "high", KEEP, True, True)
+    assert operator_arguments(call) == ("relu_div", x, weight, bias, [], [2.0], "high", KEEP, True, True)
     epilogue = typed(FUNCTIONS["residual"], [False, False])
-    found = elementwise_arguments(ElementwiseCall(epilogue, x, (None, residual)))
+    found = operator_arguments(ElementwiseCall(epilogue, x, (None, residual)))
     assert found == (epilogue.name, x, None, [residual], [])
 
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from epigemm.arguments.calls import FIND
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import batch_norm as nodes
-from epigemm.autograd.batch_norm import BatchNormCall
+from epigemm.autograd.batch_norm import BatchNormCall, Vectors
 from epigemm.calls.batch_norm import NOTHING_RUNS, Running
+from epigemm.epilogues.library import BIAS
 from tests.support import norm_calls
 from tests.support.untyped import backward, torch
 
@@ -38,7 +38,9 @@ def draw(device: Any = "cpu", dtype: Any = torch.float64, absent: tuple[str, ...
 
 
 def run(inputs: Any, *, relu: bool = False, running: Running = NOTHING_RUNS) -> Tensor:
-    return nodes.linear_batch_norm(BatchNormCall(running, 0.1, relu, DEFAULT, FIND, False), tuple(inputs))
+    x, weight, bias, *vectors = inputs
+    product = LinearCall(BIAS, x, weight, (bias,))
+    return nodes.linear_batch_norm(BatchNormCall(product, Vectors(*vectors), running, 0.1, relu))
 
 
 def plain(inputs: Any, *, relu: bool = False) -> Tensor:

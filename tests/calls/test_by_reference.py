@@ -37,7 +37,7 @@ def test_a_folds_bias_is_added_before_the_product_is_rounded(dtype: torch.dtype)
     cancels, scale = torch.full((8,), -256.0, dtype=dtype), torch.rand(8) + 0.5
     rows[:, 0] = 1.0625
     fold = checks.fold_batch_norm(rows, (cancels, scale, None, None, None, None), 0.0, 8)
-    found = by_reference.of_call(LinearCall(SCALE_BATCH_NORM, rows, columns), fold)
+    found = by_reference.of_call(LinearCall(SCALE_BATCH_NORM, rows, columns, fold=fold))
     torch.testing.assert_close(found, scale.to(dtype).expand(4, 8) * 1.0)
 
 
@@ -45,7 +45,7 @@ def test_a_fold_is_that_of_the_reference() -> None:
     vectors = tuple(torch.rand(8) + 0.5 for _ in range(6))
     fold = checks.fold_batch_norm(x, vectors, 1e-5, 8)
     multiplier, offset = fold_batch_norm_reference(x, vectors, 1e-5).unbind(0)
-    found = by_reference.of_call(LinearCall(SCALE_BATCH_NORM, x, weight), fold)
+    found = by_reference.of_call(LinearCall(SCALE_BATCH_NORM, x, weight, fold=fold))
     torch.testing.assert_close(found, (product * multiplier + offset).float(), rtol=1e-5, atol=1e-5)
 
 

@@ -79,7 +79,7 @@ def test_a_pass_over_the_result_counts_against_a_kernel_that_needs_it() -> None:
 def test_values(dtype: torch.dtype, has_bias: bool, rng: torch.Generator) -> None:
     x, weight, bias = (torch.randn(size, generator=rng).to(dtype) for size in ((65, 32), (40, 32), 40))
     given = bias if has_bias else None
-    z, (mean, variance, *_) = moments.linear(x, weight, given, None, False, None)
+    z, (mean, variance, *_) = moments.with_moments(LinearCall(BIAS, x, weight, (given,)))
     expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
     rounding = 16 * torch.finfo(dtype).eps
     torch.testing.assert_close(z.double(), expected, rtol=rounding, atol=8 * rounding)
@@ -107,13 +107,13 @@ def test_one_row() -> None:
 def test_arguments_that_do_not_fit() -> None:
     x, weight = torch.empty(8, 16), torch.empty(4, 16)
     with pytest.raises(RuntimeError, match="weight"):
-        moments.linear(x, torch.empty(4, 8), None, None, False, None)
+        moments.with_moments(LinearCall(BIAS, x, torch.empty(4, 8)))
     with pytest.raises(RuntimeError, match="bias"):
-        moments.linear(x, weight, torch.empty(5), None, False, None)
+        moments.with_moments(LinearCall(BIAS, x, weight, (torch.empty(5),)))
     with pytest.raises(ValueError, match="precision"):
-        moments.linear(x, weight, None, "fast", False, None)
+        moments.with_moments(LinearCall(BIAS, x, weight, precision="fast"))
     with pytest.raises(RuntimeError, match="strict"):
-        moments.linear(x, weight, None, None, True, None)
+        moments.with_moments(LinearCall(BIAS, x, weight, strict=True))
 
 
 @pytest.mark.skipif(entry._module is None, reason="the entry is not at hand")
@@ -139,7 +139,7 @@ def test_the_bias_is_given_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = half_precision()
     result = torch.empty(4096, 2048)
     answers = Answers(monkeypatch, "ask", (result, 0))
-    z, (mean, variance, *_) = moments.linear(x, weight, bias, None, False, None)
+    z, (mean, variance, *_) = moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))
     assert z is result and mean.shape == variance.shape == (2048,) and mean.dtype is torch.float32
     (asked,) = answers.asked
     assert asked[0] == BIAS.number and asked[3] == (bias,) and asked[4] is None
@@ -151,7 +151,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
     x, weight, bias = half_precision()
     result = torch.empty(4096, 2048)
     answers = Answers(monkeypatch, "ask", int(Reason.NOT_LINKED), (result, 0))
-    assert moments.linear(x, weight, bias, None, False, None)[0] is result
+    assert moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))[0] is result
     (linked,) = answers.linked
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
 
@@ -161,10 +161,9 @@ def test_other_reasons_are_left_to_the_deeds(reason: Reason, monkeypatch: pytest
     x, weight, bias = half_precision()
     z, statistics = torch.empty(64, 8), moments.Moments(torch.empty(8), torch.empty(8))
     Answers(monkeypatch, "ask", int(reason))
-    monkeypatch.setattr(entry, "linear", lambda *arguments: reason)
-    monkeypatch.setattr(resolve, "linear", lambda call: z)
+    monkeypatch.setattr(resolve, "run_linear", lambda call: z)
     monkeypatch.setattr(moments, "column_moments", lambda of, leaves_blocks: statistics)
-    found = moments.linear(x, weight, bias, None, False, None)
+    found = moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))
     assert found[0] is z and found[1] is statistics
 
 
@@ -172,7 +171,7 @@ def test_under_autocast_the_result_is_given(monkeypatch: pytest.MonkeyPatch) -> 
     x, weight, bias = half_precision()
     answers = Answers(monkeypatch, "ask", (torch.empty(0), 0))
     with torch.autocast("cpu", torch.bfloat16):
-        moments.linear(x, weight, bias, None, False, None)
+        moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))
     (asked,) = answers.asked
     assert asked[5].shape == (4096, 2048) and asked[-6] == dry_runs.ROUTED | dry_runs.OUT_APART
 
@@ -183,7 +182,7 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
     _, weight, bias = half_precision()
     x, result = torch.empty(rows, 1024, dtype=torch.bfloat16), torch.empty(rows, 2048)
     answers = Answers(monkeypatch, "ask", (result, block_rows))
-    z, found = moments.linear(x, weight, bias, None, False, None, leaves_blocks=True)
+    z, found = moments.with_moments(LinearCall(BIAS, x, weight, (bias,)), leaves_blocks=True)
     given = answers.asked[0][-1]
     assert z is result and found.block_rows == block_rows
     assert (given is None) == (rows == 4096) and (found.blocks is None) == (block_rows == 0)

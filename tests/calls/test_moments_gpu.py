@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import moments
+from epigemm.epilogues.library import BIAS
 from tests.support.cases import fused_unavailable
 from tests.support.moments import assert_close, poison_free_memory
 
@@ -21,10 +24,10 @@ def test_linear(dtype: torch.dtype, precision: str | None) -> None:
     """Within a few roundings of the plain call's result, and the statistics are those of the result itself."""
     for m, n, k in ((1, 16, 32), (1000, 200, 64), (4096, 1024, 512), (1024, 2048, 2048), (130, 65, 33)):
         x, weight, bias = (torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k), (n,)))
-        found = []
+        call, found = LinearCall(BIAS, x, weight, (bias,), precision or DEFAULT), []
         for _ in range(2):
             poison_free_memory(DEVICE)
-            found.append(moments.linear(x, weight, bias, precision, False, None))
+            found.append(moments.with_moments(call))
         z, (mean, variance, *_) = found[0]
         assert_close(z, mean, variance)
         assert torch.equal(z, found[1][0])
@@ -39,7 +42,7 @@ def test_linear(dtype: torch.dtype, precision: str | None) -> None:
 def test_under_autocast() -> None:
     x, weight, bias = (torch.randn(size, device=DEVICE).bfloat16() for size in ((500, 64), (40, 64), (40,)))
     with torch.autocast("cuda", torch.bfloat16):
-        found = moments.linear(x, weight, bias, None, False, None)
+        found = moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))
     assert found[0].dtype is torch.bfloat16
     assert_close(found[0], *found[1][:2])
 
@@ -50,7 +53,7 @@ def test_strict_runs_fused() -> None:
     )
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
-    z, found = moments.linear(x, weight, bias, None, True, None)
+    z, found = moments.with_moments(LinearCall(BIAS, x, weight, (bias,), strict=True))
     assert_close(z, *found[:2])
 
 
@@ -60,7 +63,7 @@ def test_few_blocks_are_left(dtype: torch.dtype) -> None:
     for m, n, k in ((2, 16, 32), (1000, 200, 64), (1024, 4096, 512), (700, 65, 33)):
         x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((m, k), (n, k)))
         poison_free_memory(DEVICE)
-        z, found = moments.linear(x, weight, None, None, False, None, leaves_blocks=True)
+        z, found = moments.with_moments(LinearCall(BIAS, x, weight, (None,)), leaves_blocks=True)
         if found.blocks is None:
             assert dtype.itemsize == 2 and m >= 700
             assert_close(z, *found[:2])
@@ -73,6 +76,6 @@ def test_few_blocks_are_left(dtype: torch.dtype) -> None:
         variance = (squares + rows * (mean - of_columns).square()).sum(0) / m
         assert_close(z, of_columns.to(found.mean.dtype), variance.to(found.mean.dtype))
     x, weight = (torch.randn(size, device=DEVICE).to(dtype) for size in ((4096, 64), (128, 64)))
-    z, found = moments.linear(x, weight, None, None, False, None, leaves_blocks=True)
+    z, found = moments.with_moments(LinearCall(BIAS, x, weight, (None,)), leaves_blocks=True)
     assert found.blocks is None
     assert_close(z, *found[:2])

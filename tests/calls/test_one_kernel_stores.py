@@ -141,9 +141,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(monkeypatch: pytest.MonkeyPa
     assert linked.startswith("epigemm_open_sm90_tma_bfloat16_")
 
 
-@pytest.mark.parametrize(
-    "reason", sorted(set(Reason) - {Reason.NOT_READY, Reason.NOT_LINKED, Reason.LACKS_PACK})
-)
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
 def test_several_calls_for_any_other_reason(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, "ask", int(reason))
     assert one_kernel.both(call()) is None and len(answers.asked) == 1 and not answers.linked

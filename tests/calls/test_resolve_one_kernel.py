@@ -13,6 +13,7 @@ import epigemm
 from epigemm import PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, resolve, weight_slices
+from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
@@ -28,6 +29,7 @@ MOMENTS = torch.empty(2, 2048)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
     monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
 
 
@@ -45,7 +47,7 @@ def call(dtype: torch.dtype = torch.float32, **more: str) -> LinearCall:
     return LinearCall(BIAS, x, weight, statistics=True, **more)  # type: ignore[arg-type]
 
 
-def asked(made: LinearCall, *answers: Any, circumstances: int = dry_runs.ROUTED) -> list[tuple[Any, ...]]:
+def asked(made: LinearCall, *answers: Any) -> list[tuple[Any, ...]]:
     """What the entry is asked, each time, for such answers; the last one is what the caller gets."""
     seen: list[tuple[Any, ...]] = []
     to_come = iter(answers)
@@ -56,7 +58,7 @@ def asked(made: LinearCall, *answers: Any, circumstances: int = dry_runs.ROUTED)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry, "ask", ask)
-        found = resolve.one_kernel(made, circumstances, moments=MOMENTS)
+        found = resolve.one_kernel(made, Beside(moments=MOMENTS))
     assert found == answers[-1] and all(each[-2] is MOMENTS for each in seen)
     return [each[6:] for each in seen]
 
@@ -99,14 +101,6 @@ def test_packs_are_looked_up_by_the_deeds_where_the_entry_cannot(monkeypatch: py
     monkeypatch.setattr(entry, "slices_at_hand", lambda *_: None)
     monkeypatch.setattr(resolve._Linear, "find_packs", lambda self: found)
     assert told(call())[1:3] == found
-
-
-def test_packs_are_made_again_for_plain_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that autograd records, for one, does not end here."""
-    monkeypatch.setattr(entry, "slices_at_hand", lambda *_: None)
-    monkeypatch.setattr(entry, "sees", lambda *_: Reason.RECORDED)
-    monkeypatch.setattr(entry, "ask", lambda *_: "result")
-    assert resolve.one_kernel(call(), 0) == Reason.RECORDED
 
 
 def test_a_weight_that_needs_a_gradient_reads_no_pack(monkeypatch: pytest.MonkeyPatch) -> None:

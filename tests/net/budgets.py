@@ -154,7 +154,7 @@ def _calls() -> dict[str, int]:
 _KERNELS = {
     each.__code__
     for each in (
-        by_reference.linear,
+        by_reference.linear_by_reference,
         by_reference.of_call,
         by_reference.elementwise_by_reference,
         registry.fold_batch_norm_reference,

@@ -61,7 +61,7 @@ def test_packs_are_kept_of_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> 
     run = glu.run
 
     def note(*args: Any) -> Tensor:
-        uses.append(args[-1])
+        uses.append(args[-1].pack_use)
         return run(*args)
 
     monkeypatch.setattr(glu, "run", note)

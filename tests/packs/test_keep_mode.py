@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.operators import graphs as native
+from epigemm.operators import graphs
 from epigemm.packs import keep_mode, weight_packs
 from tests.support.pieces import Road
 from tests.support.public import PUBLIC_LINEAR, Public
@@ -255,7 +255,7 @@ def statement_inside(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.fixture
 def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs hold the operators that know of packs, as where calls may run on fp16 slices."""
-    monkeypatch.setattr(native, "linear", lambda *_: None)
+    monkeypatch.setattr(graphs, "native", lambda *_: None)
 
 
 @pytest.mark.usefixtures("by_operator")

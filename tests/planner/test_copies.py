@@ -196,7 +196,7 @@ def test_without_memory_the_fallback_runs() -> None:
         (True, None, False),
         (False, (0, 0, 1, 1, 2, 1), False),
     ):
-        attempt = _Linear(call_of(1024, 1024, 1023)._replace(strict=strict), plan, None)
+        attempt = _Linear(call_of(1024, 1024, 1023)._replace(strict=strict), plan)
         resolve._do_with_less_memory(attempt)
         assert (attempt.plan == dry_runs.FALLBACK) == falls_back
         assert bool(attempt.circumstances & dry_runs.RAISES_SHORTAGE) != falls_back

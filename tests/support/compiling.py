@@ -73,7 +73,7 @@ def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             (resolve, ("linear", "run_linear")),
             (resolve_elementwise, ("elementwise",)),
             (elementwise_kernels, ("fold_batch_norm",)),
-            (by_reference, ("linear", "of_call")),
+            (by_reference, ("linear_by_reference", "of_call")),
         ):
             for name in names:
                 monkeypatch.setattr(module, name, refuse)

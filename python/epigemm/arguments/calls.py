@@ -11,12 +11,23 @@ from torch import Tensor
 
 from epigemm.arguments.precision import DEFAULT, ORDERS, Order, order
 from epigemm.epilogues.library import BIAS
-from epigemm.epilogues.registry import FOLDED, Epilogue, Operands
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype
 
 # What a call may do with its weight's pack: the argument `pack` of the operators.
 KEEP = "keep"  # use the pack, and make it if there is none: for callers that keep packs
 FIND = "find"  # use a kept pack if it is current, but make none
 NONE = "none"  # neither use nor make one: a gradient of the weight is needed
+
+
+class Options(NamedTuple):
+    """How a linear call is to be made, as its caller asks."""
+
+    precision: str | None = None  # what an fp32 product gets; None: as torch's setting says
+    strict: bool = False  # no fallback
+    pack_use: str | None = None  # `KEEP` for a module's own weight; None: `epigemm.keep_packs` decides
+
+
+AS_USUAL = Options()
 
 
 def tensors_of(operands: Operands) -> list[Tensor]:
@@ -42,6 +53,7 @@ class LinearCall(NamedTuple):
     statistics: bool = (
         False  # whether the kernel also gives the mean and the variance of each column of the result
     )
+    fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
 
     @property
     def rows(self) -> int:
@@ -68,6 +80,9 @@ class LinearCall(NamedTuple):
     @property
     def others(self) -> list[tuple[str, Tensor]]:
         """Every tensor that is read, but x, and its name."""
+        if self.fold is not None:
+            folded = self.fold.named.items()
+            return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
         return [("weight", self.weight), *self.epilogue.named(self.operands)]
 
     @property
@@ -83,6 +98,13 @@ class LinearCall(NamedTuple):
             # Twice as fast as new_empty with a tuple.
             return torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
         return x.new_empty((*x.shape[:-1], columns))
+
+    def described(self) -> LinearCall:
+        """The call, with operands without values in place of what is folded."""
+        if self.fold is None:
+            return self
+        likes = self.x.new_empty((2, self.fold.columns), dtype=compute_dtype(self.x.dtype))
+        return self._replace(operands=likes.unbind(0), fold=None)
 
     def product(self) -> LinearCall:
         """The same call of the product with its bias alone."""
@@ -112,19 +134,16 @@ class ElementwiseCall(NamedTuple):
         return self.epilogue.named(self.operands)
 
 
-# Functions, because Dynamo of torch 2.10 traces no property of a NamedTuple.
+def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
+    """The arguments of the operator `epigemm::linear`, or `elementwise`, but for `out`.
 
-
-def linear_arguments(call: LinearCall) -> tuple[Any, ...]:
-    """The arguments of the operator `epigemm::linear`."""
-    epilogue, x, weight, operands, *options = call[:8]
-    return (epilogue.name, x, weight, *epilogue.apart(operands), *options)
-
-
-def elementwise_arguments(call: ElementwiseCall) -> tuple[Any, ...]:
-    """The arguments of the operator `epigemm::elementwise`."""
-    epilogue, x, operands, _ = call
-    return (epilogue.name, x, *epilogue.apart(operands))
+    A function, because Dynamo of torch 2.10 traces no property of a NamedTuple.
+    """
+    epilogue, x = call.epilogue, call.x
+    if not isinstance(call, LinearCall):
+        return (epilogue.name, x, *epilogue.apart(call.operands))
+    options = (call.precision, call.pack_use, call.strict, call.invariant)
+    return (epilogue.name, x, call.weight, *epilogue.apart(call.operands), *options)
 
 
 Vectors = Sequence[Tensor | None]

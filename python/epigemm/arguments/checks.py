@@ -37,14 +37,24 @@ def epilogue_named(name: str, *, linear: bool) -> Epilogue:
     return epilogue
 
 
-def linear(call: LinearCall) -> None:
-    """Check the arguments of a linear call; x and weight are tensors."""
-    product(call.x, call.weight)
+def arguments(call: LinearCall | ElementwiseCall) -> None:
+    """Check the arguments of a call, of which x and the weight are tensors."""
+    x, out = call.x, call.out
+    if not isinstance(call, LinearCall):
+        first = call.epilogue.first
+        _require_matrix_like(first, x)
+        if call.epilogue.is_choice or any(each.dim() for each in tensors_of(call.operands)):
+            rows_of_vectors(x, first)
+        _require_operands(call, x.shape[-1] if x.dim() else 1, first)
+        if out is not None:
+            _require_out(out, x.shape, x, first)
+        return
+    product(x, call.weight)
     _require_operands(call, call.weight.shape[0], "x")
     if call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
-    if call.out is not None:
-        _require_out(call.out, (*call.x.shape[:-1], call.weight.shape[0]), call.x, "x")
+    if out is not None:
+        _require_out(out, (*x.shape[:-1], call.weight.shape[0]), x, "x")
 
 
 def product(x: Tensor, weight: Tensor) -> None:
@@ -95,17 +105,6 @@ def pair(
             _require_length(name, vector, rows)
     if out is not None:
         _require_out(out, (*x.shape[:-1], rows // 2 if weight2 is None else rows), x, "x")
-
-
-def elementwise(call: ElementwiseCall) -> None:
-    """Check the arguments of an elementwise call, all of them tensors already."""
-    x, name = call.x, call.epilogue.first
-    _require_matrix_like(name, x)
-    if call.epilogue.is_choice or any(each.dim() for each in tensors_of(call.operands)):
-        rows_of_vectors(x, name)
-    _require_operands(call, x.shape[-1] if x.dim() else 1, name)
-    if call.out is not None:
-        _require_out(call.out, x.shape, x, name)
 
 
 def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:

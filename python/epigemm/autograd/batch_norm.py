@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from epigemm._native import ops
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
 from epigemm.calls import batch_norm, moments
@@ -28,46 +28,53 @@ from epigemm.packs import weight_packs
 _grad_enabled = torch.is_grad_enabled
 
 
-class BatchNormCall(NamedTuple):
-    """Everything but the tensors that may require a gradient."""
+class Vectors(NamedTuple):
+    """What follows the product and its bias, `[N]` or None: y = batch_norm(u * scale) * weight + bias."""
 
+    scale: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+class BatchNormCall(NamedTuple):
+    """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
+
+    product: LinearCall  # of `BIAS`
+    vectors: Vectors
     running: Running
     eps: float
     relu: bool
-    precision: str  # as of `LinearCall`, as what follows
-    pack_use: str
-    strict: bool
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """x, the linear layer's weight and bias, and the vectors."""
+        return (self.product.x, self.product.weight, self.product.bias, *self.vectors)
 
 
-Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""x, the linear layer's weight and bias, the scale, and BatchNorm's weight and bias."""
-
-
-def linear_batch_norm(call: BatchNormCall, inputs: Inputs) -> Tensor:
-    """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU, recorded."""
-    result: Tensor = _apply(call, *inputs)
+def linear_batch_norm(call: BatchNormCall) -> Tensor:
+    """The call, recorded."""
+    result: Tensor = _apply(call, *call.inputs)
     return result
 
 
-def forward(call: BatchNormCall, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(call: BatchNormCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same below autograd; also the product with its bias, and the mean and the biased variance of its columns."""
     if current.log is not None:
-        return current.log.made(forward, call, inputs)  # type: ignore[no-any-return]
-    x, weight, bias, *vectors = inputs
-    if call.pack_use == weight_packs.NONE:
-        weight_packs.expire(weight)
-    precision = None if call.precision == DEFAULT else call.precision
-    u, of_u = moments.linear(x, weight, bias, precision, call.strict, call.pack_use, leaves_blocks=True)
-    y = batch_norm.normalise(u, of_u, Norm.of(vectors, call.eps, call.relu), call.running)
+        return current.log.made(forward, call)  # type: ignore[no-any-return]
+    if call.product.pack_use == weight_packs.NONE:
+        weight_packs.expire(call.product.weight)
+    u, of_u = moments.with_moments(call.product, leaves_blocks=True)
+    y = batch_norm.normalise(u, of_u, Norm.of(call.vectors, call.eps, call.relu), call.running)
     return y, u, of_u.mean, of_u.var
 
 
 class _LinearBatchNorm(Function):
     @staticmethod
     def forward(ctx: Any, call: BatchNormCall, *inputs: Any) -> Tensor:
-        y, u, mean, var = forward(call, inputs)
+        y, u, mean, var = forward(call)
         x, weight, _, scale, bn_weight, bn_bias = inputs
-        ctx.call = call._replace(running=batch_norm.NOTHING_RUNS)  # no tensor here: autograd would not see it
+        # no tensor here: autograd would not see it
+        ctx.eps, ctx.relu, ctx.precision = call.eps, call.relu, call.product.precision
         ctx.dtypes = [None if each is None else each.dtype for each in inputs]
         # Both, for derivatives of a higher order have both.
         product = (x, weight) if any(ctx.needs_input_grad[1:3]) else (None, None)
@@ -79,18 +86,18 @@ class _LinearBatchNorm(Function):
     def backward(ctx: Any, grad: Tensor) -> Gradients:
         saved = ctx.saved_tensors  # once: a checkpoint makes them again each time
         u, mean, var, x, weight, *vectors = saved
-        call, needs = ctx.call, ctx.needs_input_grad[1:]
+        needs = ctx.needs_input_grad[1:]
         if _grad_enabled() or not gradient_products.runs_directly(grad, *saved):
             return None, *_by_reference(ctx, grad, saved, needs)
         needs_x, needs_weight, *needs_vectors = needs
         dtypes = [dtype if need else None for dtype, need in zip(ctx.dtypes[2:], needs_vectors, strict=True)]
         of_product = u.dtype if needs_x or needs_weight else None
-        norm = Norm.of(vectors, call.eps, call.relu)
+        norm = Norm.of(vectors, ctx.eps, ctx.relu)
         found = batch_norm.gradients(grad, u, mean, var, norm, (of_product, *dtypes))
         if found.u is None:
             return None, None, None, *found[1:]
         of_inputs = gradient_products.product_gradients(
-            found.u, x, weight, needs_x, needs_weight, False, call.precision
+            found.u, x, weight, needs_x, needs_weight, False, ctx.precision
         )
         return None, *of_inputs[:2], *found[1:]
 
@@ -98,7 +105,7 @@ class _LinearBatchNorm(Function):
 def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[bool]) -> list[Tensor | None]:
     """The gradients in differentiable PyTorch."""
     known_u, _, _, x, weight, scale, bn_weight, bn_bias = saved
-    call, (*_, shift_dtype, _, _, bias_dtype) = ctx.call, ctx.dtypes
+    *_, shift_dtype, _, _, bias_dtype = ctx.dtypes
 
     def zeros(dtype: torch.dtype | None) -> Tensor | None:  # whose values change no gradient
         return None if dtype is None else known_u.new_zeros(known_u.shape[1], dtype=dtype)
@@ -106,12 +113,12 @@ def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[
     def apply(x: Tensor | None, weight: Tensor, shift: Tensor | None, *vectors: Tensor | None) -> Tensor:
         u: Tensor = known_u
         if x is not None:
-            u = ops.linear(BIAS.name, x, weight, None, [], [], call.precision, weight_packs.NONE)
+            u = ops.linear(BIAS.name, x, weight, None, [], [], ctx.precision, weight_packs.NONE)
         if shift is not None:
             u = u + shift.to(u.dtype)
-        return batch_norm.reference(u, Norm.of(vectors, call.eps, call.relu))
+        return batch_norm.reference(u, Norm.of(vectors, ctx.eps, ctx.relu))
 
-    inputs = (x, weight, zeros(shift_dtype), scale, bn_weight, bn_bias if call.relu else zeros(bias_dtype))
+    inputs = (x, weight, zeros(shift_dtype), scale, bn_weight, bn_bias if ctx.relu else zeros(bias_dtype))
     return gradients.gradients_of(apply, inputs, grad, needs)
 
 

@@ -41,16 +41,20 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
     return found if isinstance(found, Tensor) else resolve_elementwise.elementwise(call)
 
 
-def linear(call: LinearCall, *, checked: bool = False) -> Tensor:
-    """D = epilogue(x @ weight.T), recorded; `checked`: whether the arguments are known to fit."""
+def record(call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
+    """A call with a node of autograd; `checked`: whether the arguments are known to fit."""
+    result: Tensor
+    if not isinstance(call, LinearCall):
+        result = _elementwise(call, call.x, *call.operands)
+        return result
     if current.log is not None:
         current.log.begin(call)
     if not gradients.keeps_product(call):
-        result: Tensor = _linear(call, call.x, call.weight, *call.operands)
+        result = _linear(call, call.x, call.weight, *call.operands)
         return result
     if not checked:
         # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
-        checks.linear(call)
+        checks.arguments(call)
     result, _ = recorded_with_product(call, call.x, call.weight, *call.operands)
     return result
 
@@ -63,12 +67,6 @@ def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = N
         weight_packs.expire(weight)
     product = torch.nn.functional.linear(x, weight, bias)
     return product if epilogue.is_bias else torch.relu(product)
-
-
-def elementwise(call: ElementwiseCall) -> Tensor:
-    """D = epilogue(x), recorded."""
-    result: Tensor = _elementwise(call, call.x, *call.operands)
-    return result
 
 
 def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import checks, invariance, precision
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls.invariant import row_of
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -21,7 +21,7 @@ from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype, folded
 _torch_linear = torch.nn.functional.linear
 
 
-def linear(
+def linear_by_reference(
     epilogue: Epilogue,
     x: Tensor,
     weight: Tensor,
@@ -46,16 +46,17 @@ def _unfolded_bias(like: Tensor, fold: Any) -> tuple[Tensor | None, Operands]:
     return bias, folded_by_reference(like, (None, *vectors), eps)
 
 
-def of_call(call: LinearCall, fold: FoldCall | None = None) -> Tensor:
-    """A call whose arguments have been checked; `fold`: what its operands are folded from."""
-    vectors = None if fold is None else (*fold.vectors, fold.eps)
-    return linear(call.epilogue, call.x, call.weight, call.operands, vectors, call.out, call.order.overrides)
+def of_call(call: LinearCall) -> Tensor:
+    """A call whose arguments have been checked."""
+    vectors = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
+    about = (call.operands, vectors, call.out, call.order.overrides)
+    return linear_by_reference(call.epilogue, call.x, call.weight, *about)
 
 
 def elementwise_by_reference(
     epilogue: Epilogue, x: Tensor, operands: Operands, fold: Any, out: Tensor | None
 ) -> Tensor:
-    """D = epilogue(x), as `linear`. `out` may be x."""
+    """D = epilogue(x), as `linear_by_reference`. `out` may be x."""
     if fold is not None:
         operands = folded_by_reference(x, fold[:-1], fold[-1])
     is_by_rows = invariance.active and invariance.enabled() and x.is_cpu and x.dim() and x.numel()
@@ -88,15 +89,24 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) ->
     return product if is_matrix else unflattened(product, (*x.shape[:-1], weight.shape[0]))
 
 
-def in_derivative(call: LinearCall) -> Tensor:
+def in_derivative(call: LinearCall | ElementwiseCall) -> Tensor:
     """A call under a derivative of torch.func: by plain operations of PyTorch, one kernel each."""
+    if isinstance(call, LinearCall):
+        call = _behind_product(call)
+    else:
+        checks.arguments(call)
+        refuse_out(call.out)
+    return call.epilogue.reference(call.x, call.operands)
+
+
+def _behind_product(call: LinearCall) -> ElementwiseCall:
     x = call.x
     if call.invariant:
         raise RuntimeError(
             "batch_invariant: got a call under a derivative of torch.func, where plain PyTorch operations compute it; "
             "accepted there are calls outside of the mode"
         )
-    checks.linear(call)
+    checks.arguments(call)
     refuse_out(call.out)
     if call.strict:
         raise RuntimeError(
@@ -108,9 +118,7 @@ def in_derivative(call: LinearCall) -> Tensor:
             "accurate; accepted is None, or change torch's setting"
         )
     # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
-    product = torch.nn.functional.linear(x, call.weight, call.bias)
-    following = call.behind(product)
-    return following.epilogue.reference(product, following.operands)
+    return call.behind(_torch_linear(x, call.weight, call.bias))
 
 
 def refuse_out(out: Tensor | None) -> None:
@@ -126,7 +134,7 @@ def unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor |
     columns = z.shape[-1]
     checks.fold_batch_norm(z, (None, None, *norm), eps, columns)
     if out is not None:
-        checks.elementwise(ElementwiseCall(BIAS, z, out=out))
+        checks.arguments(ElementwiseCall(BIAS, z, out=out))
     mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
     rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(compute_dtype(z.dtype))
     # Not F.batch_norm: that of torch 2.11 refuses an eps of 0, which these calls take.

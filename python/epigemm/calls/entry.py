@@ -159,7 +159,7 @@ def linear(
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     if found == _BY_REFERENCE:
-        return by_reference.linear(epilogue, x, weight, operands, fold, out, order.overrides)
+        return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
     if found == _NOT_PLAIN and current.log is not None:
         tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]
         with current.log.closed():  # a recorded call is not made here

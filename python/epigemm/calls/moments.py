@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 
 from epigemm._native import operator
-from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
-from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import entry, resolve
-from epigemm.epilogues.library import BIAS
+from epigemm.calls import resolve
+from epigemm.calls.resolve import Beside
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.packs import keep_mode
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import plans
 
 BLOCK_ROWS = 64
 """Of a block that a kernel behind the product reduces: kMomentRows of csrc/reduce."""
@@ -29,7 +26,6 @@ MOST_LEFT = 16
 _ROWS = 2
 """Of the memory for moments: mean, biased variance. kMomentsOfColumn of csrc/reduce."""
 
-_any_autocast = torch._C._is_any_autocast_enabled
 _column_moments_out = operator("_column_moments_out")
 
 
@@ -46,51 +42,22 @@ class Moments(NamedTuple):
     block_rows: int = 0
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str | None,
-    strict: bool,
-    pack_use: str | None,
-    *,
-    leaves_blocks: bool = False,
-) -> tuple[Tensor, Moments]:
-    """z = x @ weight.T + bias, and the mean and the biased variance of each of its columns.
+def with_moments(call: LinearCall, *, leaves_blocks: bool = False) -> tuple[Tensor, Moments]:
+    """The result z `[M, N]` of a call, and the mean and the biased variance of each of its columns.
 
     For callers below autograd that have made autocast's casts. The statistics are those of z as it is stored, and the
-    same bits at every call of these tensors.
-
-    Args:
-        x: `[M, K]`.
-        weight: `[N, K]`.
-        bias: `[N]`, or None.
-        precision: of the product in fp32, as of the public functions.
-        strict: refuse PyTorch's GEMM.
-        pack_use: what the call may do with the weight's pack; None: `epigemm.keep_packs` decides.
-        leaves_blocks: leave the merge of few blocks to the caller.
-
-    Returns:
-        z `[M, N]` in x's dtype, and the moments of its columns.
+    same bits at every call of these tensors. `leaves_blocks`: leave the merge of few blocks to the caller.
 
     Raises:
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run.
     """
-    asked = DEFAULT if precision is None else checks.precision(precision)
-    use = keep_mode.pack_use(weight) if pack_use is None else pack_use
-    call = LinearCall(BIAS, x, weight, (bias,), asked, use, strict)
-    if is_served(x):
-        moments, blocks = _memory(x, weight.shape[0], leaves_blocks)
-        circumstances, wanted = dry_runs.ROUTED, call._replace(statistics=True)
-        if _any_autocast():
-            wanted = wanted._replace(out=call.new_out())  # torch's GEMM with out= keeps the dtype
-            circumstances |= dry_runs.OUT_APART
-        found = resolve.one_kernel(wanted, circumstances, None, moments, blocks)
+    if is_served(call.x):
+        moments, blocks = _memory(call.x, call.weight.shape[0], leaves_blocks)
+        found = resolve.one_kernel(call._replace(statistics=True), Beside(None, moments, blocks))
         if not isinstance(found, int):
             (z, block_rows), (mean, var) = found, moments.unbind(0)
             return z, Moments(mean, var, blocks if block_rows else None, block_rows)
-    plain = entry.linear(BIAS, x, weight, (bias,), None, precision, None, use, strict, False)
-    z = plain if isinstance(plain, Tensor) else resolve.linear(call)
+    z = resolve.run_linear(call)
     return z, column_moments(z, leaves_blocks=leaves_blocks)
 
 

@@ -8,20 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from epigemm.arguments import autocast
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, resolve
+from epigemm.calls.log import current
+from epigemm.calls.resolve import Beside
 from epigemm.planner import dry_runs, plans
-from epigemm.planner.reasons import Reason
-
-_Found = TypeVar("_Found")
-_any_autocast = torch._C._is_any_autocast_enabled
-_is_profiling = torch._C._autograd._profiler_enabled
 
 
 class Both(NamedTuple):
@@ -37,9 +34,8 @@ def pair(call: LinearCall) -> Tensor | None:
     That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
     read or write the tensors as they lie. `call` has None for the first matrix, which is the second product.
     """
-    return attempt(
-        call, (*call.inputs[1:], call.out), lambda circumstances: resolve.one_kernel(call, circumstances)
-    )
+    found = resolve.one_kernel(call, Beside()) if _is_direct(call) else None
+    return found if isinstance(found, Tensor) else None
 
 
 def may_store(call: LinearCall) -> bool:
@@ -64,39 +60,18 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
-    if not may_store(call) or not plans.has_gpu_kernels(call.x):
+    if not may_store(call) or not plans.has_gpu_kernels(call.x) or not (is_recorded or _is_direct(call)):
         return None
     stored = call.new_out()
-
-    def ask(circumstances: int) -> Tensor | int:
-        return resolve.one_kernel(call, circumstances, stored)  # type: ignore[no-any-return]
-
-    found = ask(dry_runs.ROUTED) if is_recorded else attempt(call, call.inputs[1:], ask)
+    found = resolve.one_kernel(call, Beside(stored))
     return Both(found, stored) if isinstance(found, Tensor) else None
 
 
-def attempt(
-    call: LinearCall, tensors: Sequence[Tensor | None], ask: Callable[[int], _Found | int]
-) -> _Found | None:
-    """What `ask` makes of a call in its circumstances (`dry_runs.ROUTED`, or 0); None where that is a reason.
-
-    Calls that autocast or a profiler alone keeps from being plain are made as routed ones. `tensors`: all that the call
-    has, but x.
-    """
-    found = ask(0)
-    if isinstance(found, int) and found == Reason.NOT_PLAIN and _is_routed(call.x, *tensors):
-        if not _is_profiling():
-            found = ask(dry_runs.ROUTED)
-        else:
-            with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
-                found = ask(dry_runs.ROUTED)
-    return None if isinstance(found, int) else found
-
-
-def _is_routed(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether only autocast or a profiler has kept a call from being plain, and autocast has nothing to cast."""
-    if not (_any_autocast() or _is_profiling()) or entry.sees(x, *others) is not None:
+def _is_direct(call: LinearCall) -> bool:
+    """Whether nothing has to intercept a call, and autocast has nothing to cast."""
+    x = call.x
+    if current.log is not None:
+        current.log.begin()
+    if autocast.is_any_on() and autocast.dtype_for(x) not in (None, x.dtype):
         return False
-    device = x.device.type
-    is_cast = not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) is x.dtype
-    return is_cast and plans.has_gpu_kernels(x)
+    return entry.sees(*call.inputs, call.out) is None

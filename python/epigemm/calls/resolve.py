@@ -18,13 +18,12 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import FoldCall, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
 from epigemm.calls.forecast import require_fused
 from epigemm.calls.layouts import flattens, readable
 from epigemm.calls.log import current
 from epigemm.calls.weight_slices import KEPT, Choice
-from epigemm.epilogues.registry import compute_dtype
 from epigemm.linker import loader
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans
@@ -39,7 +38,10 @@ _STORED_BYTES = 16  # which the kernels on fp16 slices store at a time
 
 
 class Beside(NamedTuple):
-    """Memory for what a kernel gives beside a call's result; see csrc/call/linear.h."""
+    """Memory for what a kernel gives beside a call's result; see csrc/call/linear.h.
+
+    A call with some of it has another way: where one kernel does not give all, its caller makes several calls.
+    """
 
     stored: Tensor | None = None  # of an epilogue that has second values: theirs
     moments: Tensor | None = None  # `[2, N]`: the mean and the biased variance of each column
@@ -56,24 +58,19 @@ class _Linear:
         self,
         call: LinearCall,
         plan: tuple[int, ...] | None = None,
-        fold: FoldCall | None = None,
-        circumstances: int = dry_runs.ROUTED,
         beside: Beside | None = None,
     ) -> None:
         self.call = call
         self.plan = plan
-        self.fold = fold
         self.beside = beside or _NOTHING
         self.order = call.order
         self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
         # A call whose weight needs a gradient uses no pack.
         learns = self.has_other_way and _grad_enabled() and call.weight.requires_grad
-        self.reads_packs = (
-            self.order.slices > 0 and not learns and (self.has_other_way or plans.has_gpu_kernels(call.x))
-        )
+        self.reads_packs = self.order.slices > 0 and not learns and plans.has_gpu_kernels(call.x)
         self.out = call.out  # as the kernels write it
         self.read(call)
-        self.circumstances = circumstances
+        self.circumstances = dry_runs.ROUTED
         self.met: set[Reason] = set()
         self.is_copied = False  # whether the call's tensors are copies that every kernel can read
         self.packs: dict[str, Choice] = {}
@@ -81,7 +78,7 @@ class _Linear:
         self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
         self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
         self.shortage: torch.OutOfMemoryError | None = None  # of a call that must run on a fused kernel
-        if self.out is None and _any_autocast() and not self.has_other_way:
+        if self.out is None and _any_autocast():
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
             self.circumstances |= dry_runs.OUT_APART
 
@@ -90,13 +87,18 @@ class _Linear:
         """Whether the call must not run on PyTorch's GEMM."""
         return self.call.strict or self.call.invariant
 
-    def run(self) -> Tensor:
-        """Ask the entry, and apply the remedy for its reason, until there is a result."""
+    def run(self) -> Any:
+        """Ask the entry, and apply the remedy for its reason, until there is a result.
+
+        If the caller has another way: until there is a reason that no preparation mends, and that reason.
+        """
         for _ in range(_MOST_REMEDIES):
             found = self._ask()
             if type(found) is not int:
-                return self._stored(found)
+                return found if self.has_other_way else self._stored(found)
             reason = Reason(found)
+            if self.has_other_way and (reason in self.met or reason not in _PREPARATIONS):
+                return reason
             result = _REMEDIES[reason](self)
             self.met.add(reason)
             if result is not None:
@@ -115,26 +117,14 @@ class _Linear:
     def read(self, inputs: LinearCall) -> None:
         """Set the inputs that kernels will read: the call's own, or copies of them."""
         self.inputs, self.x = inputs, inputs.x
-        self.given: tuple[Any, ...] = () if self.fold else tuple(inputs.operands)
-
-    @property
-    def described(self) -> LinearCall:
-        """The call with operands."""
-        return self._with_operands(self.call)
-
-    def _with_operands(self, call: LinearCall) -> LinearCall:
-        """The call. If it has a fold, with empty operands in place of the folded ones."""
-        if self.fold is None:
-            return call
-        likes = call.x.new_empty((2, self.fold.columns), dtype=compute_dtype(call.x.dtype))
-        return call._replace(operands=likes.unbind(0))
+        self.given: tuple[Any, ...] = () if inputs.fold else tuple(inputs.operands)
 
     def dry(self) -> DryRun:
         """A dry run of the call in its present state."""
         if self.reads_packs and not self.packs:
             self._look_for_packs()
         slices = weight_slices.number_of(self.packs) | self.short
-        call = self._with_operands(self.inputs)._replace(out=self.out)
+        call = self.inputs.described()._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
 
     def make_pack(self, arithmetic: str) -> None:
@@ -149,52 +139,18 @@ class _Linear:
             self.uses[arithmetic] = weight_packs.FIND
             self.shortage = error if self.insists else None
 
-    def run_once(self) -> Any:
-        """What a kernel gives, or the reason why none runs. What it lacks is made; all else is left to the caller."""
-        met: set[int] = set()
-        while type(found := self._ask()) is int and found not in met and self._provide(found):
-            met.add(found)
-        return found
-
-    def _provide(self, reason: int) -> bool:
-        """Whether the call can be made again, after what the reason says is lacking was made."""
-        if reason == Reason.NOT_READY:
-            return plans.has_gpu_kernels(self.x)  # this has loaded what was measured on the device
-        if reason == Reason.NOT_LINKED:
-            return not self.link(self.dry())
-        if reason != Reason.LACKS_PACK or not self.reads_packs:
-            return False
-        self.find_packs()  # stale ones are made again
-        found = self.dry()
-        if found.on_slices and self.packs[found.arithmetic].source == weight_slices.MAKE:
-            self.make_pack(found.arithmetic)
-        return True
-
-    def link(self, found: DryRun) -> str:
-        """Link what a dry run found missing; why it cannot be."""
-        return loader.link(self.call.epilogue, ",".join(found.missing), self.call.x.device)
-
-    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int] | int:
-        """The weight's packs and what its slices cost; or why the call is not made here."""
-        call = self.call
+    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int]:
+        """The weight's packs and what its slices cost."""
+        call, found = self.call, None
         if self.has_other_way and not self.packs:
             # Only the pack for the first arithmetic is looked up, which suffices as a rule.
             found = entry.slices_at_hand(call.weight, self.order, call.pack_use, call.invariant)
-            if found is not None:
-                return found
-            # Packs are made again for plain calls alone.
-            seen = None if self.circumstances & dry_runs.ROUTED else entry.sees(*call.inputs)
-            if seen is not None:
-                return int(seen)
-        return self.find_packs()
+        return self.find_packs() if found is None else found
 
     def _ask(self) -> Any:
         packs, slices, ran_short = None, 0, None
         if self.reads_packs:
-            known = self._slices()
-            if isinstance(known, int):
-                return known
-            packs, slices = known
+            packs, slices = self._slices()
             ran_short = (
                 self.dry() if self.packs and (weight_slices.has_been_short() or self.shortage) else None
             )
@@ -206,7 +162,7 @@ class _Linear:
         more = dry_runs.OTHER_SETTING if self.order.overrides else 0
         more |= dry_runs.RAISES_SHORTAGE if self.insists and not self.has_other_way else 0
         about = (self.order.number, packs, slices, call.strict, call.invariant)
-        fold = None if self.fold is None else (*self.fold.vectors, self.fold.eps)
+        fold = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
         try:
             found = entry.ask(
@@ -290,20 +246,20 @@ def _make_ready(attempt: _Linear) -> Tensor | None:
 
 
 def _by_torch(attempt: _Linear) -> Tensor:
-    call = attempt.described
-    checks.linear(call)
+    call = attempt.call.described()
+    checks.arguments(call)
     if call.invariant and not call.is_empty:
         invariant.refuse(call)
     if call.strict:
         require_fused(call)
     if call.out is not None:
         _look_at_overlap(attempt)
-    return by_reference.of_call(attempt.call, attempt.fold)
+    return by_reference.of_call(attempt.call)
 
 
 def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
     """The checks raise the error. If they accept the call, copy its inputs: no kernel can read their layout."""
-    checks.linear(attempt.described)
+    checks.arguments(attempt.call.described())
     if Reason.DOES_NOT_FIT in attempt.met:
         return _by_torch(attempt)
     _copy_inputs(attempt)
@@ -313,8 +269,7 @@ def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
 def _look_at_overlap(attempt: _Linear) -> None:
     call = attempt.call
     assert call.out is not None
-    others = call.others if attempt.fold is None else [("weight", call.weight), *attempt.fold.named.items()]
-    if checks.output_overlap(call.out, call.x, others, in_place=False):
+    if checks.output_overlap(call.out, call.x, call.others, in_place=False):
         attempt.out = call.new_out()
     attempt.circumstances |= dry_runs.OUT_APART
 
@@ -341,7 +296,10 @@ def _copy_inputs(attempt: _Linear) -> None:
 
 
 def _make_pack(attempt: _Linear) -> None:
-    attempt.make_pack(attempt.dry().arithmetic)
+    attempt.find_packs()  # stale ones are made again
+    found = attempt.dry()
+    if found.on_slices and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
+        attempt.make_pack(found.arithmetic)
 
 
 def _do_with_less_memory(attempt: _Linear) -> None:
@@ -358,15 +316,15 @@ def _do_with_less_memory(attempt: _Linear) -> None:
 
 def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
     """An error, as no fused kernel runs; but a batch-invariant call may run on copies, or row by row."""
-    call = attempt.described
+    call = attempt.call.described()
     by_rows = invariant.runs_by_rows(call)
     if by_rows or not call.invariant or attempt.is_copied:
         if call.strict:
             require_fused(call)
     else:
         invariant.refuse(call)
-    if attempt.fold is not None:
-        call = call._replace(operands=elementwise_kernels.fold_batch_norm(attempt.fold).unbind(0))
+    if (fold := attempt.call.fold) is not None:
+        call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))
     if by_rows:
         return invariant.row_by_row(call, linear)
     on_copies = _Linear(invariant.on_zeros(call))
@@ -376,31 +334,33 @@ def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
     return out.copy_(result.reshape(out.shape))
 
 
-def _run_at_full_fp32(attempt: _Linear) -> Tensor:
+def _run_at_full_fp32(attempt: _Linear) -> Any:
     attempt.order = attempt.order._replace(overrides=False)
     with _precision.full_fp32(attempt.call.x.device.type):
         return attempt.run()
 
 
-def _link(attempt: _Linear) -> Tensor | None:
+def _link(attempt: _Linear) -> Any:
     """Link the kernel. If that fails, the fallback runs, or PyTorch's operators."""
     call, found = attempt.call, attempt.dry()
-    reason = attempt.link(found)
+    reason = loader.link(call.epilogue, ",".join(found.missing), call.x.device)
     if not reason:
         return None
+    if attempt.has_other_way:
+        return Reason.NOT_LINKED
     if call.invariant:
         invariant.refuse_because(call.x, reason)
     if attempt.plan is not None and found.fused:
         raise RuntimeError(f"{call.epilogue.name}: {reason}")
     if call.strict:
-        require_fused(attempt.described)
+        require_fused(attempt.call.described())
     if not found.fused:
         return _by_torch(attempt)
     attempt.plan = dry_runs.FALLBACK
     return None
 
 
-_REMEDIES: dict[Reason, Callable[[_Linear], Tensor | None]] = {
+_REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.NOT_PLAIN: _by_torch,
     Reason.DOES_NOT_FIT: _refuse_or_copy,
     Reason.IS_EMPTY: _by_torch,
@@ -413,8 +373,10 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Tensor | None]] = {
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
     Reason.NOT_LINKED: _link,
-    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call, attempt.fold),
+    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call),
 }
+_PREPARATIONS = (Reason.NOT_LINKED, Reason.LACKS_PACK)
+"""Those that make what the call's own kernel lacks."""
 
 
 def run_linear(call: LinearCall) -> Tensor:
@@ -423,40 +385,37 @@ def run_linear(call: LinearCall) -> Tensor:
     return found if isinstance(found, Tensor) else linear(call)
 
 
-def linear(call: LinearCall, plan: Sequence[int] | None = None, fold: FoldCall | None = None) -> Tensor:
+def linear(call: LinearCall, plan: Sequence[int] | None = None) -> Tensor:
     """D = epilogue(x @ weight.T), with all remedies that it needs.
 
-    `plan`: a plan to run in place of the planner's choice, as in csrc/call/forced.h. `fold`: what the operands of
-    scale_batch_norm are folded from; the call has no operands then.
+    `plan`: a plan to run in place of the planner's choice, as in csrc/call/forced.h.
 
     Raises:
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run; a plan that cannot run.
         torch.OutOfMemoryError: no memory for the result; or `strict`, and none for the fused kernel.
     """
     if current.log is not None:
-        return current.log.made(linear, call, plan, fold)  # type: ignore[no-any-return]
-    attempt = _Linear(call, None if plan is None else tuple(plan), fold)
+        return current.log.made(linear, call, plan)  # type: ignore[no-any-return]
+    return _named(_Linear(call, None if plan is None else tuple(plan)))  # type: ignore[no-any-return]
+
+
+def _named(attempt: _Linear) -> Any:
+    """What an attempt gives; a profiler sees it under the epilogue's name."""
     if not _is_profiling():
         return attempt.run()
-    with torch.profiler.record_function(f"epigemm::{call.epilogue.name}"):
+    with torch.profiler.record_function(f"epigemm::{attempt.call.epilogue.name}"):
         return attempt.run()
 
 
-def one_kernel(
-    call: LinearCall,
-    circumstances: int,
-    stored: Tensor | None = None,
-    moments: Tensor | None = None,
-    blocks: Tensor | None = None,
-) -> Any:
-    """What one kernel gives of a call, or the reason (an int) why none runs; the caller has another way then.
+def one_kernel(call: LinearCall, beside: Beside) -> Any:
+    """What one kernel gives of a call, or the `Reason` why none runs.
 
     The result; with `moments` also the rows of a block, if the blocks' moments were left unmerged, else 0.
-    `circumstances`: `dry_runs.ROUTED` for a call that autograd, tracers and modes have handled. See `Beside`.
     """
     if current.log is not None:
-        return current.log.made(one_kernel, call, circumstances, stored, moments, blocks)
-    return _Linear(call, circumstances=circumstances, beside=Beside(stored, moments, blocks)).run_once()
+        return current.log.made(one_kernel, call, beside)
+    plans.has_gpu_kernels(call.x)  # this makes the device known to C++
+    return _named(_Linear(call, beside=beside))
 
 
 class Forced:
@@ -474,5 +433,6 @@ class Forced:
         """Make the call; RuntimeError if the plan cannot run."""
         if self._attempt is None:
             self._attempt = _Linear(self._call, self.plan)
-            return self._attempt.run()
+            result: Tensor = self._attempt.run()
+            return result
         return self._attempt.again()

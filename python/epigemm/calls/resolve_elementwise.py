@@ -30,7 +30,7 @@ def elementwise(call: ElementwiseCall) -> Tensor:
 
 
 def _elementwise(call: ElementwiseCall) -> Tensor:
-    checks.elementwise(call)
+    checks.arguments(call)
     circumstances = dry_runs.ROUTED
     asked: ElementwiseCall | None = call
     if call.out is not None:

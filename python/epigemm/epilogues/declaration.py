@@ -56,11 +56,18 @@ class Declared:
     """
 
     without: Mapping[tuple[int, ...], Any]
+    bias_place: int
 
     def __init__(self, name: str, operands: tuple[Operand, ...]) -> None:
         self.name, self.operands = name, operands
         self.kinds = tuple(operand.kind for operand in operands)
         self.without = {}
+
+    def _place_of_bias(self, bias: int | None) -> int:
+        return bias if bias and self.kinds[bias - 1] == PER_COLUMN else 0
+
+    def _typing(self, program: Program) -> tuple[int, ...]:
+        return tuple(number - 1 for number in program.typing() - {0, self.bias_place})
 
 
 _keys = itertools.count()
@@ -117,8 +124,8 @@ class Traced(Declared):
         self.key = str(next(_keys))
         self.forms: dict[tuple[bool, ...], Any] = {}
         TRACED[self.key] = self
-        bias, numbers = program.bias() or 0, range(1, len(operands) + 1)
-        self.bias_place = bias if bias and self.kinds[bias - 1] == PER_COLUMN else 0
+        numbers = range(1, len(operands) + 1)
+        self.bias_place = self._place_of_bias(program.bias())
         is_torchs = program.is_bias or program.is_bias_relu
         self.is_compiled = self.bias_place > 0 and stored is None and is_torchs
         self.slots = slots_of(self.kinds)
@@ -127,7 +134,7 @@ class Traced(Declared):
         self.has_scalar, self.has_rows = SCALAR in self.kinds, PER_ROW in self.kinds
         self.matrices = tuple(place for place, kind in enumerate(self.kinds) if kind == MATRIX)
         self.ends = tuple(number for number in (0, *numbers) if number not in program.with_gradient())
-        self.typing = tuple(number - 1 for number in program.typing() - {0, self.bias_place})
+        self.typing = self._typing(program)
 
     @functools.cached_property
     def behind_bias(self) -> fx.GraphModule:
@@ -172,7 +179,10 @@ class Traced(Declared):
 class TracedResults(Declared):
     """A Python function that returns more than one matrix, or a reduction: as a whole, before it is taken apart.
 
-    `results`: its steps, and what it returns.
+    Attributes:
+        results: its steps, and what it returns.
+        bias_place: as of `Traced`.
+        typing: as of `Traced`, of each result; of a reduction none.
     """
 
     without: Mapping[tuple[int, ...], TracedResults]
@@ -180,6 +190,10 @@ class TracedResults(Declared):
     def __init__(self, name: str, operands: tuple[Operand, ...], results: Results) -> None:
         super().__init__(name, operands)
         self.results = results
+        self.bias_place = self._place_of_bias(results.bias())
+        self.typing = [
+            self._typing(results.program(each.value)) if each.is_stored else () for each in results.results
+        ]
 
 
 @overload

@@ -57,7 +57,7 @@ _SLICES_TEXT = {
 
 def of_linear(call: LinearCall) -> Explanation:
     """A call that saves nothing for a derivative but its inputs and its result."""
-    checks.linear(call)
+    checks.arguments(call)
     if call.out is not None:
         checks.output_overlap(call.out, call.x, call.others, in_place=False)
     return explain_linear(call)
@@ -268,7 +268,7 @@ def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
 def of_elementwise(call: ElementwiseCall) -> Explanation:
     """A call of an elementwise function."""
     x = call.x
-    checks.elementwise(call)
+    checks.arguments(call)
     if call.out is not None:
         checks.output_overlap(call.out, x, call.others, in_place=True, first=call.epilogue.first)
     kernel = in_its_own_kernel(call)

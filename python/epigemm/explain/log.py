@@ -18,17 +18,14 @@ from epigemm import batch_statistics, functional, glu, results_epilogue
 from epigemm.arguments.calls import FIND, KEEP, NONE, ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
-from epigemm.batch_statistics import Vectors
-from epigemm.calls import elementwise_kernels, entry, reductions, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, reductions, resolve, resolve_elementwise
 from epigemm.calls.by_reference import unfolded
 from epigemm.calls.log import Log, current
-from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
 from epigemm.explain.explanation import dtype_name, kernel_owner
-from epigemm.planner import dry_runs
 from epigemm.planner.reasons import Reason
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
@@ -184,7 +181,7 @@ class CallLog(Log):
         if not function:
             is_product = isinstance(call, LinearCall) and call.epilogue.is_bias
             function = "linear" if is_product else call.epilogue.name.partition(".")[0]
-        function = function if self._norm is None else norms.function_of(self._norm.call, self._norm.scale)
+        function = function if self._norm is None else norms.function_of(self._norm.call)
         self._last = Call(call, found, self._differentiates(call), self._norm, function)
         self.told.append(self._last)
         self.calls.append(self._last)
@@ -206,11 +203,10 @@ class CallLog(Log):
         told.results = (found,)
         return found
 
-    def _linear(self, call: LinearCall, plan: object = None, fold: FoldCall | None = None) -> Tensor | None:
+    def _linear(self, call: LinearCall, plan: object = None) -> Tensor | None:
+        fold = call.fold
         if fold is not None:
-            wide = compute_dtype(call.x.dtype)
-            call = call._replace(operands=call.x.new_zeros((2, fold.columns), dtype=wide).unbind(0))
-            self._fold(fold)
+            call = call._replace(operands=self._fold(fold).unbind(0), fold=None)
         found = explanation.of_linear(call)
         if fold is not None and fold.vectors[0] is not None:
             # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
@@ -247,18 +243,12 @@ class CallLog(Log):
         self.told.append(Launch([f"{kernel_owner(call.like)} {text}"]))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
-    def _one_kernel(
-        self, call: LinearCall, circumstances: int, stored: Tensor | None, *_: object
-    ) -> Tensor | Reason | None:
+    def _one_kernel(self, call: LinearCall, beside: resolve.Beside) -> Tensor | Reason | None:
         """A call that is one kernel, of which the caller makes several if there is none."""
-        is_seen = False
-        if not circumstances & dry_runs.ROUTED:  # no node of autograd asks for it
-            self.begin()
-            is_seen = entry.sees(*call.inputs, call.out) is not None
-        found = None if self._is_single or is_seen else explanation.of_one_kernel(call)
+        found = None if self._is_single else explanation.of_one_kernel(call)
         if found is None:
-            return Reason.NOT_PLAIN if is_seen else Reason.NOT_FUSED
-        recorded = self._recorded
+            return Reason.NOT_FUSED
+        recorded, stored = self._recorded, beside.stored
         if recorded is not None:
             call, found = recorded, replace(found, reasons=[explanation.KEPT, *found.reasons])
         elif stored is not None:
@@ -270,17 +260,13 @@ class CallLog(Log):
             told.results = (result, stored) if recorded is None else (result,)
         return result
 
-    def _batch_norm(self, call: BatchNormCall, inputs: batch_norm.Inputs) -> None:
-        x, weight, bias, *vectors = inputs
-        options = {"precision": call.precision, "pack_use": call.pack_use, "strict": call.strict}
-        product = LinearCall(BIAS, x, weight, (bias,), **options)  # type: ignore[arg-type]
-        found = norms.explained(product, call, vectors[0])
-        told = self._add(product, found, norms.function_of(call, vectors[0]))
-        learnt = [each for each in vectors if each is not None]
+    def _batch_norm(self, call: BatchNormCall) -> None:
+        told = self._add(call.product, norms.explained(call), norms.function_of(call))
+        learnt = [each for each in call.vectors if each is not None]
         told.differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
 
-    def _norm_by_torch(self, call: BatchNormCall, vectors: Vectors, why: str) -> None:
-        self._norm = norms.ByTorch(call, vectors.scale, why)
+    def _norm_by_torch(self, call: BatchNormCall, why: str) -> None:
+        self._norm = norms.ByTorch(call, why)
 
     def _reduce(
         self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
@@ -310,6 +296,8 @@ _TELL: dict[Any, Callable[..., Any]] = {
 
 def _without_pack(argument: Any) -> Any:
     """A call that makes no pack."""
+    if isinstance(argument, BatchNormCall):
+        return argument._replace(product=_without_pack(argument.product))
     keeps = getattr(argument, "pack_use", None) == KEEP
     return argument._replace(pack_use=FIND) if keeps else argument
 

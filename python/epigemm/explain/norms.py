@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from epigemm.arguments.calls import LinearCall
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls.forecast import consider
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
@@ -18,13 +16,15 @@ from epigemm.explain.answer import Explanation
 from epigemm.explain.explanation import PRODUCTS, explain_linear
 
 
-def function_of(call: BatchNormCall, scale: Tensor | None) -> str:
+def function_of(call: BatchNormCall) -> str:
     """The name of what is computed."""
-    return f"linear{'' if scale is None else '_scale'}_batch_norm{'_relu' if call.relu else ''}"
+    scale = "" if call.vectors.scale is None else "_scale"
+    return f"linear{scale}_batch_norm{'_relu' if call.relu else ''}"
 
 
-def explained(product: LinearCall, call: BatchNormCall, scale: Tensor | None) -> Explanation:
+def explained(call: BatchNormCall) -> Explanation:
     """Of the product, and the BatchNorm behind it."""
+    product = call.product
     with_statistics, launches = product._replace(statistics=True), list[str]()
     if product.x.dtype is not torch.float64 and (dry := consider(with_statistics).found).copies_nothing:
         launches = dry.launches
@@ -33,7 +33,7 @@ def explained(product: LinearCall, call: BatchNormCall, scale: Tensor | None) ->
     merges = "merge" in launches if launches else product.rows > MOST_LEFT * BLOCK_ROWS
     return replace(
         found,
-        op=f"{function_of(call, scale)}, by the batch's own statistics",
+        op=f"{function_of(call)}, by the batch's own statistics",
         reasons=[_WITHIN if in_gemm else _BEHIND, *found.reasons],
         kernels=[*found.kernels, *_launches(call, in_gemm, merges)],
         backward=_BACKWARD,
@@ -44,12 +44,11 @@ class ByTorch(NamedTuple):
     """A BatchNorm that PyTorch's operators compute."""
 
     call: BatchNormCall
-    scale: Tensor | None
     why: str
 
     def behind(self, found: Explanation, epilogue: Epilogue) -> Explanation:
         """The explanation of a product, with this BatchNorm behind it."""
-        is_apart = self.scale is not None and epilogue.is_bias
+        is_apart = self.call.vectors.scale is not None and epilogue.is_bias
         kernels = [*(["torch mul"] if is_apart else []), "torch batch_norm"]
         kernels += ["torch relu"] if self.call.relu else []
         backward = found.backward

@@ -17,9 +17,8 @@ from torch import Tensor, fx
 
 from epigemm import batch_statistics
 from epigemm import route as _route
-from epigemm.arguments.precision import DEFAULT
-from epigemm.autograd.batch_norm import BatchNormCall
-from epigemm.batch_statistics import Vectors
+from epigemm.arguments.calls import LinearCall
+from epigemm.autograd.batch_norm import BatchNormCall, Vectors
 from epigemm.calls.batch_norm import Running
 from epigemm.epilogues.library import BIAS
 from epigemm.fusion import profit
@@ -105,8 +104,11 @@ class NormSite(FusedCall):
     ) -> Tensor:
         """batch_norm((x @ weight.T + bias) * scale), or its ReLU; the running statistics follow."""
         running = Running(running_mean, running_var, None, self._momentum)
-        call = BatchNormCall(running, self._eps, self._relu, DEFAULT, self._pack_use, False)
-        found = batch_statistics.linear_batch_norm(x, weight, bias, Vectors(scale, bn_weight, bn_bias), call)
+        product = LinearCall(BIAS, x, weight, (bias,), pack_use=self._pack_use)
+        vectors = Vectors(scale, bn_weight, bn_bias)
+        found = batch_statistics.linear_batch_norm(
+            BatchNormCall(product, vectors, running, self._eps, self._relu)
+        )
         if found is not None:
             return found
         z = _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import forms, invariance
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import LinearCall, Options
 from epigemm.autograd import nodes
 from epigemm.calls import entry
 from epigemm.calls.layouts import unflattened
@@ -129,7 +129,7 @@ class Site(FusedCall):
             vectors = [next(rest) if there else None for there in present]
             if self._epilogue is None:
                 folded = (given[0] if given else None, None, *vectors)
-                return _route.linear_folded(x, weight, folded, eps, None, None, False, self._pack_use)
+                return _route.linear_folded(x, weight, folded, eps, None, Options(pack_use=self._pack_use))
             given += _route.fold(x, (None, None, *vectors), eps, columns)
         if self._epilogue is None:
             bias = given[0] if given else None
@@ -170,7 +170,7 @@ class Site(FusedCall):
     def _record_call(self, call: LinearCall) -> Tensor:
         pack_use = weight_packs.NONE if call.weight.requires_grad else self._pack_use
         invariant = invariance.active and invariance.enabled()
-        return nodes.linear(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
+        return nodes.record(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources with their axes in the product's order."""

@@ -181,7 +181,7 @@ class FusedLinear(Layer):
             bias = self.bias
         use = PACK_USE[isinstance(weight, nn.Parameter)]
         return _route.linear(
-            self._function, x, weight, (bias, *operands), self.precision, None, self.strict, use
+            self._function, x, weight, (bias, *operands), None, self.precision, self.strict, use
         )
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from epigemm import batch_statistics, docstrings, functional
 from epigemm import route as _route
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import calls, checks, invariance
 from epigemm.nn.base import PACK_USE, CallOptions, Layer, Options, require_plain
 from epigemm.packs import weight_packs
 
@@ -71,24 +71,23 @@ def _scale_batch_norm(
     if x.dim() != 2:
         raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
     weight, bias = linear.weight, linear.bias
-    use = PACK_USE[isinstance(weight, nn.Parameter)]
+    options = calls.Options(precision, strict, PACK_USE[isinstance(weight, nn.Parameter)])
     if bn.training or bn.running_mean is None or bn.running_var is None:
         if invariance.active and invariance.enabled():
             raise RuntimeError(
                 "bn: got one that normalises by the batch's own statistics in the batch-invariant mode, where no row "
                 "may depend on others; accepted there are running statistics and eval()"
             )
-        options: Any = {"precision": precision, "strict": strict, "pack_use": use}
-        found = batch_statistics.of_module(x, weight, bias, scale, bn, relu=relu, **options)
+        found = batch_statistics.of_module(x, weight, bias, scale, bn, options, relu=relu)
         if found is not None:
             return found
         scaling = (bias, scale, None, None, None, None)
-        result: Tensor = bn(_route.linear_folded(x, weight, scaling, 0.0, precision, None, strict, use))
+        result: Tensor = bn(_route.linear_folded(x, weight, scaling, 0.0, None, options))
         return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
     if relu:
-        return functional.batch_norm_relu(x, weight, vectors, bn.eps, None, precision, strict, use)
-    return _route.linear_folded(x, weight, vectors, bn.eps, precision, None, strict, use)
+        return functional.batch_norm_relu(x, weight, vectors, bn.eps, None, options)
+    return _route.linear_folded(x, weight, vectors, bn.eps, None, options)
 
 
 class _WithBatchNorm(Layer):

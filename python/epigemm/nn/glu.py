@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from epigemm import docstrings, functional, glu
+from epigemm.arguments import calls
 from epigemm.arguments.forms import Function
 from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, reset_linear
 from epigemm.packs import weight_packs
@@ -112,10 +113,8 @@ class LinearGLU(FusedLinear):
         """Apply the layer."""
         weight, bias, weight2, bias2 = self.weight, self.bias, self.weight2, self.bias2
         is_kept = isinstance(weight, nn.Parameter) and (weight2 is None or isinstance(weight2, nn.Parameter))
-        use = PACK_USE[is_kept]
-        return glu.run(
-            self.activation, x, weight, bias, weight2, bias2, None, self.precision, self.strict, use
-        )
+        options = calls.Options(self.precision, self.strict, PACK_USE[is_kept])
+        return glu.run(self.activation, x, weight, bias, weight2, bias2, None, options)
 
     @property
     def _function(self) -> Function:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, functional
-from epigemm.arguments import checks
+from epigemm.arguments import calls, checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.epilogues import library
@@ -353,8 +353,8 @@ class Linear(FusedLinear):
             if twice := by_place.keys() & named.keys():
                 raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
             operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
-        use = PACK_USE[isinstance(weight, nn.Parameter)]
-        return self.epilogue.call(x, weight, operands, named, None, self.precision, self.strict, use)
+        options = calls.Options(self.precision, self.strict, PACK_USE[isinstance(weight, nn.Parameter)])
+        return self.epilogue.call(x, weight, operands, named, None, options)
 
     @property
     def _epilogue_name(self) -> str | None:

@@ -154,45 +154,30 @@ def _see(tensor: object) -> Seen | None:
     return () if tensor is None or kind is float or kind is int else None
 
 
-def linear(
+def native(
     epilogue: Epilogue,
     x: Tensor,
-    weight: Tensor,
-    operands: Operands,
-    fold: tuple[Any, ...] | None,
-    precision: str | None,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor | Reason:
-    """D = epilogue(x @ weight.T), arguments as of `route.linear`; or `NOT_PLAIN`."""
-    if out is not None or invariance.active or not epilogue.is_compiled:
-        return Reason.NOT_PLAIN
-    if fold is not None and type(fold[-1]) is not float:
-        return Reason.NOT_PLAIN
-    others = tuple(map(_see, operands if fold is None else fold[:-1]))
-    order = _fp32_order(epilogue.has_scalar, (_see(x), _see(weight), *others), precision, strict)
-    if order == _NOT_NATIVE:
-        return Reason.NOT_PLAIN
-    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _write(epilogue, x, weight, *_apart(epilogue, operands, fold, x), fold is not None, order, strict, out)
-    return out
-
-
-def elementwise(
-    epilogue: Epilogue,
-    x: Tensor,
+    weight: Tensor | None,  # None: of an elementwise call
     operands: Operands,
     fold: tuple[Any, ...] | None,
     out: Tensor | None,
+    precision: str | None = None,
+    strict: bool = False,
 ) -> Tensor | Reason:
-    """D = epilogue(x), as `linear`."""
+    """A call in a graph by `_into`, arguments as of `route.linear`; or `NOT_PLAIN`."""
     if out is not None or not epilogue.is_compiled or (fold is not None and type(fold[-1]) is not float):
         return Reason.NOT_PLAIN
     others = tuple(map(_see, operands if fold is None else fold[:-1]))
-    if not _is_native(epilogue.has_scalar, (_see(x), *others)):
+    if weight is None:
+        order = 0 if _is_native(epilogue.has_scalar, (_see(x), *others)) else _NOT_NATIVE
+    elif invariance.active:
+        order = _NOT_NATIVE
+    else:
+        order = _fp32_order(epilogue.has_scalar, (_see(x), _see(weight), *others), precision, strict)
+    if order == _NOT_NATIVE:
         return Reason.NOT_PLAIN
-    out = torch.empty_like(x)
-    _write(epilogue, x, None, *_apart(epilogue, operands, fold, x), fold is not None, 0, False, out)
+    out = torch.empty_like(x) if weight is None else x.new_empty((*x.shape[:-1], weight.shape[0]))
+    _write(epilogue, x, weight, *_apart(epilogue, operands, fold, x), fold is not None, order, strict, out)
     return out
 
 
@@ -268,9 +253,9 @@ def for_inductor() -> Iterator[None]:
         _is_for_inductor.reset(token)
 
 
-def in_inductor(call: LinearCall) -> Tensor | None:
-    """A call in a trace for Inductor, by `_into`; None if the operator `linear` has to compute it."""
-    if not _is_for_inductor.get():
+def in_inductor(call: LinearCall | ElementwiseCall) -> Tensor | None:
+    """A linear call in a trace for Inductor, by `_into`; None if its public operator has to compute a call."""
+    if not isinstance(call, LinearCall) or not _is_for_inductor.get():
         return None
     epilogue, x, weight, given, _, pack_use, strict, invariant, out, *_ = call
     tensors = [each if isinstance(each, Tensor) else None for each in given]
@@ -327,10 +312,10 @@ def _fold(call: LinearCall | ElementwiseCall, arguments: tuple[Any, ...]) -> Fol
         return None
     vectors, x = places[: len(FOLDED)], call.x
     if isinstance(call, LinearCall):
-        checks.linear(call._replace(epilogue=BIAS, operands=vectors[:1], strict=False))
+        checks.arguments(call._replace(epilogue=BIAS, operands=vectors[:1], strict=False))
         return checks.fold_batch_norm(x, vectors, eps, call.weight.shape[0])
     checks.rows_of_vectors(x)
-    checks.elementwise(call._replace(epilogue=BIAS, operands=(None,)))
+    checks.arguments(call._replace(epilogue=BIAS, operands=(None,)))
     return checks.fold_batch_norm(x, vectors, eps, x.shape[-1])
 
 
@@ -338,7 +323,7 @@ def _run(*arguments: Any) -> None:
     call = _call(*arguments)
     fold = _fold(call, arguments)
     if isinstance(call, LinearCall):
-        resolve.run_linear(call) if fold is None else resolve.linear(call, fold=fold)
+        resolve.run_linear(call) if fold is None else resolve.linear(call._replace(fold=fold))
         return
     if fold is not None:
         call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))
@@ -357,7 +342,7 @@ def _cold(*arguments: Any) -> Tensor | None:
 def _fake(*arguments: Any) -> None:
     call = _call(*arguments)
     if _fold(call, arguments) is None:
-        checks.linear(call) if isinstance(call, LinearCall) else checks.elementwise(call)
+        checks.arguments(call)
 
 
 _LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]

@@ -15,14 +15,15 @@ from torch.autograd import forward_ad
 
 from epigemm._native import ops
 from epigemm.arguments import checks
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, linear_arguments
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, operator_arguments
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
 from epigemm.calls.log import current
+from epigemm.calls.resolve import Beside
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import vmap
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import plans
 from epigemm.planner.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
@@ -99,22 +100,20 @@ class _Operator(NamedTuple):
 
 
 def _linear_fake(call: LinearCall) -> Tensor:
-    checks.linear(call)
+    checks.arguments(call)
     if current.log is not None:
         current.log.note(resolve.linear, call)
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
 
 
 def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
-    checks.linear(call)
+    checks.arguments(call)
     shape = (*call.x.shape[:-1], call.weight.shape[0])
     result, product = call.x.new_empty(shape), call.x.new_empty(shape)
     if current.log is not None:
         both = call._replace(epilogue=call.epilogue.with_product)
         is_asked = one_kernel.may_store(both) and plans.has_gpu_kernels(call.x)
-        if not is_asked or isinstance(
-            current.log.note(resolve.one_kernel, both, dry_runs.ROUTED, product), Reason
-        ):
+        if not is_asked or isinstance(current.log.note(resolve.one_kernel, both, Beside(product)), Reason):
             current.log.note(resolve.linear, call.product())
             current.log.note(resolve_elementwise.elementwise, call.behind(product))
     return result, product
@@ -130,7 +129,7 @@ def _of_changing_weight(call: LinearCall) -> LinearCall:
 
 
 def _elementwise_fake(call: ElementwiseCall) -> Tensor:
-    checks.elementwise(call)
+    checks.arguments(call)
     if current.log is not None:
         current.log.note(resolve_elementwise.elementwise, call)
     return torch.empty_like(call.x)
@@ -146,7 +145,7 @@ _OPERATORS = {
             if call.invariant or call.pack_use == weight_packs.NONE
             else entry.call_linear(call)
         ),
-        lambda call: nodes.linear(_of_changing_weight(call)),
+        lambda call: nodes.record(_of_changing_weight(call)),
         gradients.save_linear,
         gradients.linear_backward,
     ),
@@ -169,7 +168,7 @@ _OPERATORS = {
         _elementwise_fake,
         nodes.elementwise_forward,
         entry.call_elementwise,
-        nodes.elementwise,
+        nodes.record,
         gradients.save_elementwise,
         gradients.elementwise_backward,
     ),
@@ -213,7 +212,6 @@ def _at_once(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
             current.log.begin(call if name == "linear_with_product" else None)
         if not gradient_products.runs_directly(*inputs):
             return kernel(keyset, *args)
-        _refuse_forward_mode(name)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             return operator.recorded(call)
         return operator.implementation(call)
@@ -233,10 +231,10 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
         call = _of_changing_weight(linear_call(*args))
         recorded = any(tensor.requires_grad for tensor in call.inputs)
         if not recorded or not gradients.keeps_product(call):
-            return kernel(keyset, *args[:7], *linear_arguments(call)[7:])
+            return kernel(keyset, *args[:7], *operator_arguments(call)[7:])
         # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
-        checks.linear(call)
-        result, _ = ops.linear_with_product(*linear_arguments(call))
+        checks.arguments(call)
+        result, _ = ops.linear_with_product(*operator_arguments(call))
         return result  # type: ignore[no-any-return]
 
     return autograd_kernel
@@ -318,8 +316,8 @@ def _register() -> None:
             qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
         )
     for name, call_of, check, run in (
-        ("linear_out", linear_out_call, checks.linear, resolve.linear),
-        ("elementwise_out", elementwise_call, checks.elementwise, resolve_elementwise.elementwise),
+        ("linear_out", linear_out_call, checks.arguments, resolve.linear),
+        ("elementwise_out", elementwise_call, checks.arguments, resolve_elementwise.elementwise),
     ):
         op = getattr(ops, name).default
         implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")

@@ -99,7 +99,7 @@ def dry_run(
     Raises:
         RuntimeError: the numbers of `plan` name none.
     """
-    epilogue, x, weight, operands, _, _, strict, invariant, out, weight2, statistics = call
+    epilogue, x, weight, operands, _, _, strict, invariant, out, weight2, statistics, _ = call
     bias, tensors, scalars = epilogue.apart(operands)
     device = -1 if gpu else (x if place is None else place).get_device()
     if device >= 0:

@@ -143,7 +143,7 @@ def _problem(call: LinearCall) -> str:
 def _check(call: LinearCall) -> None:
     """The errors of the call itself; RuntimeError where nothing can be measured."""
     x = call.x
-    checks.linear(call)
+    checks.arguments(call)
     if not plans.has_gpu_kernels(x):
         why = elementwise_kernels.why_none(x) or "it is on the CPU"
         raise RuntimeError(
