@@ -79,6 +79,33 @@ def test_the_node_gives_what_the_formula_gives(
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.every(5)
+@functions
+@dtypes
+@pytest.mark.parametrize("frozen", ["", "x", "weight", "bias"])
+def test_the_node_saves_what_the_formula_saves(
+    function: Public, dtype: torch.dtype, frozen: str, rng: torch.Generator
+) -> None:
+    given = leaves(function.draw(rng, dtype=dtype, tensor_scalar=True))
+    if frozen in given:
+        given[frozen].requires_grad_(False)
+    names = {tensor.data_ptr(): name for name, tensor in tensors_of(given).items()}
+
+    def call() -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        saved = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            saved.append((names.get(tensor.data_ptr(), ""), tuple(tensor.shape), tensor.dtype))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            function.call(**given)
+        return sorted(saved, key=str)
+
+    mine, other = both_ways(call)
+    assert mine == other
+
+
 def node_name(result: Tensor) -> str:
     return type(result.grad_fn).__name__
 
