@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 from collections.abc import Iterator
@@ -62,9 +63,8 @@ def test_every_room_is_in_the_list() -> None:
     assert {room_of(module) for module in MODULES} == set(ROOMS)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down(module: str) -> None:
-    assert not climbs(module, MODULES[module].read_text())
+def test_imports_go_down() -> None:
+    assert not {module: up for module, file in MODULES.items() if (up := climbs(module, file.read_text()))}
 
 
 def test_an_import_that_climbs_is_found() -> None:
@@ -92,22 +92,21 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
 TESTS = Path(__file__).parent
 
 
-@pytest.mark.parametrize(
-    "module",
-    [name for name, file in MODULES.items() if file.name != "__init__.py"],
-)
-def test_tests_mirror_the_rooms(module: str) -> None:
+def has_tests(module: str) -> bool:
+    file = MODULES[module].relative_to(PACKAGE)
+    name, folder = file.stem.strip("_"), TESTS / file.parent
+    if module == "epigemm.functional":
+        folder, name = TESTS / "ops", "values"
+    return (folder / f"test_{name}.py").is_file() or any(folder.glob(f"test_{name}_*.py"))
+
+
+def test_tests_mirror_the_rooms() -> None:
     """Those of a module are `test_MODULE.py`, or `test_MODULE_*.py`, in the folder of the same name.
 
     Those of the public functions are the properties in `ops`.
     """
-    file = MODULES[module].relative_to(PACKAGE)
-    name = file.stem.strip("_")
-    folder = TESTS / file.parent
-    if module == "epigemm.functional":
-        folder, name = TESTS / "ops", "values"
-    found = [folder / f"test_{name}.py", *folder.glob(f"test_{name}_*.py")]
-    assert any(each.is_file() for each in found)
+    modules = [name for name, file in MODULES.items() if file.name != "__init__.py"]
+    assert [name for name in modules if not has_tests(name)] == []
 
 
 GROUND = {"_native", "compilers", "cuda_graphs", "docstrings", "progress"}
@@ -119,15 +118,18 @@ def names_in(text: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", text))
 
 
+@functools.cache
+def imports_of_rooms() -> set[tuple[str, str]]:
+    return {(room_of(m), room_of(each)) for m, file in MODULES.items() for each in imported(file.read_text())}
+
+
 @pytest.mark.parametrize("room", EXACT)
 def test_what_a_room_says_of_its_imports_is_true(room: str) -> None:
     text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
     _, says, rest = text.partition("Imports: ")
     imports, says_who, takers = rest.partition("Taken")
     assert says and says_who
-    pairs = {
-        (room_of(m), room_of(each)) for m, file in MODULES.items() for each in imported(file.read_text())
-    }
+    pairs = imports_of_rooms()
     assert {to for by, to in pairs if by == room} - {room} - GROUND == names_in(imports) - GROUND
     taken_by = {by for by, to in pairs if to == room} - {room, "__init__"}
     assert "everybody" in takers or taken_by <= names_in(takers)

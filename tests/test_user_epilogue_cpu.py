@@ -39,6 +39,7 @@ def _cold(call: UserEpilogue, *given: object, **named: object) -> Tensor:
         return call(*given, **named)  # type: ignore[arg-type]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lead", [(5,), (2, 3), (1,), ()], ids=str)
 @pytest.mark.parametrize("scale", [None, 0.25, 2, "tensor"], ids=str)

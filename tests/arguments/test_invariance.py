@@ -1,4 +1,4 @@
-"""The batch-invariant mode: its switch, what it refuses, and, on a CPU, its promise bit by bit."""
+"""The batch-invariant mode (its switch: test_modes.py): what it refuses, and, on a CPU, its promise bit by bit."""
 
 from __future__ import annotations
 
@@ -28,101 +28,6 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def mode_is_left() -> Iterator[None]:
     yield
     assert not invariance.active and not epigemm.is_batch_invariant()
-
-
-# --- the switch ------------------------------------------------------------------------------------------------------
-
-
-def test_blocks_nest() -> None:
-    assert not epigemm.is_batch_invariant()
-    with epigemm.batch_invariant():
-        assert epigemm.is_batch_invariant()
-        with epigemm.batch_invariant(False):
-            assert not epigemm.is_batch_invariant()
-            with epigemm.batch_invariant(True):
-                assert epigemm.is_batch_invariant()
-            assert not epigemm.is_batch_invariant()
-        assert epigemm.is_batch_invariant()
-    assert not epigemm.is_batch_invariant()
-
-
-def test_one_object_serves_many_blocks() -> None:
-    mode = epigemm.batch_invariant()
-    with mode, mode:
-        assert epigemm.is_batch_invariant()
-    assert not epigemm.is_batch_invariant()
-    with mode:
-        assert epigemm.is_batch_invariant()
-
-
-def test_an_error_leaves_the_mode() -> None:
-    with pytest.raises(KeyError), epigemm.batch_invariant():
-        raise KeyError
-    assert not epigemm.is_batch_invariant()
-
-
-def test_a_decorated_function_runs_inside() -> None:
-    @epigemm.batch_invariant()
-    def inside(depth: int) -> list[bool]:
-        """Recursive, so that the decorator's own object is entered more than once."""
-        return [epigemm.is_batch_invariant(), *(inside(depth - 1) if depth else [])]
-
-    assert inside(2) == [True] * 3 and inside.__name__ == "inside"
-    assert not epigemm.is_batch_invariant()
-
-
-def test_functions_that_run_later_are_no_functions_to_decorate() -> None:
-    def generator() -> Iterator[int]:
-        yield 1
-
-    async def coroutine() -> None: ...
-
-    for later in (generator, coroutine):
-        with pytest.raises(TypeError, match="runs after the call; accepted are plain functions"):
-            epigemm.batch_invariant()(later)
-
-
-def in_a_thread(*enabled: bool) -> bool:
-    """What a new thread sees, inside of blocks of its own."""
-    seen: list[bool] = []
-
-    def run() -> None:
-        if enabled:
-            with epigemm.batch_invariant(*enabled):
-                seen.append(epigemm.is_batch_invariant())
-        else:
-            seen.append(epigemm.is_batch_invariant())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return seen[0]
-
-
-def test_a_block_belongs_to_its_thread() -> None:
-    with epigemm.batch_invariant():
-        assert not in_a_thread() and in_a_thread(True) and epigemm.is_batch_invariant()
-    assert in_a_thread(True) and not epigemm.is_batch_invariant()
-
-
-def test_the_setter_holds_in_every_thread() -> None:
-    epigemm.set_batch_invariant(True)
-    try:
-        assert epigemm.is_batch_invariant() and in_a_thread() and not in_a_thread(False)
-        with epigemm.batch_invariant(False):
-            assert not epigemm.is_batch_invariant() and in_a_thread()
-            epigemm.set_batch_invariant(True)
-            assert not epigemm.is_batch_invariant(), "a block around the call comes first"
-    finally:
-        epigemm.set_batch_invariant(False)
-    assert not epigemm.is_batch_invariant() and not in_a_thread()
-
-
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_it_is_a_switch(value: Any) -> None:
-    for switch in (epigemm.batch_invariant, epigemm.set_batch_invariant):
-        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
-            switch(value)
 
 
 # --- bits on a CPU ---------------------------------------------------------------------------------------------------

@@ -1,72 +1,133 @@
-"""The base of the modes: set for all threads, for a block of one thread, and read by compiled code as a global."""
+"""Modes that are set for all threads, for a block of one thread, or around a function: the switches of each of them."""
 
 from __future__ import annotations
 
-import sys
 import threading
-import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
-from epigemm.arguments.modes import Mode, Shared
+import epigemm
+from epigemm.arguments import invariance
+from epigemm.packs import keep_mode
 
 
-@pytest.fixture
-def module() -> Iterator[Any]:
-    """A mode's module, with what Dynamo would guard by."""
-    made: Any = types.ModuleType("module_of_a_mode")
-    made.active = False
-    sys.modules[made.__name__] = made
-    yield made
-    del sys.modules[made.__name__]
+class Switches(NamedTuple):
+    """A mode's block, its statement for all threads, what a call asks, and the global that compiled code reads."""
+
+    block: Callable[..., Any]
+    everywhere: Callable[..., Any]
+    enabled: Callable[[], bool]
+    module: Any
 
 
-def test_blocks_are_nested(module: Any) -> None:
-    mode = Mode(Shared(module.__name__))
-    seen = [mode.enabled()]
-    for enabled in (True, False, True):
-        mode.enter(enabled)
-        seen.append(mode.enabled())
-    for _ in range(3):
-        mode.exit()
-        seen.append(mode.enabled())
-    assert seen == [False, True, False, True, False, True, False]
-    assert not module.active
+MODES = {
+    "batch_invariant": Switches(
+        epigemm.batch_invariant, epigemm.set_batch_invariant, epigemm.is_batch_invariant, invariance
+    ),
+    "keep_packs": Switches(epigemm.keep_packs, epigemm.set_keep_packs, keep_mode.enabled, keep_mode),
+}
 
 
-def test_a_block_comes_before_what_holds_everywhere(module: Any) -> None:
-    shared = Shared(module.__name__)
-    mode = Mode(shared)
-    shared.everywhere = True
-    shared.update()
-    assert mode.enabled() and module.active and not mode.enabled(otherwise=False)
-    mode.enter(False)
-    assert not mode.enabled() and not mode.enabled(otherwise=True)
-    mode.exit()
-    assert mode.enabled()
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Iterator[Switches]:
+    """Off before the test, and left off by it."""
+    found = MODES[request.param]
+    assert not found.enabled() and not found.module.active
+    yield found
+    left = found.enabled() or found.module.active
+    found.everywhere(False)
+    assert not left
 
 
-def test_another_thread_has_blocks_of_its_own(module: Any) -> None:
-    mode = Mode(Shared(module.__name__))
-    inside, may_leave, seen = threading.Event(), threading.Event(), list[bool]()
-
-    def other() -> None:
-        mode.enter(True)
-        seen.append(mode.enabled())
-        inside.set()
-        may_leave.wait(60)
-        mode.exit()
-
-    thread = threading.Thread(target=other)
+def in_a_thread(look: Callable[[], Any]) -> Any:
+    """What a new thread sees."""
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(look()))
     thread.start()
-    assert inside.wait(60)
-    assert seen == [True] and not mode.enabled()
-    assert module.active, "some thread is in a block"
-    mode.enter(False)
-    mode.exit()
-    assert module.active
-    may_leave.set()
-    thread.join(60)
-    assert not module.active
+    thread.join()
+    return seen[0]
+
+
+def in_a_block(mode: Switches, enabled: bool) -> bool:
+    with mode.block(enabled):
+        return mode.enabled()
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_a_block_puts_back_what_was_before(mode: Switches, outer: bool) -> None:
+    mode.everywhere(outer)
+    for inner in (True, False):
+        with mode.block(inner):
+            assert mode.enabled() is inner
+            with mode.block(not inner):
+                assert mode.enabled() is not inner
+            assert mode.enabled() is inner
+        assert mode.enabled() is outer and in_a_thread(mode.enabled) is outer
+    with pytest.raises(KeyError), mode.block(not outer):
+        raise KeyError
+    assert mode.enabled() is outer
+    mode.everywhere(False)
+
+
+def test_an_object_serves_many_blocks_and_switches_nothing_before(mode: Switches) -> None:
+    first, second = mode.block(), mode.block(False)
+    assert not mode.enabled() and not in_a_thread(mode.enabled)
+    with first, second, first:
+        assert mode.enabled() and not in_a_thread(mode.enabled)
+    assert not mode.enabled()
+    with first:
+        assert mode.enabled()
+
+
+def test_a_block_belongs_to_its_thread(mode: Switches) -> None:
+    """Compiled code, which asks a global of all threads, sees that some thread is in one."""
+    with mode.block():
+        assert mode.enabled() and not in_a_thread(mode.enabled)
+        assert in_a_thread(lambda: in_a_block(mode, True)) and mode.enabled()
+        assert mode.module.active and in_a_thread(lambda: mode.module.active)
+    assert in_a_thread(lambda: in_a_block(mode, True)) and not mode.enabled()
+
+
+def test_a_statement_holds_in_every_thread(mode: Switches) -> None:
+    """But a block around the call comes first, also where the statement is made inside of it."""
+    mode.everywhere(True)
+    assert mode.enabled() and in_a_thread(mode.enabled) and mode.module.active
+    assert not in_a_thread(lambda: in_a_block(mode, False))
+    mode.everywhere(False)
+    assert not mode.enabled() and not in_a_thread(mode.enabled)
+    with mode.block(False):
+        mode.everywhere(True)
+        assert not mode.enabled() and in_a_thread(mode.enabled)
+    assert mode.enabled()
+    mode.everywhere(False)
+
+
+def test_a_decorated_function_runs_inside(mode: Switches) -> None:
+    @mode.block()
+    def inside(depth: int) -> list[bool]:
+        """Recursive, so that the decorator's own object is entered more than once."""
+        return [mode.enabled(), *(inside(depth - 1) if depth else [])]
+
+    assert not mode.enabled(), "decorating switches nothing"
+    assert inside(2) == [True] * 3 and inside.__name__ == "inside"
+    assert in_a_thread(lambda: inside(0)) == [True]
+
+
+def test_functions_that_run_later_are_no_functions_to_decorate(mode: Switches) -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for later in (generator, coroutine):
+        with pytest.raises(TypeError, match="runs after the call; accepted are plain functions"):
+            mode.block()(later)
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_it_is_a_switch(mode: Switches, value: Any) -> None:
+    for switch in (mode.block, mode.everywhere):
+        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
+            switch(value)

@@ -5,29 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import by_reference
-from epigemm.epilogues.library import BIAS_RELU, RELU_DIV, SCALE_BATCH_NORM
+from epigemm.epilogues.library import SCALE_BATCH_NORM
 from epigemm.epilogues.registry import fold_batch_norm_reference
 
 x, weight, bias = torch.randn(3, 5, 16), torch.randn(8, 16), torch.randn(8)
 product = x.double() @ weight.double().t()
-
-
-def test_bias_and_epilogue() -> None:
-    expected = torch.relu(product + bias).float()
-    torch.testing.assert_close(by_reference.of_call(LinearCall(BIAS_RELU, x, weight, (bias,))), expected)
-    torch.testing.assert_close(
-        by_reference.of_call(LinearCall(RELU_DIV, x, weight, (bias, 4.0))), expected / 4
-    )
-
-
-def test_out_is_written() -> None:
-    out = torch.full((3, 5, 8), float("nan"))
-    assert by_reference.of_call(LinearCall(BIAS_RELU, x, weight, out=out)) is out
-    torch.testing.assert_close(out, torch.relu(product).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -47,13 +32,3 @@ def test_a_fold_is_that_of_the_reference() -> None:
     multiplier, offset = fold_batch_norm_reference(x, vectors, 1e-5).unbind(0)
     found = by_reference.of_call(LinearCall(SCALE_BATCH_NORM, x, weight, fold=fold))
     torch.testing.assert_close(found, (product * multiplier + offset).float(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lead", [(), (2, 3), (2, 0)])
-@pytest.mark.parametrize("invariant", [False, True])
-def test_sums_of_nothing(lead: tuple[int, ...], invariant: bool) -> None:
-    """K is 0: the bias alone, for any leading dimensions, as in PyTorch."""
-    inputs = torch.empty(*lead, 0), torch.empty(8, 0), bias
-    with epigemm.batch_invariant(invariant):
-        actual = epigemm.linear(*inputs)
-    torch.testing.assert_close(actual, torch.nn.functional.linear(*inputs))

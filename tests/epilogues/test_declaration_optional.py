@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any, Optional
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.epilogues.declaration import trace
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 @epigemm.epilogue
@@ -43,7 +40,6 @@ def activated(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> Tens
 
 
 NAMES = ("bias", "residual", "gain")
-CHOICES = [chosen for count in range(4) for chosen in itertools.combinations(NAMES, count)]
 
 
 def drawn(chosen: tuple[str, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -60,51 +56,6 @@ def plain(product: Tensor, operands: dict[str, Any]) -> Tensor:
         seen["gain"] = seen["gain"].unsqueeze(-1)
     function: Callable[..., Tensor] = vars(scaled)["__wrapped__"]
     return function(product.double(), **seen)
-
-
-@pytest.mark.parametrize("chosen", CHOICES, ids="-".join)
-def test_values(chosen: tuple[str, ...]) -> None:
-    for dtype in DTYPES:
-        x, weight, operands = drawn(chosen, dtype)
-        want = plain(x.double() @ weight.double().t(), operands)
-        in_order = [operands.get("bias"), 2.0, operands.get("residual"), operands.get("gain")]
-        unit = 8 * max(torch.finfo(dtype).eps, 1e-7)
-        out = torch.empty(2, 3, 5, dtype=dtype)
-        for found in (
-            scaled(x, weight, **operands),
-            scaled(x, weight, *in_order),
-            scaled(x, weight, **operands, out=out),
-            out,
-        ):
-            torch.testing.assert_close(found.double(), want, rtol=unit, atol=4 * unit)
-        z = (x.double() @ weight.double().t()).to(dtype)
-        found = scaled.elementwise(z, **operands)
-        torch.testing.assert_close(found.double(), plain(z, operands), rtol=unit, atol=4 * unit)
-
-
-@pytest.mark.parametrize("chosen", CHOICES, ids="-".join)
-def test_gradients(chosen: tuple[str, ...]) -> None:
-    x, weight, operands = drawn(chosen, torch.float64)
-    leaves = [each.requires_grad_() for each in (x, weight, *operands.values())]
-
-    def call(x: Tensor, weight: Tensor, *given: Tensor) -> Tensor:
-        operands: dict[str, Any] = dict(zip(chosen, given, strict=True))
-        return scaled(x, weight, **operands)
-
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
-
-
-@pytest.mark.parametrize("chosen", [(), ("bias",), ("residual", "gain")], ids="-".join)
-def test_compile_and_vmap(chosen: tuple[str, ...]) -> None:
-    x, weight, operands = drawn(chosen, torch.float32)
-    expected = scaled(x, weight, **operands)
-    compiled = torch.compile(lambda x, given: scaled(x, weight, **given), backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, operands), expected)
-    by_row = {name: each for name, each in operands.items() if name != "bias"}
-    rest = {name: each for name, each in operands.items() if name == "bias"}
-    mapped = torch.vmap(lambda x, given: scaled(x, weight, **given, **rest))(x, by_row)
-    torch.testing.assert_close(mapped, expected)
 
 
 def test_explain_names_what_runs() -> None:

@@ -130,7 +130,7 @@ def test_gradients_of_every_choice_of_vectors(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("road", ["plain", "recorded", "autocast", "vmap", "compiled"])
+@pytest.mark.parametrize("road", ["vmap", "compiled"])
 def test_a_bias_that_cancels_the_product(road: str, dtype: torch.dtype, device: torch.device) -> None:
     """A folded bias is added behind the product. Where that is rounded first, nothing would be left of the sum."""
     k, generator = 16, torch.Generator().manual_seed(0)
@@ -145,12 +145,8 @@ def test_a_bias_that_cancels_the_product(road: str, dtype: torch.dtype, device: 
 
     if road == "vmap":
         found = torch.func.vmap(run, (1, None, None))(x[:, None], weight, bias)[0]
-    elif road == "autocast":
-        with torch.autocast(device.type, dtype):
-            found = run(x.float(), weight.float(), bias.float())
     else:
-        call = torch.compile(run, backend="aot_eager") if road == "compiled" else run
-        found = call(x.requires_grad_(road == "recorded"), weight, bias)
+        found = torch.compile(run, backend="aot_eager")(x, weight, bias)
     # Two roundings of a sum.
     bound = torch.finfo(dtype).eps * float(exact.abs().max()) + 1e-3
     assert float((found.double() - exact).abs().max()) <= bound

@@ -15,7 +15,6 @@ from epigemm.explain.explanation import arithmetic_text, in_its_own_kernel, kern
 from epigemm.explain.log import CallLog, explained
 from epigemm.packs import weight_packs
 from epigemm.planner import plans
-from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import fused_unavailable
 from tests.support.pieces import HOPPER, Road
 from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
@@ -30,20 +29,6 @@ def test_by_function_and_by_name(function: Public, rng: torch.Generator) -> None
     by_name = epigemm.explain(function.name, **arguments)
     positional = epigemm.explain(function.name, *arguments.values())
     assert by_function == by_name == positional
-
-
-@functions
-@pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
-def test_on_a_cpu(function: Public, arithmetic: Arithmetic, rng: torch.Generator) -> None:
-    explanation = epigemm.explain(function.name, **function.draw(rng, dtype=arithmetic.dtype))
-    assert explanation.path == ("gemm+elementwise" if function.is_linear else "elementwise")
-    assert explanation.reasons, "why not fused?" if function.is_linear else "why?"
-    assert explanation.kernels and explanation.backward
-    if function.is_linear:
-        assert any("CUDA" in reason for reason in explanation.reasons), explanation.reasons
-    text = str(explanation)
-    for word in (explanation.path, *explanation.reasons, *explanation.kernels):
-        assert word in text
 
 
 @functions
@@ -75,16 +60,6 @@ def test_launches_and_writes_nothing(function: Public, rng: torch.Generator) -> 
     names = {event.key for event in profile.key_averages()}
     assert not names & {"aten::mm", "aten::addmm", "epigemm::linear"}, names
     assert not any(f"epigemm::{name}" in names for name in EPILOGUES), names
-
-
-@functions
-def test_bad_input_is_refused_as_by_the_call(function: Public, rng: torch.Generator) -> None:
-    arguments = {**function.draw(rng), "x": torch.zeros(3, 3, dtype=torch.int32)}
-    with pytest.raises(RuntimeError, match=r"x: got dtype torch\.int32") as explained:
-        epigemm.explain(function.name, **arguments)
-    with pytest.raises(RuntimeError) as called:
-        function.call(**arguments)
-    assert str(explained.value) == str(called.value)
 
 
 @pytest.mark.parametrize("wrong", ["no_such", "explain", "", torch.sigmoid, 3])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import epigemm
 from tests.fusion.eager import fuse_eagerly
+from tests.support.thorough import in_turn
 
 
 class Base(nn.Module):
@@ -90,8 +91,7 @@ FORWARDS = [relu, behind_dropout, behind_a_view, hardswish, batch_norm, cast_and
 FORWARDS += [behind_idle_dropouts, prelu, prelu_of_columns, compared, masked_by_itself, scaled]
 
 
-@pytest.mark.parametrize("forward", FORWARDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("forward", "dtype"), in_turn(FORWARDS, [torch.float32, torch.bfloat16]))
 def test_taken(forward: Any, dtype: torch.dtype) -> None:
     report = report_of(forward, dtype)
     assert (report.chains, report.not_taken) == ((1, 1), []), report

@@ -10,70 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epigemm.fusion import FusionReport, dynamo
-from tests.fusion.layers import IN, OUT, ROWS, SPELLINGS, Spelling
-from tests.fusion.test_spellings import NOT_DIFFERENTIABLE, draw
-from tests.support.untyped import backward
-
-spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda s: f"{s.function}-{s.name}")
+from epigemm.fusion import FusionReport
+from tests.fusion.layers import IN, OUT
+from tests.fusion.test_spellings import draw
 
 
 def compiled(model: Any, reports: list[FusionReport], backend: Any = "aot_eager", **options: Any) -> Any:
     settings = {"report": reports.append, "backend": backend}
     return torch.compile(model, backend="epigemm", fullgraph=True, options=settings, **options)
-
-
-def test_is_registered() -> None:
-    assert "epigemm" in torch._dynamo.list_backends()
-
-
-@spellings
-def test_spellings(spelling: Spelling) -> None:
-    """Found in Dynamo's graphs too; values and gradients are the original's."""
-    layer = spelling.make()
-    plain, reports = copy.deepcopy(layer), list[FusionReport]()
-    model = compiled(layer, reports)
-    x = draw()
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), plain(x), rtol=1e-5, atol=1e-5)
-    assert [site.function != "linear" for site in reports[0].sites] == [True]
-    if spelling.name in NOT_DIFFERENTIABLE:
-        return
-    upstream = draw(torch.float32, ROWS, OUT)
-    for m in (model, plain):
-        backward(m(x), upstream)
-    for (name, mine), (_, other) in zip(layer.named_parameters(), plain.named_parameters(), strict=True):
-        assert (mine.grad is None) == (other.grad is None), name
-        if mine.grad is not None:
-            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
-
-
-class Branching(nn.Module):
-    """Nothing that torch.fx could trace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.other = nn.Linear(IN, IN), nn.Linear(IN, IN)
-        self.factor = 2.0
-
-    def activation(self, z: Tensor) -> Tensor:
-        return torch.relu(z) / self.factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.fc, self.other) if x.dim() == 2 else (self.fc,):
-            x = self.activation(layer(x))
-        return x
-
-
-def test_models_that_fx_cannot_trace() -> None:
-    model = Branching()
-    plain, reports = copy.deepcopy(model), list[FusionReport]()
-    fast = compiled(model, reports)
-    x = draw()
-    torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
-    assert [site.function for site in reports[0].sites] == ["linear_relu_truediv"] * 2
-    model.factor = plain.factor = 3.0
-    torch.testing.assert_close(fast(x), plain(x), rtol=1e-5, atol=1e-5)
 
 
 def test_modes_within_a_graph() -> None:
@@ -116,24 +60,12 @@ def test_autocast_inside() -> None:
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
 
 
-def test_functions_of_plain_tensors() -> None:
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, divisor: Tensor) -> Tensor:
-        return torch.relu(torch.nn.functional.linear(x, weight, bias)) / divisor
-
-    reports: list[FusionReport] = []
-    fast = compiled(forward, reports)
-    for divisor in (2.0, -3.0):
-        arguments = draw(), draw(torch.float32, OUT, IN), draw(torch.float32, OUT), torch.tensor(divisor)
-        torch.testing.assert_close(fast(*arguments), forward(*arguments), rtol=1e-5, atol=1e-5)
-    assert len(reports) == 1 and reports[0].sites[0].function == "linear_relu_truediv"
-
-
 @pytest.mark.slow
 def test_inductor_compiles_the_rest() -> None:
-    """By default, and with its options and modes."""
+    """With its options and modes."""
     model = nn.Sequential(nn.Linear(IN, OUT), nn.ReLU(), nn.Linear(OUT, OUT), nn.GELU()).eval()
     x = draw()
-    for settings in ({}, {"mode": "reduce-overhead"}, {"options": {"max_autotune": False}}):
+    for settings in ({"mode": "reduce-overhead"}, {"options": {"max_autotune": False}}):
         torch._dynamo.reset()
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -167,19 +99,3 @@ def test_a_callable_for_the_rest() -> None:
     x = draw()
     torch.testing.assert_close(compiled(model, [], backend)(x), model(x), rtol=1e-5, atol=1e-5)
     assert len(seen) == 1 and "fused_linear_relu" in seen[0].code
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ([1], TypeError, "options: got list; accepted is a dict"),
-        ({"report": 3}, TypeError, r"options\['report'\]: got int; accepted is a callable"),
-        ({"strict": 1}, TypeError, r"options\['strict'\]: got int; accepted is True or False"),
-        ({"keep_packs": 1}, TypeError, r"options\['keep_packs'\]: got int; accepted is True or False"),
-        ({"backend": "eager", "max_autotune": True}, ValueError, "got max_autotune for backend 'eager'"),
-    ],
-)
-def test_bad_options(options: Any, error: type[Exception], message: str) -> None:
-    graph = torch.fx.symbolic_trace(nn.ReLU())
-    with pytest.raises(error, match=message):
-        dynamo.epigemm_backend(graph, [], options=options)

@@ -198,11 +198,7 @@ def arguments_of(op: Operator) -> tuple[Tensor, Tensor]:
     return torch.randn(ROWS, WIDTH), drawn(op.kind, ROWS, WIDTH)
 
 
-places = pytest.mark.parametrize("place", PLACES)
-
-
-# The same third of the places for every third operator, so that all pairs with a right side stay. What is compiled has
-# all places with all operators.
+# The same third of the places for every third operator, so that all pairs with a right side stay.
 PAIRS = [
     (place, op, (p // 3 + o // 3) % len(op.operands))
     for p, place in enumerate(PLACES)
@@ -221,8 +217,9 @@ def test_augmented_assignments(pair: tuple[str, Operator, int], learns: bool) ->
     assert len(report.sites) >= 2 or is_error or not op.kind.is_floating_point, str(report)
 
 
-@pytest.mark.parametrize("ops", [OPERATORS[:7], OPERATORS[7:8], OPERATORS[8:]], ids=lambda ops: str(ops[0]))
-@places
+@pytest.mark.parametrize(
+    ("place", "ops"), in_turn([*PLACES], [OPERATORS[:7], OPERATORS[7:8], OPERATORS[8:]]), ids=str
+)
 def test_augmented_assignments_compiled(place: str, ops: list[Operator]) -> None:
     """All of one type after each other."""
     model = made(assigning(place, ops, 0), kind=ops[0].kind)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 
-from epigemm.fusion.matmuls import Product, understand
+from epigemm.fusion.matmuls import understand
 
 x, weight, bias = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
 
@@ -26,40 +25,6 @@ def understood(function: Callable[..., Any], *inputs: Tensor) -> list[Any]:
     torch.compiler.reset()
     torch.compile(function, backend=backend, fullgraph=True)(*inputs)
     return [each for each in found if each is not None]
-
-
-PRODUCTS: dict[str, tuple[Callable[..., Any], bool, bool]] = {  # whether there is a bias, and [K, N]
-    "linear": (lambda x, w, b: F.linear(x, w, b), True, False),
-    "linear without a bias": (lambda x, w, b: F.linear(x, w) + b, False, False),
-    "@": (lambda x, w, b: x @ w.t(), False, False),
-    "@ by [K, N]": (lambda x, w, b: x @ w.t().contiguous(), False, True),
-    "matmul": (lambda x, w, b: torch.matmul(x, w.t()), False, False),
-    "mm": (lambda x, w, b: x.mm(w.t()), False, False),
-    "addmm": (lambda x, w, b: torch.addmm(b, x, w.t()), True, False),
-    "addmm with factors": (lambda x, w, b: torch.addmm(b, x, w.t(), beta=2, alpha=0.5), True, False),
-    "addmm by names": (lambda x, w, b: torch.addmm(input=b, mat1=x, mat2=w.t()), True, False),
-}
-
-
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products(name: str) -> None:
-    function, has_bias, is_kn = PRODUCTS[name]
-    (product,) = understood(function, x, weight, bias)
-    assert isinstance(product, Product)
-    assert (product.bias is not None, product.is_kn, product.is_batch) == (has_bias, is_kn, False)
-    shapes = [tuple(node.meta["example_value"].shape) for node in (product.x, product.weight)]
-    assert shapes == [(6, 8), (8, 4) if is_kn else (4, 8)]
-    assert product.value.shape == (6, 4)
-    if has_bias:
-        assert product.bias is not None and product.bias.meta["example_value"].shape == (4,)
-
-
-def test_a_batch_of_one_weight() -> None:
-    def batch(x: Tensor, w: Tensor) -> Tensor:
-        return torch.bmm(x.view(2, 3, 8), w.t().expand(2, 8, 4))
-
-    (product,) = understood(batch, x, weight)
-    assert isinstance(product, Product) and product.is_batch and product.is_kn
 
 
 NO_FACTOR = "its alpha or beta is 0, or no number"

@@ -181,9 +181,8 @@ def test_spellings(road: str, summand: str) -> None:
     assert compare(road, both, c, x, w) == len(taken)
 
 
-@pytest.mark.parametrize("road", ["fuse", "backend"])
 @pytest.mark.parametrize("one", [True, False], ids=["one weight", "a batch of weights"])
-@pytest.mark.parametrize("summand", BATCHED_SUMMANDS)
+@pytest.mark.parametrize(("summand", "road"), in_turn([*BATCHED_SUMMANDS], ["fuse", "backend"]))
 def test_spellings_of_batches(road: str, one: bool, summand: str) -> None:
     c, x = torch.randn(BATCHED_SUMMANDS[summand]), torch.randn(B, M, K, requires_grad=True)
     w = torch.randn(K, N).expand(B, K, N) if one else torch.randn(B, K, N)
@@ -281,9 +280,8 @@ BIASES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("road", ["fuse", "backend"])
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize(("name", "road"), in_turn([*BIASES], ["fuse", "backend"]))
 def test_a_bias_that_pytorch_broadcasts_or_casts(road: str, autocast: bool, name: str) -> None:
     """An operand or not, it takes nothing from the rest of the graph."""
     shape, dtype = BIASES[name]

@@ -265,6 +265,7 @@ def hooks() -> list[tuple[str, Any]]:
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "register"), hooks(), ids=lambda v: v if isinstance(v, str) else "")
 @pytest.mark.parametrize("target", ["fc1", "act", "bn", ""])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])

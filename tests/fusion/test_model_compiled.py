@@ -341,7 +341,9 @@ def test_what_torch_compile_takes_itself() -> None:
             ValueError,
             "keep_packs: got True and options",
         ),
-        ({"options": {"strict": 1}}, TypeError, "strict"),
+        ({"options": {"strict": 1}}, TypeError, r"options\['strict'\]: got int; accepted is True or False"),
+        ({"options": {"keep_packs": 1}}, TypeError, r"options\['keep_packs'\]: got int"),
+        ({"options": {"report": 3}}, TypeError, r"options\['report'\]: got int; accepted is a callable"),
         (
             {"mode": "reduce-overhead", "options": {"backend": "eager"}},
             ValueError,

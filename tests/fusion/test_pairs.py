@@ -142,11 +142,12 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
 
 
 def graph_of(function: Callable[..., Any], *inputs: Tensor) -> fx.Graph:
+    """Of a function of one result, which is not computed."""
     found: list[fx.Graph] = []
 
     def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
         found.append(graph_module.graph)
-        return graph_module.forward
+        return lambda *_: (torch.empty(0),)
 
     with torch.no_grad():
         torch.compile(function, backend=backend, fullgraph=True)(*inputs)

@@ -69,8 +69,8 @@ def has_chain(report: FusionReport) -> bool:
     return any(site.function != "linear" for site in report.sites)
 
 
-def on(road: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("graph", [graph for graph in GRAPHS if road in graph.roads], ids=str)
+BY_DYNAMO = [graph for graph in GRAPHS if "dynamo" in graph.roads]
+OF_ANY_TYPE = [graph for graph in BY_DYNAMO if not graph.dtypes]
 
 
 def test_there_are_enough_to_mean_something() -> None:
@@ -81,7 +81,7 @@ def test_there_are_enough_to_mean_something() -> None:
 
 @pytest.mark.parametrize(
     ("graph", "backend"),
-    in_turn([graph for graph in GRAPHS if "dynamo" in graph.roads], ["eager", "aot_eager"]),
+    in_turn(BY_DYNAMO, ["eager", "aot_eager"]),
     ids=str,
 )
 def test_by_dynamo(graph: Graph, backend: str) -> None:
@@ -102,25 +102,19 @@ def test_by_dynamo(graph: Graph, backend: str) -> None:
 
 @pytest.mark.parametrize(
     ("graph", "dtype"),
-    in_turn(
-        [graph for graph in GRAPHS if "dynamo" in graph.roads], [torch.float64, torch.bfloat16, torch.float16]
-    ),
+    in_turn(OF_ANY_TYPE, [torch.float64, torch.bfloat16, torch.float16]),
     ids=str,
 )
 def test_other_types(graph: Graph, dtype: torch.dtype) -> None:
-    if graph.dtypes:
-        pytest.skip("has types of its own")
     torch.manual_seed(7)  # roundings of relus that nearly are zero
     arguments = [a.detach().to(dtype).requires_grad_(a.requires_grad) for a in graph.arguments()]
     fused, _ = by_dynamo(graph.function, "eager")
     assert_same(outcome(fused, arguments), outcome(graph.function, arguments))
 
 
-@on("dynamo")
+@pytest.mark.parametrize("graph", [graph for graph in OF_ANY_TYPE if graph.finds], ids=str)
 def test_second_derivatives(graph: Graph) -> None:
     """The gradient of a gradient's size."""
-    if not graph.finds or graph.dtypes:
-        pytest.skip("nothing is fused there")
     arguments = graph.arguments()
     fused, _ = by_dynamo(graph.function, "eager")
 

@@ -77,15 +77,6 @@ def test_a_weight_that_is_no_transpose() -> None:
     torch.testing.assert_close(found, torch.relu(x @ columns), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_go_through_a_site() -> None:
-    leaves = [each.clone().requires_grad_() for each in (x, weight, bias)]
-    site, names = site_of(lambda x, w, b: F.silu(F.linear(x, w, b)), *leaves)
-    found = torch.autograd.grad(site(*by_name(names, **dict(zip("xwb", leaves, strict=True)))).sum(), leaves)
-    expected = torch.autograd.grad(F.silu(F.linear(*leaves)).sum(), leaves)
-    for mine, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -135,22 +126,6 @@ def test_a_vector_beside_the_bias(learns: str, dtype: torch.dtype) -> None:
     found = site(*by_name(names, **dict(zip("xwbc", leaves, strict=True))))
     bound = 1e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(found, both(*leaves), rtol=bound, atol=bound)
-
-
-def test_second_derivatives_go_through_a_recorded_site() -> None:
-    leaves = [each.clone().requires_grad_() for each in (x, weight, bias, matrix)]
-
-    def gate(x: Tensor, w: Tensor, b: Tensor, m: Tensor) -> Tensor:
-        return F.silu(F.linear(x, w, b)) * m
-
-    site, names = site_of(gate, *leaves)
-    arguments = by_name(names, **dict(zip("xwbm", leaves, strict=True)))
-    twice = []
-    for result in (site(*arguments), gate(*leaves)):
-        (first,) = torch.autograd.grad(result.square().sum(), leaves[0], create_graph=True)
-        twice.append(torch.autograd.grad(first.square().sum(), leaves))
-    for mine, other in zip(*twice, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
 
 
 def test_its_name_is_an_identifier() -> None:

@@ -21,7 +21,6 @@ def identity(value: object) -> str:
 
 
 spellings = pytest.mark.parametrize("spelling", SPELLINGS, ids=identity)
-arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16], ids=lambda a: a.name)
 
 NOT_DIFFERENTIABLE = ("div_", "all_in_place")  # they overwrite what the derivative of the step before needs
 
@@ -36,8 +35,11 @@ def draw(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
     return torch.randn(*(shape or (ROWS, IN)), dtype=torch.float64).to(dtype)
 
 
-@spellings
-@arithmetics
+@pytest.mark.parametrize(
+    ("spelling", "arithmetic"),
+    in_turn(SPELLINGS, [FP32, BF16]),
+    ids=lambda v: getattr(v, "name", identity(v)),
+)
 def test_values(spelling: Spelling, arithmetic: Arithmetic) -> None:
     layer = spelling.make().to(arithmetic.dtype)
     fused = fuse_eagerly(layer)
@@ -107,6 +109,7 @@ def test_autocast_gives_the_same_type(spelling: Spelling, parameters: torch.dtyp
         torch.testing.assert_close(actual.double(), expected.double(), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.every(4)
 @spellings
 def test_mixed_types_stay_as_they_were(spelling: Spelling) -> None:
     """Vectors of another type widen the result: such a call runs unfused, or gives the same type."""
@@ -127,6 +130,7 @@ def test_mixed_types_stay_as_they_were(spelling: Spelling) -> None:
     torch.testing.assert_close(actual, expected, rtol=0.1, atol=0.1)
 
 
+@pytest.mark.every(4)
 @spellings
 def test_under_functional_transforms(spelling: Spelling) -> None:
     layer = spelling.make().double()

@@ -1,4 +1,7 @@
-"""Products through the operator, where sums are exact, beyond what 16 bits hold, and of rows that do not merge."""
+"""Products through the operator on a GPU, where sums are exact, and beyond what 16 bits hold.
+
+On a CPU PyTorch's operators add up. Layouts, leading dimensions and `out`: tests/ops.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import torch
 
 from tests.support import reference
 from tests.support.arithmetic import ARITHMETICS, STORAGE, Arithmetic
-from tests.support.cases import LINEAR, draw_operands, signed
+from tests.support.cases import LINEAR, draw_operands
 from tests.support.problems import Problem, make, ternary
 
+pytestmark = pytest.mark.gpu
 arithmetics = pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=lambda a: a.name)
 epilogues = pytest.mark.parametrize("name", LINEAR)
 
@@ -20,9 +24,8 @@ EITHER_PATH = True
 
 @epilogues
 @pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
-def test_out_leaves_its_surroundings_alone(
-    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
-) -> None:
+def test_out_leaves_its_surroundings_alone(name: str, arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    device = torch.device("cuda")
     problem = make(name, arithmetic, (24, 40, 32), device, rng)
     frame = torch.full((26, 56), 5.0, dtype=arithmetic.dtype, device=device)
     problem.run(frame[1:25, 8:48])
@@ -32,28 +35,12 @@ def test_out_leaves_its_surroundings_alone(
 
 
 @epilogues
-@pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
-def test_leading_dimensions_that_do_not_merge(
-    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
-) -> None:
-    operands = draw_operands(name, 16, arithmetic, device, rng)
-    weight = signed((16, 24), rng).to(device, arithmetic.dtype)
-    base = signed((4, 6, 24), rng).to(device, arithmetic.dtype)
-    row = signed((24,), rng).to(device, arithmetic.dtype)
-    for x in [base.transpose(0, 1), base[:, ::2], row.expand(3, 5, 24), base[:, :1].expand(4, 7, 24)]:
-        problem = Problem(name, arithmetic, x, weight, operands)
-        problem.check(problem.run(), second_path=EITHER_PATH)
-
-
-@pytest.mark.every(7)
-@epilogues
 @arithmetics
 @pytest.mark.parametrize("shape", [(40, 24, 200), (7, 9, 11), (128, 128, 256)], ids=str)
 def test_integers_are_exact(
     name: str,
     arithmetic: Arithmetic,
     shape: tuple[int, int, int],
-    device: torch.device,
     rng: torch.Generator,
 ) -> None:
     """Sums of -1, 0, 1 are exact in every arithmetic, also after the second path's rounding to 16 bits.
@@ -62,6 +49,7 @@ def test_integers_are_exact(
     as well: those must match bit for bit. A transcendental one is compared after the bound of its own operations
     with no error at all in the accumulator.
     """
+    device = torch.device("cuda")
     m, n, k = shape
     x = ternary((m, k), rng).to(device, arithmetic.dtype)
     weight = ternary((n, k), rng).to(device, arithmetic.dtype)
@@ -81,9 +69,9 @@ def test_integers_are_exact(
 
 @epilogues
 @arithmetics
-def test_sums_beyond_the_operands_precision(name: str, arithmetic: Arithmetic, device: torch.device) -> None:
+def test_sums_beyond_the_operands_precision(name: str, arithmetic: Arithmetic) -> None:
     """K ones sum to K in the accumulator even where K has no 16-bit neighbours: nothing adds in 16 bits."""
-    k = 4096
+    device, k = torch.device("cuda"), 4096
     x = torch.ones(16, k, dtype=arithmetic.dtype, device=device)
     weight = torch.ones(16, k, dtype=arithmetic.dtype, device=device)
     rng = torch.Generator().manual_seed(1)

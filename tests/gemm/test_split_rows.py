@@ -153,6 +153,7 @@ def test_formula(
     check(draw(rng, *size).to(device), pieces)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("exponent", range(-149, 128, 3))
 def test_every_magnitude_of_a_row(
     exponent: int, pieces: int, device: torch.device, rng: torch.Generator
@@ -257,6 +258,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("size", [(1, 5), (5, 1), (33, 130), (64, 64), (70, 1000), (3, 9001)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_any_strides(

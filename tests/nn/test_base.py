@@ -170,6 +170,7 @@ TAKES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("takes", TAKES.values(), ids=TAKES)
 @pytest.mark.parametrize(("make", "error", "words"), ODD.values(), ids=ODD)

@@ -23,16 +23,15 @@ from tests.support.thorough import in_turn
 from tests.support.untyped import torch as untyped
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
-arithmetics = pytest.mark.parametrize("arithmetic", [FP32, BF16, FP16, FP64], ids=lambda a: a.name)
 
 
 # A type of 16 bits and a wider one by each backend.
 RIGHT = in_turn([FP32, FP64, BF16, FP16], ["eager", "aot_eager"])
 
 
-@functions
-@arithmetics
+@pytest.mark.parametrize(
+    ("function", "arithmetic"), in_turn(PUBLIC, [FP32, BF16, FP16, FP64]), ids=lambda v: v.name
+)
 @pytest.mark.parametrize("tensor_scalar", [False, True], ids=["number", "tensor"])
 def test_one_native_operator(
     function: Public, arithmetic: Arithmetic, tensor_scalar: bool, rng: torch.Generator
@@ -45,16 +44,19 @@ def test_one_native_operator(
     assert graphs.is_native()
 
 
-@functions
-@pytest.mark.parametrize(("arithmetic", "backend"), RIGHT, ids=lambda v: getattr(v, "name", v))
+@pytest.mark.parametrize(
+    ("function", "way"),
+    in_turn(PUBLIC, RIGHT),
+    ids=lambda v: v.name if isinstance(v, Public) else f"{v[0].name}-{v[1]}",
+)
 def test_right(
     function: Public,
-    arithmetic: Arithmetic,
-    backend: str,
+    way: tuple[Arithmetic, str],
     rng: torch.Generator,
     no_python: Callable[[], None],
 ) -> None:
     """On a CPU what PyTorch's GEMM computes alone runs without Python."""
+    arithmetic, backend = way
     arguments = function.draw(rng, dtype=arithmetic.dtype)
     call = torch.compile(function.call, fullgraph=True, backend=backend)
     expected = function.call(**arguments)
@@ -71,18 +73,6 @@ def test_right(
 
 def in_fp64(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) else value
-
-
-@pytest.mark.slow
-@functions
-def test_right_by_inductor(function: Public, rng: torch.Generator, no_python: Callable[[], None]) -> None:
-    arguments = function.draw(rng)
-    call = torch.compile(lambda **given: function.call(**given) * 2, fullgraph=True)
-    expected = function.call(**arguments) * 2
-    call(**arguments)
-    if function.name == "linear":
-        no_python()
-    torch.testing.assert_close(call(**arguments), expected, rtol=1e-5, atol=1e-5)
 
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {

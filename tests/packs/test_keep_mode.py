@@ -1,4 +1,4 @@
-"""`keep_packs` and `set_keep_packs`: when they are on, and how plain calls then use the packs of their weights."""
+"""Plain calls and the packs of their weights where `keep_packs` is on. Its switches: arguments/test_modes.py."""
 
 from __future__ import annotations
 
@@ -33,90 +33,6 @@ def in_a_thread(look: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return seen[0]
-
-
-# --- the switch ------------------------------------------------------------------------------------------------------
-
-
-def test_a_statement_holds_in_every_thread() -> None:
-    assert not keep_mode.enabled()
-    epigemm.set_keep_packs(True)
-    assert keep_mode.enabled() and in_a_thread(keep_mode.enabled)
-    epigemm.set_keep_packs(False)
-    assert not keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
-
-
-def test_a_block_belongs_to_its_thread() -> None:
-    with epigemm.keep_packs():
-        assert keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
-    assert not keep_mode.enabled()
-
-
-@pytest.mark.parametrize("outer", [False, True])
-def test_a_block_puts_back_what_was_before(outer: bool) -> None:
-    epigemm.set_keep_packs(outer)
-    for inner in (True, False):
-        with epigemm.keep_packs(inner):
-            assert keep_mode.enabled() is inner
-            with epigemm.keep_packs(not inner):
-                assert keep_mode.enabled() is not inner
-            assert keep_mode.enabled() is inner
-        assert keep_mode.enabled() is outer and in_a_thread(keep_mode.enabled) is outer
-    with pytest.raises(KeyError), epigemm.keep_packs(not outer):
-        raise KeyError
-    assert keep_mode.enabled() is outer
-    epigemm.set_keep_packs(False)
-
-
-def test_a_statement_inside_of_a_block_holds_after_it() -> None:
-    with epigemm.keep_packs(False):
-        epigemm.set_keep_packs(True)
-        assert not keep_mode.enabled() and in_a_thread(keep_mode.enabled)
-    assert keep_mode.enabled()
-    epigemm.set_keep_packs(False)
-
-
-def test_an_object_switches_nothing_until_it_is_entered() -> None:
-    first, second = epigemm.keep_packs(), epigemm.keep_packs(False)
-    assert not keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
-    with first, second, first:
-        assert keep_mode.enabled() and not in_a_thread(keep_mode.enabled)
-    assert not keep_mode.enabled()
-    epigemm.set_keep_packs(True)
-    with second:
-        assert not keep_mode.enabled() and in_a_thread(keep_mode.enabled)
-    assert keep_mode.enabled()
-    epigemm.set_keep_packs(False)
-
-
-def test_a_decorated_function_runs_inside() -> None:
-    @epigemm.keep_packs()
-    def inside(depth: int) -> list[bool]:
-        return [keep_mode.enabled(), *(inside(depth - 1) if depth else [])]
-
-    assert not keep_mode.enabled(), "decorating switches nothing"
-    assert inside(2) == [True] * 3 and inside.__name__ == "inside"
-    assert in_a_thread(lambda: inside(0)) == [True]
-    assert not keep_mode.enabled()
-
-
-def test_functions_that_run_later_are_no_functions_to_decorate() -> None:
-    def generator() -> Iterator[int]:
-        yield 1
-
-    async def coroutine() -> None: ...
-
-    for later in (generator, coroutine):
-        with pytest.raises(TypeError, match=r"runs after the call; .*with epigemm\.keep_packs\(\):"):
-            epigemm.keep_packs()(later)
-
-
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_it_is_a_switch(value: Any) -> None:
-    for switch in (epigemm.keep_packs, epigemm.set_keep_packs):
-        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
-            switch(value)
-    assert not keep_mode.enabled()
 
 
 # --- what calls do ---------------------------------------------------------------------------------------------------

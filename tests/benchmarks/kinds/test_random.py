@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -340,7 +340,16 @@ MEASURED = [name for name, s in BY_NAME.items() if s.shapes != BETWEEN and not s
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick() -> Iterator[None]:
+    """Nobody looks at how long it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "EFFORT", Effort(rounds=1, min_ms=0.0, max_rounds=1))
+        patch.setattr(kind, "_PAUSE_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("drawn")
     trees = ",".join(f"{name}={tree}" for name, tree in TREES.items())
     assert main([*TINY, "--trees", trees, "--output", str(path)]) == 0
@@ -386,7 +395,11 @@ def test_the_tables(folder: Path) -> None:
     ["last element", "one element infinite", "one element not written", "nothing written", "an exception"],
 )
 def test_a_wrong_result_exits_with_one(
-    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mistake: str,
+    quick: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     right = epigemm.linear_relu
 

@@ -17,9 +17,9 @@ from tests.support.untyped import torch as untyped
 NAMES = (*aten.UNARY, *aten.BINARY, *aten.PREDICATES, *aten.BITWISE)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *aten.REDUCTIONS, *aten.INDEXING, *aten.SAME_VALUES])
-def test_it_is_an_operator_of_torchs(name: str) -> None:
-    assert hasattr(torch.ops.aten, name)
+def test_they_are_operators_of_torchs() -> None:
+    names = (*NAMES, *aten.REDUCTIONS, *aten.INDEXING, *aten.SAME_VALUES)
+    assert [name for name in names if not hasattr(torch.ops.aten, name)] == []
 
 
 def test_no_name_is_in_two_lists() -> None:
