@@ -101,7 +101,7 @@ class _Watch(TorchFunctionMode):
             raise Refusal(f"{name} draws random numbers; an epilogue is a function of its operands")
         if kwargs.get("out") is not None:
             raise Refusal(f"{name} with out= writes in place; use its result")
-        if name in ("dtype", "is_floating_point", "type", "element_size", "itemsize", "nbytes", "new_tensor"):
+        if name in ("dtype", "is_floating_point", "type", "element_size", "itemsize", "new_tensor"):
             self.dtype_line = self.line
         if name in ("requires_grad_", "backward", "register_hook", "retain_grad"):
             raise Refusal(f"{name} is not supported; tensor.detach() ends a derivative")
@@ -212,7 +212,7 @@ _defaults: list[torch.dtype] = []
 def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str, start: str) -> Results:
     found, watch = _trace_once(function, kinds, name, start, torch.float32)
     of_one, beside = _trace_once(function, kinds, name, start, torch.float32, (1, 1))
-    if _rounded(of_one) != _rounded(found):
+    if _in_fp32(of_one) != _in_fp32(found):
         steps = itertools.zip_longest(watch.lines.items(), beside.lines.items())
         line = next(((one or other)[1] for one, other in steps if one != other), start)
         raise NotImplementedError(
@@ -221,10 +221,7 @@ def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str
         )
     if watch.dtype_line or watch.is_cast:
         wide, _ = _trace_once(function, kinds, name, start, torch.float64)
-        asked = [torch.bfloat16, torch.float16] if watch.dtype_line else []
-        others = {dtype: _trace_once(function, kinds, name, start, dtype)[0] for dtype in asked}
-        others[torch.float32] = wide
-        if any(_rounded(other, dtype) != _rounded(found, dtype) for dtype, other in others.items()):
+        if _in_fp32(wide) != _in_fp32(found):
             line = watch.dtype_line or start
             raise NotImplementedError(
                 f"{name} ({line}): a tensor's dtype decides what is computed; an epilogue is one function, in "
@@ -234,23 +231,20 @@ def _trace_results(function: Callable[..., Any], kinds: Sequence[str], name: str
     return found
 
 
-def _rounded(found: Results, dtype: torch.dtype = torch.float32) -> str:
-    """The fp32 form of what a trace found, as text; with constants of `dtype`."""
+def _in_fp32(found: Results) -> str:
+    """The fp32 form of what an fp64 trace found, as text."""
     every = [
-        (_program_rounded(found.program(each.value), dtype), replace(each.about, is_fp32=False))
+        (_program_in_fp32(found.program(each.value)), replace(each.about, is_fp32=False))
         for each in found.results
     ]
     return repr(filled(found.structure, every))  # `float()` of fp32 is the tensor itself
 
 
-def _program_rounded(program: Program, dtype: torch.dtype) -> Program:
-    """The fp32 form of a program from a trace in another type: constants rounded, and no casts to fp32."""
+def _program_in_fp32(program: Program) -> Program:
+    """The fp32 form of a program from an fp64 trace: constants rounded to fp32, and no casts to fp32."""
 
-    def number(value: float) -> float:
-        return float(torch.tensor(value, dtype=dtype, device="cpu"))
-
-    def change(_: int, step: Step) -> Step | Value:
-        inputs = tuple(number(value) if isinstance(value, float) else value for value in step.inputs)
+    def change(number: int, step: Step) -> Step | Value:
+        inputs = tuple(_of_fp32(value) if isinstance(value, float) else value for value in step.inputs)
         if step.op == "highest":
             return float(torch.finfo(torch.float32).max)
         if step.op == "copy" and step.kind == FLOAT:
@@ -258,7 +252,11 @@ def _program_rounded(program: Program, dtype: torch.dtype) -> Program:
         return replace(step, inputs=inputs, kind=REAL if step.kind == FLOAT else step.kind)
 
     made = rewritten(program, change)
-    return replace(made, result=number(made.result)) if isinstance(made.result, float) else made
+    return replace(made, result=_of_fp32(made.result)) if isinstance(made.result, float) else made
+
+
+def _of_fp32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32, device="cpu"))
 
 
 def _trace_once(
