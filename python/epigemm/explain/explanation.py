@@ -17,7 +17,6 @@ from epigemm.calls import elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
-from epigemm.epilogues.library import SCALE_BATCH_NORM
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.packs import weight_packs
@@ -317,8 +316,8 @@ def backward_linear(call: LinearCall) -> str:
 def _bias(call: LinearCall) -> str:
     """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
     is_summed = call.epilogue.is_bias_relu or gradients.keeps_product(call)
-    bias = call.bias if is_summed else None
-    if bias is None or not bias.requires_grad:
+    bias = call.bias if is_summed and call.epilogue.is_compiled else None
+    if bias is None or not bias.requires_grad or _learns(call):
         return ""
     columns = call.weight.shape[0]
     return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
@@ -340,18 +339,22 @@ def _backward_epilogue(call: LinearCall, summed: str) -> str:
     why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
     if call.strict:
         why = "a strict call stays one kernel and saves none"
-    # The package's own kernels do not read an fp32 product beside operands in 16 bits.
-    is_mixed = x.element_size() == 2 and epilogue.is_compiled
-    return f"the product again ({gemm}), as {why}; {_REFERENCE if is_mixed else derivative(call)} on it"
+    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
 
 
 def derivative(call: LinearCall | ElementwiseCall) -> str:
     """What the derivative of the epilogue alone runs."""
     if not elementwise_kernels.has_native(call.x):
         return _REFERENCE
-    if call.epilogue is SCALE_BATCH_NORM and any(each.requires_grad for each in tensors_of(call.operands)):
+    if call.epilogue.is_compiled and _learns(call):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
     return _KERNEL
+
+
+def _learns(call: LinearCall | ElementwiseCall) -> bool:
+    """Whether an operand beside the bias requires a gradient."""
+    others = tensors_of(call.epilogue.without_bias(call.operands))
+    return any(operand.requires_grad for operand in others)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
