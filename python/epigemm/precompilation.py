@@ -146,7 +146,11 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
             if traced is None:
                 continue
             yield _Wanted(traced, (wide, wide) if is_wide else types, number == 0)
-            if training and number == 0 and 0 in traced.program.read_by_derivative():
+            if (
+                training
+                and number == 0
+                and 0 in traced.program.read_by_derivative(frozenset(range(1 + traced.program.operands)))
+            ):
                 yield _Wanted(traced, types, is_pair=True, keeps_product=True)
         if pair is not None:
             yield _Wanted(pair.traced, types, is_pair=True)

@@ -36,11 +36,21 @@ _threshold_backward: Any = torch.ops.aten.threshold_backward.default
 Gradients = tuple[Tensor | None, ...]
 
 
-def without_product(epilogue: Epilogue, operands: Operands) -> bool:
+def unread(call: LinearCall | ElementwiseCall) -> frozenset[int]:
+    """The places of a call's operands that no derivative by what learns depends on; 0: nor on the accumulator.
+
+    Of a call that is not recorded: by anything.
+    """
+    of_acc = call.x.requires_grad or (isinstance(call, LinearCall) and call.weight.requires_grad)
+    learns = (of_acc, *(isinstance(each, Tensor) and each.requires_grad for each in call.operands))
+    return call.epilogue.unread(learns if any(learns) else (True,) * len(learns))
+
+
+def without_product(call: LinearCall) -> bool:
     """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
-    if epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
-        return not any(operand.requires_grad for operand in tensors_of(operands))
-    return epilogue.is_bias_relu or 0 in epilogue.unread
+    if call.epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
+        return not any(operand.requires_grad for operand in tensors_of(call.operands))
+    return call.epilogue.is_bias_relu or 0 in unread(call)
 
 
 def keeps_product(call: LinearCall) -> bool:
@@ -52,27 +62,28 @@ def keeps_product(call: LinearCall) -> bool:
     added would lose the difference.
     """
     return not (
-        without_product(call.epilogue, call.operands)
+        without_product(call)
         or call.strict
         or (call.epilogue is SCALE_BATCH_NORM and call.x.element_size() == 2)
     )
 
 
-def save_operands(ctx: Any, call: LinearCall | ElementwiseCall, result: Tensor) -> list[Tensor | None]:
+def save_operands(
+    ctx: Any, operands: Operands, not_read: frozenset[int], result: Tensor
+) -> list[Tensor | None]:
     """The tensors to save of a call's operands; what is no tensor is kept beside them.
 
     Of those that no derivative depends on, only the size: None for that of the result, in place of which the gradient
     may stand.
     """
-    ctx.kept = [_SAVED if isinstance(each, Tensor) else each for each in call.operands]
-    unread = call.epilogue.unread
+    ctx.kept = [_SAVED if isinstance(each, Tensor) else each for each in operands]
     return [
         operand
-        if place not in unread
+        if place not in not_read
         else None
         if operand.shape == result.shape and operand.dtype == result.dtype
         else operand.new_empty(()).expand(operand.shape)
-        for place, operand in enumerate(call.operands, 1)
+        for place, operand in enumerate(operands, 1)
         if isinstance(operand, Tensor)
     ]
 
@@ -103,11 +114,9 @@ def _unread(grad: Tensor) -> Tensor:
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
     epilogue, x, weight, operands, precision, pack_use, *_ = call
-    again = not without_product(epilogue, operands)
+    again = not without_product(call)
     # The bias's gradient is that of the product, summed.
-    saved = save_operands(
-        ctx, call if again else call._replace(operands=epilogue.without_bias(operands)), output
-    )
+    saved = save_operands(ctx, operands if again else epilogue.without_bias(operands), unread(call), output)
     ctx.call = (epilogue, precision, pack_use, again)  # no tensor here: autograd would not see it
     if again:
         ctx.save_for_backward(x, weight, _snapshot(call.bias), *saved)
@@ -249,8 +258,9 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
 def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
     """Save what `saved_elementwise_gradients` needs."""
     ctx.epilogue = call.epilogue
-    x = None if 0 in call.epilogue.unread else call.x
-    ctx.save_for_backward(x, *save_operands(ctx, call, output))
+    not_read = unread(call)
+    x = None if 0 in not_read else call.x
+    ctx.save_for_backward(x, *save_operands(ctx, call.operands, not_read, output))
 
 
 def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:

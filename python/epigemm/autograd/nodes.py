@@ -98,8 +98,8 @@ def save_with_product(ctx: Any, call: LinearCall, results: tuple[Tensor, Tensor]
     result, product = results
     ctx.epilogue, ctx.precision = call.epilogue, call.precision
     _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-    behind = call._replace(operands=call.epilogue.without_bias(call.operands))  # the product has the bias
-    read = gradients.save_operands(ctx, behind, result)
+    behind = call.epilogue.without_bias(call.operands)  # the product has the bias
+    read = gradients.save_operands(ctx, behind, gradients.unread(call), result)
     weight = call.weight if needs_x else None
     ctx.save_for_backward(call.x if needs_weight else None, weight, product, *read)
     ctx.set_materialize_grads(False)

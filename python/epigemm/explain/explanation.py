@@ -324,7 +324,7 @@ def _bias(call: LinearCall) -> str:
 
 
 def _backward_epilogue(call: LinearCall, summed: str) -> str:
-    x, epilogue, operands = call.x, call.epilogue, call.operands
+    x, epilogue = call.x, call.epilogue
     if epilogue.is_bias:
         return "nothing for the epilogue: the gradient of the result is that of the product"
     if epilogue.is_bias_relu and summed:
@@ -333,7 +333,7 @@ def _backward_epilogue(call: LinearCall, summed: str) -> str:
         return "torch's threshold_backward on the saved result, whose sign is the derivative of relu"
     if gradients.keeps_product(call):
         return f"{derivative(call)} on the saved product"
-    if gradients.without_product(epilogue, operands):
+    if gradients.without_product(call):
         return f"{derivative(call)}; it reads no product, the epilogue being linear in it"
     gemm = "in 16 bits with an fp32 result" if x.element_size() == 2 else "at the call's precision"
     why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"

@@ -74,15 +74,17 @@ class Program:
         """The numbers among `reads` whose type the result's is promoted from: no comparison or cast ends it."""
         return self._reaching(lambda step: step.kind != REAL or step.op == "highest")
 
-    def read_by_derivative(self) -> frozenset[int]:
-        """The numbers among `reads` whose values the derivative with respect to any of them depends on."""
+    def read_by_derivative(self, learning: frozenset[int]) -> frozenset[int]:
+        """The numbers among `reads` whose values the derivatives with respect to those of `learning` depend on."""
         reaching, tracked = self._reachings(lambda step: False), self._reachings(_ends_gradient)
         found: frozenset[int] = frozenset()
         live = {self.result}  # what a gradient reaches
         for number, step in reversed([*enumerate(self.steps, self.operands + 1)]):
             if Ref(number) in live and not _ends_gradient(step):
                 live.update(step.inputs)
-                has_gradient = [isinstance(v, Ref) and bool(tracked[v.number]) for v in step.inputs]
+                has_gradient = [
+                    isinstance(v, Ref) and bool(tracked[v.number] & learning) for v in step.inputs
+                ]
                 read = (v for v in _derivative_inputs(step, has_gradient) if isinstance(v, Ref))
                 found = found.union(*(reaching[value.number] for value in read))
         return found
