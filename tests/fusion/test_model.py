@@ -248,6 +248,13 @@ def test_copies_are_plain_models(model: Block, x: Tensor, way: str) -> None:
     assert_same(fuse_eagerly(again), again, x, fused=True)
 
 
+def test_a_shallow_copy_is_a_plain_model(model: Block, x: Tensor) -> None:
+    fused = fuse_eagerly(model)
+    again = copy.copy(fused)
+    assert_same(again, model, x)
+    assert "is not fused" in str(epigemm.explain(again, x)) and "fused by" in str(epigemm.explain(fused, x))
+
+
 def test_attributes_are_watched(model: Block, x: Tensor) -> None:
     fused, plain = fuse_eagerly(model), copy.deepcopy(model)
     for factor in (3.0, -1.0, 2.0):

@@ -162,8 +162,9 @@ def unfuse(model: Model) -> Model:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module itself is fused, and not left alone."""
-    return getattr(vars(module).get(_REPORT), "settings", None) is not None
+    """Whether a module itself is fused, and not left alone, nor a shallow copy of one, which runs as it is."""
+    own = vars(module)
+    return own.get(_CALL) is not None and getattr(own.get(_REPORT), "settings", None) is not None
 
 
 def settings_for(module: nn.Module) -> Settings:
