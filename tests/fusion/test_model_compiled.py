@@ -292,6 +292,7 @@ LEFT_ALONE: list[tuple[Callable[[], Any], str]] = [
     (lambda: fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU())), "it is a Sequential"),
     (lambda: torch.export.export(nn.Linear(8, 8), (torch.randn(3, 8),)).module(), "it is a GraphModule"),
     (lambda: nn.Sequential(nn.DataParallel(nn.Linear(8, 8))), "it holds a DataParallel"),
+    (lambda: torch.compile(nn.Linear(8, 8), backend="eager"), "it has been compiled already"),
 ]
 
 

@@ -249,6 +249,8 @@ def why_not(model: nn.Module) -> str:
         return "its forward is a generator, of which torch.compile compiles nothing"
     if vars(model).get(_CALL) is not None and not is_fused(model):
         return "it has been compiled already, by model.compile()"
+    if hasattr(model, "_orig_mod"):
+        return "it has been compiled already, by torch.compile"
     for module in model.modules():
         names = {kind.__name__ for kind in type(module).__mro__}
         if found := names & _WRAPPERS:
