@@ -105,13 +105,14 @@ def test_a_statement_holds_in_every_thread(mode: Switches) -> None:
 
 
 def test_a_decorated_function_runs_inside(mode: Switches) -> None:
-    @mode.block()
-    def inside(depth: int) -> list[bool]:
+    def run(depth: int) -> list[bool]:
         """Recursive, so that the decorator's own object is entered more than once."""
         return [mode.enabled(), *(inside(depth - 1) if depth else [])]
 
+    inside: Callable[[int], list[bool]] = mode.block()(run)
+
     assert not mode.enabled(), "decorating switches nothing"
-    assert inside(2) == [True] * 3 and inside.__name__ == "inside"
+    assert inside(2) == [True] * 3 and inside.__name__ == "run"
     assert in_a_thread(lambda: inside(0)) == [True]
 
 

@@ -41,9 +41,10 @@ def unread(call: LinearCall | ElementwiseCall) -> frozenset[int]:
 
     Of a call that is not recorded: by anything.
     """
-    of_acc = call.x.requires_grad or (isinstance(call, LinearCall) and call.weight.requires_grad)
-    learns = (of_acc, *(isinstance(each, Tensor) and each.requires_grad for each in call.operands))
-    return call.epilogue.unread(learns if any(learns) else (True,) * len(learns))
+    learns = [call.x.requires_grad or (isinstance(call, LinearCall) and call.weight.requires_grad)]
+    for each in call.operands:
+        learns.append(isinstance(each, Tensor) and each.requires_grad)
+    return call.epilogue.unread[tuple(learns) if any(learns) else (True,) * len(learns)]
 
 
 def without_product(call: LinearCall) -> bool:
@@ -76,16 +77,19 @@ def save_operands(
     Of those that no derivative depends on, only the size: None for that of the result, in place of which the gradient
     may stand.
     """
-    ctx.kept = [_SAVED if isinstance(each, Tensor) else each for each in operands]
-    return [
-        operand
-        if place not in not_read
-        else None
-        if operand.shape == result.shape and operand.dtype == result.dtype
-        else operand.new_empty(()).expand(operand.shape)
-        for place, operand in enumerate(operands, 1)
-        if isinstance(operand, Tensor)
-    ]
+    ctx.kept = []
+    saved: list[Tensor | None] = []
+    for place, operand in enumerate(operands, 1):
+        ctx.kept.append(_SAVED if isinstance(operand, Tensor) else operand)
+        if not isinstance(operand, Tensor):
+            continue
+        if place not in not_read:
+            saved.append(operand)
+        elif operand.shape == result.shape and operand.dtype == result.dtype:
+            saved.append(None)
+        else:
+            saved.append(operand.new_empty(()).expand(operand.shape))
+    return saved
 
 
 def saved_operands(ctx: Any, saved: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | float | None]:
