@@ -381,6 +381,15 @@ def test_whole_models(first: str, gpu: str) -> None:
             assert row[column] == f"{mean:.2f}"
 
 
+def test_kernelbench() -> None:
+    record = json.loads((RESULTS / FOLDERS["An H200"] / "kernelbench" / "summary.json").read_text())
+    means, page = record["geomeans"]["level2, products taken"], " ".join(PERFORMANCE.read_text().split())
+    eager, compiled = (means[ratio] for ratio in ("fuse_vs_eager", "backend_vs_compile"))
+    assert f"{len(record['cases'])} problems of level 2 have a product" in page
+    assert f"`fuse` is {eager['geomean']:.2f} times" in page and f"{compiled['geomean']:.2f} times" in page
+    assert f"The least are {eager['worst']:.2f} to" in page
+
+
 def test_errors_of_fp32() -> None:
     """What the page about numerics says first, and on which classes of data it does not hold."""
     graded, other = (

@@ -146,11 +146,8 @@ def _forms(function: UserEpilogue | ResultsEpilogue, types: _Types, training: bo
             if traced is None:
                 continue
             yield _Wanted(traced, (wide, wide) if is_wide else types, number == 0)
-            if (
-                training
-                and number == 0
-                and 0 in traced.program.read_by_derivative(frozenset(range(1 + traced.program.operands)))
-            ):
+            every = frozenset(range(1 + traced.program.operands))
+            if training and number == 0 and 0 in traced.program.read_by_derivative(every):
                 yield _Wanted(traced, types, is_pair=True, keeps_product=True)
         if pair is not None:
             yield _Wanted(pair.traced, types, is_pair=True)
