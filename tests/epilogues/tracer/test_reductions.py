@@ -161,7 +161,7 @@ def as_many_as_rows(acc: Tensor) -> Any:
         (
             is_read,
             NotImplementedError,
-            f"mean is a reduction, and its result is read; {ALONG}: what reads one is",
+            f"mean is a reduction, and its result is read; {ALONG}: read it in a second call",
         ),
         (is_read_behind_a_result, NotImplementedError, "sum is a reduction, and its result is read"),
         (deviation, NotImplementedError, "var is a reduction, and its result is read"),
