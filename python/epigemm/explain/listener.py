@@ -36,11 +36,12 @@ _OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
 _Size = tuple[tuple[int, ...], int]  # M, N and K, and the number of products
 
 
-def _of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Size:
-    return _of_matmul(input, weight.t())
+def _of_linear(input: Tensor, weight: Tensor, *_: Any) -> _Size:
+    rows, columns = prod(input.shape[:-1]), weight.shape[0] if weight.dim() == 2 else 1
+    return (rows, columns, input.shape[-1]), 1
 
 
-def _of_matmul(input: Tensor, other: Tensor, **_: Any) -> _Size:
+def _of_matmul(input: Tensor, other: Tensor, *_: Any) -> _Size:
     k, columns = input.shape[-1], other.shape[-1] if other.dim() > 1 else 1
     if other.dim() <= 2:
         return (prod(input.shape[:-1]), columns, k), 1
@@ -49,7 +50,7 @@ def _of_matmul(input: Tensor, other: Tensor, **_: Any) -> _Size:
     return (rows, columns, k), batch
 
 
-def _unknown(*_: Any, **__: Any) -> _Size:
+def _unknown(*_: Any) -> _Size:
     return (), 1
 
 
@@ -60,7 +61,7 @@ _PRODUCTS: dict[Any, Callable[..., _Size]] = {
     Tensor.__rmatmul__: lambda input, other: _of_matmul(other, input),
     **dict.fromkeys(
         (torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm),
-        lambda _, first, second, **__: _of_matmul(first, second),
+        lambda _, *factors: _of_matmul(*factors),
     ),
     **dict.fromkeys((F.bilinear, torch.einsum, torch.tensordot, torch.inner, torch.chain_matmul), _unknown),
     **dict.fromkeys((torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown),
@@ -68,6 +69,8 @@ _PRODUCTS: dict[Any, Callable[..., _Size]] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _unknown),
     **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _unknown),
 }
+_NAMES = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2", "vec")
+"""Of what these functions multiply, in their order."""
 
 
 class Listener(CallLog):
@@ -121,13 +124,15 @@ class Listener(CallLog):
         finally:
             self._node = before
 
-    def _note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if function not in _PRODUCTS:
             return
-        place, (size, batch) = self._place(sys._getframe(2)), _PRODUCTS[function](*args, **kwargs)
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        dtype, why = dtype_name(given[0].dtype), place.why or ("" if size else _OUT_OF_SIGHT)
-        self.told.append(Product(place.layer, function.__name__, size, dtype, batch, why, notes=place.notes))
+        place, named = self._place(sys._getframe(2)), [kwargs[name] for name in _NAMES if name in kwargs]
+        size, batch = _PRODUCTS[function](*args, *named)
+        dtype = next(each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
+        why = place.why or ("" if size else _OUT_OF_SIGHT)
+        about = (place.layer, function.__name__, size, dtype_name(dtype), batch, why)
+        self.told.append(Product(*about, notes=place.notes))
 
     def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> Call:
         told = super()._add(call, found, function)

@@ -121,23 +121,24 @@ class CallLog(Log):
         kwargs = kwargs or {}
         if str(func).startswith("epigemm."):
             return func(*args, **kwargs)
-        if func in _COPIES:
+        if func in _COPIES and args:
             found = self._copy(func, args, str(sys._getframe(1).f_globals.get("__name__", "")))
             if found is not None:
                 return found
-        self._note(func, args, kwargs)
+        self._see(func, args, kwargs)
         current.log = None  # what one function of PyTorch's calls is its own
         try:
             return func(*args, **kwargs)
         finally:
             current.log = self
 
-    def _note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A function of PyTorch's is called."""
 
     def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
-        source, dtype = args[0], args[0].dtype
+        source: Tensor = args[0]
+        dtype: Any = source.dtype
         is_of_results = module == results_epilogue.__name__
         if function is Tensor.copy_:
             return None if self._runs else source
@@ -147,8 +148,8 @@ class CallLog(Log):
             text = COPY
         else:
             dtype = torch.float32 if function is Tensor.float else args[1] if len(args) == 2 else None
-            is_cast = function in (Tensor.to, Tensor.float) and isinstance(dtype, torch.dtype)
-            if not is_cast or dtype == source.dtype or not module.startswith("epigemm."):
+            is_cast = isinstance(dtype, torch.dtype) and dtype != source.dtype
+            if function not in (Tensor.to, Tensor.float) or not is_cast or not module.startswith("epigemm."):
                 return None
             text = f"torch cast to {dtype_name(dtype)}"
             if function is Tensor.to:

@@ -91,7 +91,9 @@ def _named(opened: CallLog, product: Call | None, z: Sequence[Tensor]) -> tuple[
         is_matrix = (isinstance(each, Call) and each is not product) or read in given or read in matrices
         if is_matrix:
             matrices |= made
-        names = [f"r{number}" for number, place in enumerate(results) if made.keys() & {place, copies.get(place)}]
+        names = [
+            f"r{number}" for number, place in enumerate(results) if made.keys() & {place, copies.get(place)}
+        ]
         of_z = " of z" if kernel == log.COPY and read in given else ""
         others = ", which others read" if is_matrix else ""
         kernels += [*before, f"{kernel}{of_z}{': ' + ', '.join(names) if names else others}"]
