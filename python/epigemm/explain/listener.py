@@ -81,6 +81,8 @@ class Listener(CallLog):
         graphs: how many graphs of fused models ran.
     """
 
+    noted = _PRODUCTS
+
     def __init__(self, root: nn.Module) -> None:
         super().__init__(runs=True)
         self.notes: list[str] = []
@@ -124,9 +126,7 @@ class Listener(CallLog):
         finally:
             self._node = before
 
-    def _see(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if function not in _PRODUCTS:
-            return
+    def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         place, named = self._place(sys._getframe(2)), [kwargs[name] for name in _NAMES if name in kwargs]
         size, batch = _PRODUCTS[function](*args, *named)
         dtype = next(each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))

@@ -6,7 +6,7 @@ A function of ours gets zeros in place of results. All else runs, and so does al
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -81,8 +81,10 @@ class CallLog(Log):
         told: the calls and the launches beside them, in order; of a module PyTorch's own products, too.
         calls: the calls alone.
         returned: what a function has returned.
+        noted: PyTorch's functions that are told, too.
     """
 
+    noted: Container[Any] = ()
     _last: Call | None = None  # of the function that has been called
     _norm: tuple[BatchNormCall, str] | None = None
     _recorded: LinearCall | None = None
@@ -125,15 +127,16 @@ class CallLog(Log):
             found = self._copy(func, args, str(sys._getframe(1).f_globals.get("__name__", "")))
             if found is not None:
                 return found
-        self._see(func, args, kwargs)
+        elif func in self.noted:
+            self._note_product(func, args, kwargs)
         current.log = None  # what one function of PyTorch's calls is its own
         try:
             return func(*args, **kwargs)
         finally:
             current.log = self
 
-    def _see(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A function of PyTorch's is called."""
+    def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A function of `noted` is called."""
 
     def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
@@ -174,7 +177,9 @@ class CallLog(Log):
         return self._last
 
     def _differentiates(self, call: LinearCall | ElementwiseCall | BatchNormCall) -> bool:
-        return self._wants_gradients and any(each is not None and each.requires_grad for each in call.inputs)
+        if not self._wants_gradients:
+            return False
+        return True in [each is not None and each.requires_grad for each in call.inputs]
 
     def _zeros(self, told: Call) -> Tensor | None:
         """What stands for a call's result."""
@@ -333,10 +338,11 @@ def by_torch(result: Tensor) -> Explanation:
 
 def texts_of(told: Sequence[Launch | Call | Product]) -> list[str]:
     """Every launch, in order."""
-    launches = [
-        each.found if isinstance(each, Call) else each for each in told if not isinstance(each, Product)
-    ]
-    return [kernel for each in launches for kernel in each.kernels]
+    found = list[str]()
+    for each in told:
+        if not isinstance(each, Product):
+            found += each.found.kernels if isinstance(each, Call) else each.kernels
+    return found
 
 
 def explained(function: str, told: Sequence[Launch | Call | Product]) -> Explanation:
