@@ -59,36 +59,6 @@ def test_nothing_runs_of_several_results() -> None:
     assert not names.keys() & NOTHING_RUNS
 
 
-@pytest.mark.parametrize("name", ["linear_gelu", "linear_scale", "linear_glu"])
-def test_what_stands_for_results_is_zero(name: str) -> None:
-    """Never memory as it was found: a layer behind the call reads it."""
-    weight, row = torch.randn(8, 16).requires_grad_(), torch.randn(8)
-
-    @epigemm.epilogue
-    def amax(acc: Tensor) -> Any:
-        return acc.amax(0), acc.amin(0)
-
-    from epigemm.explain.log import logged
-
-    _, opened = logged(name, torch.randn(4, 16), weight, row, *([row] if name == "linear_scale" else []))
-    assert not bool(opened.returned.any()) and opened.returned.requires_grad
-    _, opened = logged(amax, torch.randn(4, 16), weight)
-    assert not any(bool(each.any()) for each in opened.returned)
-
-
-def test_a_module_that_reads_its_products(road: Road) -> None:
-    """A layer's call is made, and its pack is not: neither where slices are kept, nor where a gradient is recorded."""
-    layer = epigemm.nn.Linear(1, 1, bias=False)
-    layer.weight = nn.Parameter(road.weight(), requires_grad=False)
-    (product,) = epigemm.explain(layer, road.x())
-    assert product.explanation is not None
-    assert any("made by this call and kept" in reason for reason in product.explanation.reasons)
-    assert not weight_packs.kept(layer.weight)
-    learnt = nn.Parameter(road.weight())
-    pack = weight_packs.keep(learnt, 2)
-    assert "recorded" in str(epigemm.explain("linear_gelu", road.x(), learnt)) and pack.is_current(learnt)
-
-
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
