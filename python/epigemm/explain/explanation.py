@@ -245,10 +245,8 @@ def _explain_rows(call: LinearCall) -> Explanation:
 
 
 def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
-    lacked, last = (
-        weight_slices.lacked_memory(call, arithmetic),
-        "the last call of these sizes found no memory",
-    )
+    lacked = weight_slices.lacked_memory(call, arithmetic)
+    last = "the last call of these sizes found no memory"
     notes = [f"{last} to keep the weight's pack"] if weight_slices.MAKE in lacked else []
     if set(lacked) - {weight_slices.MAKE}:
         notes.append(f"{last} for fp16 slices and ran without them")
@@ -273,7 +271,8 @@ def of_elementwise(call: ElementwiseCall) -> Explanation:
 
 def _fallback_notes(call: LinearCall) -> list[str]:
     x, out, device_type = call.x, call.out, call.x.device.type
-    notes, apart = [], "its leading dimensions are not one stride apart"
+    notes = []
+    apart = "its leading dimensions are not one stride apart"
     if x.dtype == torch.float32 and _precision.needs_override(call.precision, device_type):
         setting = _precision.torch_setting(device_type)
         notes.append(
