@@ -291,7 +291,8 @@ UNITS_LAST = {
     "gelu_tanh": (0.51, 0.52),
     "sigmoid_residual": (0.501, 0.51),
 }
-"""The worst units of bf16 and of fp16 that a result is off by, of numbers from -6 on, where results are normal numbers (of fp16 too)."""
+"""The worst units of bf16 and of fp16 that a result is off by,
+of numbers from -6 on, where results are normal numbers (of fp16 too)."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -163,22 +163,3 @@ def test_parts_become_one_record() -> None:
 def test_records_of_something_else_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kernelbench.merge([record(), record(**changes)])
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--cases", "level3/*"], "--cases: 'level3/*' matches nothing; with --kernelbench: level1/1_no"),
-        (
-            ["--kernelbench", "/"],
-            "--kernelbench: expected a checkout with KernelBench/level1 to level3, got '/'",
-        ),
-        (["--variants", "backend"], "--kernelbench: goes without --variants"),
-        (["--sizes", "8x8x8"], "--kernelbench: goes without --sizes"),
-    ],
-)
-def test_wrong_usage_is_explained(
-    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command(make_checkout(tmp_path), *flags)) == 2
-    assert said in capsys.readouterr().err

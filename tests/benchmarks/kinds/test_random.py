@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ import epigemm
 from benchmarks import baselines
 from benchmarks.cases import Case, Shape, make_data
 from benchmarks.cases import random as points
-from benchmarks.cases.random import BETWEEN, SERIES, Series
+from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
 from benchmarks.harness import records
 from benchmarks.harness.runner import Bench, Budget
@@ -30,9 +30,6 @@ from benchmarks.kinds.random import Drawing
 from epigemm.tuner.timing import Effort, Run, Timer
 
 CPU = torch.device("cpu")
-SMALL_SEED = 1272  # whose first two shapes are small: 9x192x8408 and 10457x264x8
-TINY = ["--random", str(SMALL_SEED), "--count", "2", "--device", "cpu", "--time-budget", "600"]
-TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 BY_NAME = {s.name: s for s in SERIES}
 RELU, SIGMOID = BY_NAME["bias_relu/bf16"], BY_NAME["sigmoid_scale_residual/bf16"]
 BETWEEN_SIGMOID = BY_NAME["between/sigmoid_scale_residual/bf16"]
@@ -189,26 +186,6 @@ def test_calls_of_one_shape_share_their_baselines() -> None:
     assert [PACKED.name, PLAIN.name] in together and len(together) == len(SERIES) - 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--between"],
-        ["--count", "3"],
-        ["--random", "1", "--count", "0"],
-        ["--random", "1", "--count", "-1", "--between"],
-        ["--random", "1", "--quick"],
-        ["--random", "1", "--sizes", "1x8x8"],
-        ["--random", "1", "--models"],
-        ["--random", "1", "--cases", "no_such_case"],
-        ["--random", "1", "--cases", "between/*"],
-    ],
-    ids=lambda a: " ".join(a),
-)
-def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--device", "cpu"]) == 2
-    assert capsys.readouterr().err
-
-
 def test_the_folder_is_named_by_the_gpu() -> None:
     gpu = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
     assert kind.folder(None, gpu, "random-5") == Path("benchmarks/results/nvidia-h100-80gb-hbm3/random-5")
@@ -335,95 +312,6 @@ def test_a_spent_budget_says_what_was_left_out() -> None:
 
 
 # --- from end to end ------------------------------------------------------------------------------------------
-
-MEASURED = [name for name, s in BY_NAME.items() if s.shapes != BETWEEN and not s.on_slices]
-
-
-@pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
-    """Nobody looks at how long it takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "EFFORT", Effort(rounds=1, min_ms=0.0, max_rounds=1))
-        patch.setattr(kind, "_PAUSE_S", 0.0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("drawn")
-    trees = ",".join(f"{name}={tree}" for name, tree in TREES.items())
-    assert main([*TINY, "--trees", trees, "--output", str(path)]) == 0
-    return path / f"random-{SMALL_SEED}"
-
-
-def test_the_summary_file(folder: Path) -> None:
-    record = json.loads((folder / "summary.json").read_text())
-    assert {key: record[key] for key in TREES} == TREES
-    assert (record["seed"], record["points"], record["complete"], record["gpu"]) == (SMALL_SEED, 2, True, "")
-    assert record["torch"] == torch.__version__ and "benchmarks" in record["command"]
-    assert record["driver"] == "" and set(record["skipped"]) == {PACKED.name, "bias_relu/fp32_high"}
-    assert list(record["cases"]) == MEASURED
-    wanted = {"points", "geomean", "worst", "worst_at", "points_under_10us"}
-    wanted |= {"bare_geomean", "vs_eager_worst", "missed", "wrong"}
-    for case in record["cases"].values():
-        assert wanted <= set(case) and (case["points"], case["wrong"]) == (2, 0)
-        assert case["worst"] <= case["geomean"] and case["worst_at"].count("x") == 2
-
-
-def test_the_record_of_all_turns(folder: Path) -> None:
-    record = json.loads((folder / "record.json").read_text())
-    assert [case["shape"] for case in record["cases"][:2]] == [[9, 192, 8408], [10457, 264, 8]]
-    assert len(record["cases"]) == 2 * len(MEASURED)
-    for case in record["cases"]:
-        assert len(case["groups"]) in (1, 3)
-        for group in case["groups"]:
-            measurements = {m["alternative"]: m for m in group["measurements"]}
-            ours = measurements.get("epigemm") or measurements["epigemm_plain"]
-            assert set(measurements) == {ours["alternative"], "eager", "mm"}
-            assert ours["kernel"] == "torch" and ours["accuracy"]["signed"]["ok"]
-            assert all(m["in_turn"]["median_ms"] > 0 for m in measurements.values())
-
-
-def test_the_tables(folder: Path) -> None:
-    text = (folder / "tables.md").read_text()
-    assert all(f"| {name} | 2 |" in text for name in MEASURED)
-    assert text.count("| eager |") == 2 * len(MEASURED) and "needs a GPU" in text
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    ["last element", "one element infinite", "one element not written", "nothing written", "an exception"],
-)
-def test_a_wrong_result_exits_with_one(
-    mistake: str,
-    quick: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    right = epigemm.linear_relu
-
-    def wrong(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
-        if mistake == "an exception":
-            raise RuntimeError("no such kernel")
-        if mistake != "nothing written":
-            right(*arguments, out=out)
-        if mistake == "last element":
-            out.view(-1)[-1] += 1.0
-        elif mistake.startswith("one element"):
-            out.view(-1)[-1] = float("inf" if mistake.endswith("infinite") else "nan")
-        return out
-
-    monkeypatch.setattr(epigemm, "linear_relu", wrong)
-    monkeypatch.setattr(baselines, "planned", lambda *_, **__: baselines.FALLBACK)
-    others = ["sigmoid"] if mistake == "last element" else []  # which are right all the same
-    assert main([*TINY, "--cases", "bias_relu/bf16", *others, "--output", str(tmp_path)]) == 1
-    target = tmp_path / f"random-{SMALL_SEED}"
-    cases = json.loads((target / "summary.json").read_text())["cases"]
-    assert cases["bias_relu/bf16"]["wrong"] == 2 and (not others or cases[SIGMOID.name]["wrong"] == 0)
-    assert cases["bias_relu/bf16"]["geomean"] is None
-    assert "WRONG: bias_relu/bf16 9x192x8408" in capsys.readouterr().out
-    assert "WRONG: bias_relu/bf16 10457x264x8" in (target / "tables.md").read_text()
 
 
 class Held:
