@@ -121,18 +121,6 @@ def test_ratios_and_their_means() -> None:
     assert len(second.rows) == 3
 
 
-def test_what_differs_is_shown_beside_its_errors() -> None:
-    ours = result(not_passed={"fuse": "why"}, errors={"eager": 2e-7, "fuse": 1e-7})
-    theirs = result(not_passed={"compile": "why"})
-    itself = result(not_passed={"eager": "why"}, right=None)
-    wrong = result(not_passed={"fuse": "why"}, errors={"eager": 2e-7, "fuse": 1.0}, right=False)
-    said = [kernelbench.remarks(record((ONE, "result", each))) for each in (ours, theirs, itself, wrong)]
-    differs = "beyond the harness's tolerance: level2/1_plain: fuse: why; errors against float64: eager 2e-07, fuse 1"
-    assert said[0] == [f"{differs}e-07"] and said[1] == []
-    assert said[2] == ["fails its own harness in eager: level2/1_plain: eager: why"]
-    assert said[3] == [differs, "WRONG: level2/1_plain: {'eager': 2e-07, 'fuse': 1.0}"]
-
-
 def test_parts_become_one_record() -> None:
     parts = [
         record((ONE, "result", result()), (OTHER, "not_reached", "no time left")),

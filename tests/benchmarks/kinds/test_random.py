@@ -18,7 +18,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 import epigemm
 from benchmarks import baselines
-from benchmarks.cases import Case, Shape, make_data
+from benchmarks.cases import Case, Shape
 from benchmarks.cases import random as points
 from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
@@ -158,38 +158,12 @@ def test_the_summary_by_hand() -> None:
     assert rows[0][3] == "0.500 0.500 4.000"
 
 
-def test_nothing_measured_has_no_numbers() -> None:
-    found = summarise(RELU, [point(1, wrong="an error")])
-    assert (found["points"], found["geomean"], found["worst"], found["worst_at"]) == (1, None, None, "")
-    assert summary_table({"case": found}).rows[0][2:6] == ["", "", "0", ""]
-
-
 # --- which cases ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("patterns", "count", "between", "names"),
-    [
-        ([], 1, True, list(BY_NAME)),
-        ([], 1, False, [name for name in BY_NAME if not name.startswith("between/")]),
-        (["between/*"], 0, True, ["between/bias_relu/bf16", "between/sigmoid_scale_residual/bf16"]),
-        (["bias_relu/bf16"], 1, True, ["bias_relu/bf16"]),
-        (["highest"], 1, True, ["bias_relu/fp32_highest_packed", "bias_relu/fp32_highest_plain"]),
-    ],
-)
-def test_selection(patterns: list[str], count: int, between: bool, names: list[str]) -> None:
-    assert [s.name for s in points.select(patterns, count=count, between=between)] == names
 
 
 def test_calls_of_one_shape_share_their_baselines() -> None:
     together = [[s.name for s in group] for group in points.groups(SERIES)]
     assert [PACKED.name, PLAIN.name] in together and len(together) == len(SERIES) - 1
-
-
-def test_the_folder_is_named_by_the_gpu() -> None:
-    gpu = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
-    assert kind.folder(None, gpu, "random-5") == Path("benchmarks/results/nvidia-h100-80gb-hbm3/random-5")
-    assert kind.folder(Path("there"), {"gpu": None}, "quack") == Path("there/quack")
 
 
 def test_other_libraries_have_figures_of_their_own() -> None:
@@ -246,28 +220,6 @@ def test_a_point_below_its_bar_is_measured_twice_more(scripted: list[float]) -> 
     assert ratios == [[1.0], pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2]), [2.0]] and not scripted
 
 
-@pytest.mark.parametrize(("steady", "baselines", "hidden"), [(60.0, 40.0, 60.0), (60.0, 80.0, 80.0)])
-def test_the_host_is_hidden_for_the_slowest_call(
-    steady: float, baselines: float, hidden: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What our first calls cost the host does not count, and what the slowest alternative does later is covered."""
-    calls: list[Run] = []
-    given: list[float] = []
-
-    def warm_up(self: Timer, run: Run) -> float:
-        calls.append(run)
-        return baselines if run is not calls[0] else 1000.0 if len(calls) == 1 else steady
-
-    def in_turn(self: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
-        given.append(host_us)
-        return [[1.0] for _ in runs]
-
-    monkeypatch.setattr(Timer, "warm_up", warm_up)
-    monkeypatch.setattr(Timer, "in_turn", in_turn)
-    measure(drawing(), RELU, SHAPES[:1])
-    assert given == [hidden]
-
-
 def test_compile_runs_at_every_fifth_point(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     original = kind.compiled_baseline
@@ -275,19 +227,6 @@ def test_compile_runs_at_every_fifth_point(monkeypatch: pytest.MonkeyPatch) -> N
     found = measure(drawing(names=("eager", "compile")), SIGMOID, SHAPES)
     assert [("compile" in result.times()) for result in found] == [True, *[False] * 4, True, False]
     assert not any(result.failure() for result in found)
-
-
-@pytest.mark.parametrize("of", [RELU, SIGMOID], ids=lambda s: s.name)
-def test_one_compiled_function_takes_all_shapes(of: Series) -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
-    baseline = kind.compiled_baseline(of.problem, counter)
-    for shape in (*SHAPES[1:], Shape(1, 33, 64), Shape(300, 80, 7), Shape(2, 64, 64)):
-        case = Case(of.problem, shape, of.setting)
-        data = make_data(case, CPU, 0)
-        with torch.no_grad():
-            result = baseline.prepare(case, data, torch.empty(0)).run()
-            torch.testing.assert_close(result, of.problem.eager(data.x, data.weight, data.parameters))
-    assert counter.frame_count <= 4
 
 
 def test_what_does_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,14 +240,6 @@ def test_what_does_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPat
     ]
     assert list(budget.spend(cases, torch.device("cuda"))) == cases[:1]
     assert "GB of memory" in budget.left_out[cases[1].name]
-
-
-def test_a_spent_budget_says_what_was_left_out() -> None:
-    measured = drawing(budget=0.0)
-    assert measure(measured, RELU, SHAPES) == []
-    assert len(measured.budget.left_out) == len(SHAPES) and "budget" in next(
-        iter(measured.budget.left_out.values())
-    )
 
 
 # --- from end to end ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -50,16 +49,6 @@ def test_one_shape_in_seven_is_odd() -> None:
     assert 0.4 < sum(n for n, _ in odd) / len(odd) < 0.6
 
 
-def test_sides_are_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In halves of their octaves, before the least and most work rule some out."""
-    monkeypatch.setattr(short, "PRODUCT", (0.0, math.inf))
-    monkeypatch.setattr(short, "LARGEST_RESULT", math.inf)
-    shapes = short.draw(0, 8000)
-    for name, (low, high) in {"m": short.ROWS, "n": short.COLUMNS, "k": short.DEPTH}.items():
-        share = sum(getattr(s, name) < math.sqrt(low * high) for s in shapes) / len(shapes)
-        assert 0.47 < share < 0.53, (name, share)
-
-
 # --- the bars ---------------------------------------------------------------------------------------------------------
 
 
@@ -90,11 +79,6 @@ def test_sides_are_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_a_point_misses(series: ShortSeries, shape: Shape, us: dict[str, float], why: str) -> None:
     assert series.why_missed(shape, us) == why
-
-
-def test_without_both_times_nothing_is_missed() -> None:
-    assert not RELU.why_missed(MANY, {"epigemm": 1.0, "eager": 0.1})
-    assert not RELU.why_missed(MANY, {"mm": 1.0})
 
 
 def point(shape: Shape, *turns: dict[str, float]) -> CaseResult:
@@ -128,12 +112,6 @@ def test_the_summary_by_hand() -> None:
     assert found["points"] == 4
     (row,) = short_table({"bias_relu/bf16": found}).rows
     assert row[1:7] == ["2", "0.960", f"0.922 ({MANY})", "2", "0.922", f"3.000 ({FEW})"] and row[-1] == "2"
-
-
-def test_nothing_measured_has_no_numbers() -> None:
-    found = summarise_short(RELU, [])
-    assert found["waves"]["geomean"] is found["vs_eager"]["worst"] is None and found["missed"] == []
-    assert short_table({"none": found}).rows[0][1:4] == ["0", "", ""]
 
 
 def test_layers_of_models_come_first_and_in_bf16() -> None:
