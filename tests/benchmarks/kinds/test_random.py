@@ -242,6 +242,14 @@ def test_what_does_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPat
     assert "GB of memory" in budget.left_out[cases[1].name]
 
 
+def test_a_spent_budget_says_what_was_left_out() -> None:
+    measured = drawing(budget=0.0)
+    assert measure(measured, RELU, SHAPES) == []
+    assert len(measured.budget.left_out) == len(SHAPES) and "budget" in next(
+        iter(measured.budget.left_out.values())
+    )
+
+
 # --- from end to end ------------------------------------------------------------------------------------------
 
 
