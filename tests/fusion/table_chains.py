@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.fusion.table import SQUARE, WIDTH, Row, rows
+from tests.fusion.forwards import WIDTH
+from tests.fusion.table import SQUARE, Row, rows
 
 SPELLINGS = [
     *rows(

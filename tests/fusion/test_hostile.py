@@ -1,6 +1,7 @@
 """Forwards that depend on more than their inputs, and what changes between two calls: what torch.compile gives.
 
-Each model is called before and after the change, fused and compiled without epigemm. Where `fused` is True, something must have run fused before the change, so that refusing everything does not pass.
+Each model is called before and after the change, fused and compiled without epigemm. Where `fused` is True, something
+must have run fused before the change, so that refusing everything does not pass.
 """
 
 from __future__ import annotations

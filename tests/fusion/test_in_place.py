@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fusion import fuzz
-from tests.fusion.table import WIDTH, Row
+from tests.fusion.forwards import WIDTH
+from tests.fusion.table import Row
 from tests.support.thorough import in_turn, is_thorough
 
 OF_FLOATS = {

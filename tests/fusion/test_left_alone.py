@@ -160,7 +160,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_wrong_arguments(settings: dict[str, Any], error: type[Exception], message: str) -> None:
     """At once by `fuse`, at the first call by torch.compile, which takes no flags and either a mode or options."""
     model, x = nn.Linear(8, 8), torch.randn(3, 8)
-    for dry in ({}, {"dry_run": True, "example_inputs": (x,)}):
+    ways: list[dict[str, Any]] = [{}, {"dry_run": True, "example_inputs": (x,)}]
+    for dry in ways:
         with pytest.raises(error, match=message):
             epigemm.fuse(model, **settings, **dry)
     if settings.keys() in ({"mode"}, {"options"}):

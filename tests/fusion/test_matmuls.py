@@ -261,7 +261,7 @@ class Batched(nn.Module):
 
 @pytest.mark.parametrize("road", ["fuse", "backend"])
 def test_sizes_of_a_batch(road: str) -> None:
-    model, options = Batched(), {"backend": "aot_eager"}
+    model, options = Batched(), dict[str, Any](backend="aot_eager")
     fused = (
         fuse_eagerly(model) if road == "fuse" else torch.compile(model, backend="epigemm", options=options)
     )

@@ -264,7 +264,7 @@ def test_tied_weights(x: Tensor) -> None:
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "weight_norm": parametrizations.weight_norm,
     "spectral_norm": parametrizations.spectral_norm,
-    "old weight_norm": lambda layer: torch.nn.utils.weight_norm(layer),  # type: ignore[no-untyped-call]
+    "old weight_norm": lambda layer: torch.nn.utils.weight_norm(layer),
     "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),  # type: ignore[no-untyped-call]
 }
 
@@ -371,7 +371,7 @@ def test_other_classes_and_instances(model: Block, x: Tensor) -> None:
     other.load_state_dict(plain.state_dict())
     assert_same(other, plain, x)
     assert_same(fuse_eagerly(other), plain, x, fused=True)
-    fused.__class__ = model.__class__ = Other  # type: ignore[assignment]
+    fused.__class__ = model.__class__ = Other
     assert_same(fused, model, x)
     for made in (fused, model):  # the class of a parametrised module is another one, too
         parametrize.register_parametrization(made, "scale", nn.Softplus())

@@ -50,7 +50,7 @@ class Layer(nn.Module):
 
 
 def layers() -> nn.Sequential:
-    return nn.Sequential(*(Layer() for _ in range(12)))
+    return nn.Sequential(*(Layer() for _ in range(9)))
 
 
 # --- the same as torch.compile ----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Tokens(nn.Module):
     ids=["batches", "batches of sequences", "lengths", "layers of one class"],
 )
 def test_sizes_and_modes(make: Callable[[], nn.Module], shape: Callable[[int], Any], backend: str) -> None:
-    """12 sizes, in training, in eval mode and without gradients: all calls are fused by a few compilations."""
+    """Ten sizes, in training, in eval mode and without gradients: all calls are fused by a few compilations."""
     compilations: Counter[int | None] = Counter()
     inner = torch._dynamo.lookup_backend(backend)
 
@@ -197,7 +197,7 @@ def test_sizes_and_modes(make: Callable[[], nn.Module], shape: Callable[[int], A
 
     plain = make()
     fused: Any = epigemm.fuse(copy.deepcopy(plain), inplace=True, options={"backend": counted}, strict=True)
-    for number, size in enumerate((5, 17, *range(2, 12))):
+    for number, size in enumerate((5, 17, *range(2, 10))):
         for module in (plain, fused):
             module.train(number % 3 == 0)
         x = torch.randn(shape(size), requires_grad=True)
@@ -264,19 +264,15 @@ def test_parts_of_many_kinds() -> None:
     assert len(report_of(fused).sites) == 6
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "epigemm"])
-def test_a_fused_model_is_compiled_and_watched(backend: str) -> None:
+def test_a_fused_model_is_compiled_and_watched() -> None:
     """Within torch.compile, whole or by regions: more than torch.compile compiles versions of one function."""
-    x, options = torch.randn(9, 24), {"backend": "aot_eager"} if backend == "epigemm" else None
-    plain = nn.Sequential(*(Block().eval() for _ in range(10)))
+    x, plain = torch.randn(9, 24), nn.Sequential(*(Block().eval() for _ in range(9)))
     fused = fuse_eagerly(plain)
-    regions: list[Any] = [
-        torch.compile(each, backend=backend, fullgraph=True, options=options) for each in fused
-    ]
-    whole: Any = torch.compile(fused, backend=backend, options=options)
+    regions: list[Any] = [torch.compile(each, backend="aot_eager", fullgraph=True) for each in fused]
+    whole: Any = torch.compile(fused[:2], backend="epigemm", options={"backend": "aot_eager"})
     for factor in (2.0, 3.0):
         for module in (*plain, *fused):
             module.factor = factor
         for region, block in zip(regions, plain, strict=True):
             assert_same(region, block, x)
-        assert_same(whole, plain, x)
+        assert_same(whole, plain[:2], x)
