@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tests.fusion.forwards import WIDTH, Base, Program
@@ -43,6 +44,8 @@ class Members(Base):
 
     divisor: Tensor
     checkpoint = staticmethod(checkpoint)
+    dual_level = forward_ad.dual_level
+    dual, unpack = staticmethod(forward_ad.make_dual), staticmethod(forward_ad.unpack_dual)
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +77,7 @@ class Row:
         sites: how many fused calls, if that is asked.
         formula: of the first fused call; empty: not asked.
         says: what the report has in it.
+        says_not: what it has not.
         rows: of the inputs of each call.
         axes: how many the inputs have.
         learns: what has gradients: "all", with the same report; "parameters"; or "nothing", as PyTorch refuses them.
@@ -85,6 +89,7 @@ class Row:
     sites: int | None = None
     formula: str = ""
     says: str = ""
+    says_not: str = "nothing like this"
     rows: tuple[int, ...] = (WIDTH, 5)
     axes: int = 3
     learns: str = "all"

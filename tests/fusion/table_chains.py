@@ -94,6 +94,7 @@ SPELLINGS = [
         z = self.fc0(x); return z.masked_fill(z.lt(x), 0.0) + (z > 0).to(z.dtype) * x
         return self.fc0(x).float().relu().to(x.dtype)
         return (-2.0) ** torch.relu(self.fc0(x)).round()
+        return torch.relu(self.fc0(x)) / x.shape[1]
         """,
         chains=(1, 1),
     ),
@@ -116,7 +117,6 @@ SPELLINGS = [
 ]
 
 _REASONS = {
-    "z = self.fc0(x); return torch.add(z, z.sigmoid() * 1e17, alpha=1e17)": "1e+17 is beyond",
     "z = self.drop(self.fc0(x)); return z + self.norm(z)": "is not pointwise",
     "z = self.fc0(x); return z, z.relu()": "output reads a value in between",
     "z = self.fc0(x); return z[0], z.relu()": "takes a part of it",
@@ -131,6 +131,7 @@ _REASONS = {
     "return self.fc0(x) * self.column.double()": "is no operand",
 }
 ENDS = [
+    Row("z = self.fc0(x); return torch.add(z, z.sigmoid() * 1e17, alpha=1e17)"),
     Row("return F.batch_norm(self.fc2(x), self.column, self.vector, eps=-0.5)", axes=2, backends=("eager",)),
     *rows(
         """

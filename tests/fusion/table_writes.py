@@ -87,6 +87,7 @@ WRITES = [
     Row(
         "h = torch.relu(self.fc0(x)); s, t = h.shape, h.mT; h.unsqueeze_(0); h.transpose_(1, 2)"
         "; return h.reshape(s), t",
+        sites=0,
         says="another shape in place",
         learns="parameters",
     ),
@@ -112,31 +113,24 @@ WRITES = [
 ]
 
 MODES = [
-    Row(
-        "with torch.no_grad(): z = self.fc0(x); h = torch.relu(z); return self.fc1(h) + h",
+    *rows(
+        """
+        with torch.no_grad(): z = self.fc0(x); h = torch.relu(z); return self.fc1(h) + h
+        """,
         sites=2,
         learns="parameters",
     ),
-    Row(
-        "z = self.fc0(x)\n    with torch.no_grad(): t = y * 2; return torch.relu(z) + t",
+    *rows(
+        """
+        z = self.fc0(x); with torch.no_grad(): t = y * 2; return torch.relu(z) + t
+        z = self.fc0(x); with torch.no_grad(): r = torch.relu(z); return r / 2 + z
+        with torch.no_grad(): t = self.weight.t(); return torch.relu(x @ t + self.column)
+        t = self.weight.t(); with torch.autocast('cpu', torch.bfloat16): z = x @ t; return torch.relu(z)
+        with torch.autocast('cpu', torch.bfloat16): z = torch.relu(x @ self.weight) / 2; return z
+        with torch.autocast('cpu', torch.bfloat16): z = self.fc2(x); return torch.relu(z).float() + z * self.column
+        """,
         sites=1,
         learns="parameters",
-    ),
-    Row(
-        "z = self.fc0(x)\n    with torch.no_grad(): r = torch.relu(z); return r / 2 + z",
-        learns="parameters",
-    ),
-    Row(
-        "with torch.no_grad(): t = self.weight.t(); return torch.relu(x @ t + self.column)",
-        (1, 1),
-        learns="parameters",
-    ),
-    Row(
-        "t = self.weight.t()\n    with torch.autocast('cpu', torch.bfloat16): z = x @ t; return torch.relu(z)"
-    ),
-    Row("with torch.autocast('cpu', torch.bfloat16): z = torch.relu(x @ self.weight) / 2; return z", (1, 1)),
-    Row(
-        "with torch.autocast('cpu', torch.bfloat16): z = self.fc2(x); return torch.relu(z).float() + z * self.column"
     ),
 ]
 
@@ -214,12 +208,12 @@ COPIES = [
         z = y.mT + self.fc0(y).mT; z = self.block(z); z = z + self.fc0(z.mT).mT; return self.block(z).sum(1)
         """,
         rows=SQUARE,
-        says=f"no: {_ONCE}",
+        says_not=_ONCE,
     ),
     Row(
         "torch.manual_seed(3); z = F.dropout(self.block(self.block(y.mT)), 0.5, True); return z.sum(1)",
         rows=SQUARE,
-        says=f"no: {_ONCE}",
+        says_not=_ONCE,
         backends=("eager",),
     ),
 ]
@@ -258,8 +252,7 @@ TRANSFORMS = [
         says=_INSIDE,
     ),
     Row(
-        "with torch.autograd.forward_ad.dual_level():\n        h = F.relu(self.fc0(torch.autograd.forward_ad.make_dual("
-        "x, x * 2)))\n        return F.relu(torch.autograd.forward_ad.unpack_dual(h).tangent)",
+        "with self.dual_level(): return F.relu(self.unpack(F.relu(self.fc0(self.dual(x, x * 2)))).tangent)",
         sites=0,
         says=_INSIDE,
         backends=("eager",),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -63,12 +62,6 @@ class Choosing(Block):
         return h if h.sum() > 1e9 else self.tail(h)
 
 
-class Structured(Block):
-    def forward(self, batch: dict[str, Tensor], *, scale: float = 1.0, **others: Tensor) -> dict[str, Any]:
-        h = torch.relu(self.first(batch["x"]))
-        return {"out": self.tail(h) * scale, "parts": [h, others["bias"]]}
-
-
 @pytest.mark.parametrize("kind", [Plain, Random, Choosing])
 def test_training(kind: Callable[[], Block]) -> None:
     """Whole or in several graphs: values, random numbers, gradients, with writes behind torch's back between them."""
@@ -90,16 +83,6 @@ def test_training(kind: Callable[[], Block]) -> None:
     assert set(count(reports)) >= {CHAINS[1]} and len(count(reports)) == 2
 
 
-def test_structured_arguments() -> None:
-    model, reports = Structured(), list[FusionReport]()
-    fast = compiled(model, reports, fullgraph=True)
-    batch, bias = {"x": torch.randn(5, IN), "unused": torch.randn(1)}, torch.randn(3)
-    for scale in (1.0, 2.5):
-        actual, expected = fast(batch, scale=scale, bias=bias), model(batch, scale=scale, bias=bias)
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    assert "linear_relu" in count(reports)
-
-
 @pytest.mark.parametrize("how", ["dynamic", "marked", "seen"])
 @pytest.mark.parametrize("learns", [False, True])
 def test_many_batches(how: str, learns: bool) -> None:
@@ -114,37 +97,6 @@ def test_many_batches(how: str, learns: bool) -> None:
             torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
     assert len(reports) == (2 if how == "seen" else 1)
     assert all(count([r]) == CHAINS for r in reports)
-
-
-def test_a_symbol_is_no_number() -> None:
-    """A divisor that is the batch's size."""
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return torch.relu(F.linear(x, w)) / x.shape[0]
-
-    reports: list[FusionReport] = []
-    fast = compiled(function, reports, fullgraph=True, dynamic=True)
-    weight = torch.randn(OUT, IN)
-    for rows in (5, 7, 9):
-        x = torch.randn(rows, IN)
-        torch.testing.assert_close(fast(x, weight), function(x, weight), rtol=1e-5, atol=1e-5)
-    assert count(reports) == ["linear_relu"] and len(reports) == 1
-
-
-def test_calls_in_other_modes() -> None:
-    """Types, autocast, no_grad, inference mode: each has a graph of its own."""
-    model = Plain()
-    fast, x = compiled(model, [], fullgraph=True), torch.randn(5, IN)
-    modes: tuple[Any, ...] = (torch.enable_grad(), torch.no_grad(), torch.inference_mode())
-    for mode in (*modes, torch.autocast("cpu", torch.bfloat16)):
-        with mode:
-            actual, expected = fast(x), model(x)
-        assert actual.dtype is expected.dtype and actual.requires_grad == expected.requires_grad
-        assert actual.is_inference() == expected.is_inference()
-        tolerance = 1e-5 if actual.dtype is torch.float32 else 0.05
-        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-    model.to(torch.float64)
-    torch.testing.assert_close(fast(x.double()), model(x.double()))
 
 
 @pytest.mark.parametrize("inner", ["compiled", "fused", "disabled"])

@@ -37,11 +37,13 @@ def check_report(row: Row, report: FusionReport) -> None:
         assert report.chains == row.chains, report
     if row.sites is not None:
         assert len(report.sites) == row.sites, report
+    elif row.chains != (0, 0):
+        assert report.sites, report
     if row.formula:
         assert report.sites[0].formula == row.formula, report
     assert all(each.reason for each in report.not_taken)
     said = f"{report}\n{report.not_taken}"
-    assert (row.says.removeprefix("no: ") in said) == (not row.says.startswith("no: ")), report
+    assert row.says in said and row.says_not not in said, report
 
 
 @pytest.mark.parametrize(("row", "way"), CASES, ids=str)
@@ -105,9 +107,8 @@ def test_other_modes_of_torch(row: Row, mode: Any) -> None:
         return
     fused = fuse_eagerly(model, strict=True)
     bound = 0.1 if mode is in_autocast else 1e-3
+    scale = bound * max(1.0, float(expected.nan_to_num(0, 0, 0).abs().max()))
     for _ in range(2):
         actual = mode(fused, x, y)
         assert actual.dtype is expected.dtype
-        torch.testing.assert_close(
-            actual, expected, rtol=bound, atol=bound * max(1.0, float(expected.abs().max()))
-        )
+        torch.testing.assert_close(actual, expected, rtol=bound, atol=scale, equal_nan=True)
