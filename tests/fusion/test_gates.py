@@ -14,10 +14,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel, resolve
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.fusion import FusionReport, profit
-from epigemm.linker import loader
-from epigemm.planner import plans
 from tests.fusion.eager import fuse_eagerly
-from tests.gemm.query import H200
 from tests.support.thorough import in_turn
 
 M, N, K = 1024, 512, 128
@@ -80,12 +77,10 @@ class Kernel:
 
 
 @pytest.fixture(autouse=True)
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def kernel(monkeypatch: pytest.MonkeyPatch, hopper: Tensor) -> Kernel:
     """CPU tensors count as lying on an H200."""
     made = Kernel()
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(profit, "place_of", lambda chain: torch.empty(0))
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
+    monkeypatch.setattr(profit, "place_of", lambda chain: hopper)
     monkeypatch.setattr(one_kernel, "pair", made)
     return made
 

@@ -23,7 +23,6 @@ from epigemm.planner.gpus import KNOWN
 from tests.fusion.eager import report_of
 from tests.fusion.table_writes import COPIES
 
-HOPPER = (90, 132)  # capability, multiprocessors
 M, N, K = 4096, 4096, 4096
 
 
@@ -74,14 +73,6 @@ def test_where_gradients_are_recorded_the_product_decides() -> None:
     assert profit.call_of(chain_of(gated, x, weight, matrix)).epilogue is BIAS
 
 
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """An H200 that is described to the planner, and a tensor that stands for one there."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    return torch.empty(0)
-
-
 def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -90,34 +81,26 @@ def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
 
 
 FP32, BF16 = torch.float32, torch.bfloat16
+# An epilogue, M, N = K, a type, whether autograd records, and why it is not fused.
+ASKED = [
+    (BIAS, M, N, FP32, False, ""),  # on fp16 slices, where there are rows enough
+    (BIAS, 16, N, FP32, False, profit.SLOWER),
+    (BIAS, M, N, BF16, False, profit.SLOWER),  # cuBLAS adds a bias itself
+    (BIAS, M, N, FP32, True, ""),
+    (BIAS_RELU, M, N, BF16, False, ""),  # cuBLAS with a ReLU is a fused call
+    (BIAS_RELU, M, N, BF16, True, profit.RECORDED),
+    (BIAS_RELU, M, 256, FP32, False, ""),
+    (BIAS_RELU, M, 256, FP32, True, profit.SLOWER),  # PyTorch's layer has a cheaper derivative
+]
 
 
-@pytest.mark.parametrize(
-    ("epilogue", "size", "dtype", "is_recorded", "why_not"),
-    [
-        (BIAS, (M, N, K), FP32, False, ""),  # on fp16 slices, where there are rows enough
-        (BIAS, (16, N, K), FP32, False, profit.SLOWER),
-        (BIAS, (M, N, K), BF16, False, profit.SLOWER),  # cuBLAS adds a bias itself
-        (BIAS, (M, N, K), FP32, True, ""),
-        (BIAS_RELU, (M, N, K), BF16, False, ""),  # cuBLAS with a ReLU is a fused call
-        (BIAS_RELU, (M, N, K), BF16, True, profit.RECORDED),
-        (BIAS_RELU, (M, 256, 256), FP32, False, ""),
-        (BIAS_RELU, (M, 256, 256), FP32, True, profit.SLOWER),  # PyTorch's layer has a cheaper derivative
-    ],
-)
-def test_the_planner_decides(
-    epilogue: Any,
-    size: Any,
-    dtype: torch.dtype,
-    is_recorded: bool,
-    why_not: str,
-    hopper: Tensor,
-    monkeypatch: Any,
-) -> None:
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")  # as a build with all kernels
-    m, n, k = size
-    asked = call(m, dtype, k, n)._replace(epilogue=epilogue)
-    assert profit.judged_there(asked, hopper, is_recorded=is_recorded).why_not == why_not
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_planner_decides(asked: Any, hopper: Tensor) -> None:
+    epilogue, m, n, dtype, is_recorded, why_not = asked
+    found = profit.judged_there(
+        call(m, dtype, n, n)._replace(epilogue=epilogue), hopper, is_recorded=is_recorded
+    )
+    assert found.why_not == why_not
 
 
 def test_a_kernel_that_cannot_be_linked_gains_nothing(
@@ -204,14 +187,6 @@ def test_two_kernels_need_one_that_can_be_linked(is_linked: dict[str, bool], der
         judged = profit.judged_there(profit.call_of(chain), place)
         found = profit.in_two_kernels(chain, judged, place)
         assert (found.why_not == "") == (derivative and not learns)
-
-
-def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:
-    if not plans.no_gemm_kernels():
-        pytest.skip("this build has the kernels, and links them")
-    inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((M, K), (N, K), (M, N))]
-    found = profit.call_of(chain_of(gated, *inputs))
-    assert "this build has no kernel" in profit.judged_there(found, hopper).why_not
 
 
 def test_one_kernel_moves_less_than_several() -> None:

@@ -105,6 +105,8 @@ def test_other_modes_of_torch(row: Row, mode: Any) -> None:
         expected = mode(plain, x, y)
     except (RuntimeError, AttributeError):  # no rule for vmap, or a result that is a tuple
         return
+    if isinstance(expected, tuple):
+        return
     fused = fuse_eagerly(model, strict=True)
     bound = 0.1 if mode is in_autocast else 1e-3
     scale = bound * max(1.0, float(expected.nan_to_num(0, 0, 0).abs().max()))
