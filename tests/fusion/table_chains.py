@@ -94,7 +94,6 @@ SPELLINGS = [
         z = self.fc0(x); return z.masked_fill(z.lt(x), 0.0) + (z > 0).to(z.dtype) * x
         return self.fc0(x).float().relu().to(x.dtype)
         return (-2.0) ** torch.relu(self.fc0(x)).round()
-        return torch.relu(self.fc0(x)) / x.shape[1]
         """,
         chains=(1, 1),
     ),
@@ -103,9 +102,9 @@ SPELLINGS = [
         return self.batch_norm(self.fc0(x))
         return self.batch_norm(self.fc0(x) * self.column)
         return self.batch_norm((self.fc2(x) + self.column) * self.vector)
-        return F.batch_norm(self.fc0(x), self.column, self.vector)
-        return F.batch_norm(self.fc2(x), self.column, self.vector, self.fc0.bias, self.fc1.bias, False, 0.1, 0.5)
-        return F.batch_norm(self.fc2(x), self.vector, self.column - 2.0)
+        return F.batch_norm(self.fc0(x), self.square[0], self.vector)
+        return F.batch_norm(self.fc2(x), self.square[0], self.vector, self.fc0.bias, self.fc1.bias, False, 0.1, 0.5)
+        return F.batch_norm(self.fc2(x), self.vector, self.square[0])
         return self.fc0(x).prelu(weight=self.column)
         return torch.addmm(x, y, self.fc0.weight.t(), beta=0.5, alpha=2).relu()
         return F.prelu(self.fc0(x).t(), self.vector).t()
@@ -129,8 +128,22 @@ _REASONS = {
     "z = self.fc0(x); return torch.relu(z) * z + z.sum()": "makes one number of several",
     "z = self.fc0(x); return z * z.sum(0)": "makes one number of several",
     "return self.fc0(x) * self.column.double()": "is no operand",
+    "x = x.bfloat16(); return F.linear(x, self.weight.bfloat16()) * self.column.float()": "of another type",
 }
 ENDS = [
+    Row("return torch.relu(self.fc0(x)) / x.shape[1]", (1, 1), rows=(8, 5, 3)),
+    *rows(
+        """
+        z = self.fc0(x); return z.relu().view_as(z) * 2
+        z = self.fc2(x); a, b = y.chunk(2, -1); return torch.relu(z + self.column) + torch.cat([b, a], -1)
+        return self.fc0(x).half().relu().float()
+        """
+    ),
+    Row(
+        "z = self.fc2(x); s = y[0].to_sparse(); return torch.relu(z) + s.to_dense()",
+        learns="nothing",
+        backends=("eager",),
+    ),
     Row("z = self.fc0(x); return torch.add(z, z.sigmoid() * 1e17, alpha=1e17)"),
     *rows(
         """
@@ -186,6 +199,9 @@ ENDS = [
     *rows(
         """
         return F.batch_norm(self.fc0(x), self.vector, self.square[0], training=True)
+        return F.batch_norm(self.fc2(x), self.square[0], self.vector, eps=1e-30)
+        return F.batch_norm(self.fc2(x[:5]).t(), self.square[0][:5], self.vector[:5]).t()
+        x = x.bfloat16(); return F.batch_norm(x @ self.weight.bfloat16(), self.square[0].float(), self.vector.float())
         z = self.fc2(x); F.batch_norm(y, self.vector, self.square[0], training=True); return z * self.vector
         """,
         axes=2,
@@ -202,6 +218,7 @@ AXES = [
         return self.fc0(x).permute(0, 2, 1) * self.gain
         return self.fc0(x).relu().mT * self.column - self.gain
         return self.fc0(x).mT * y[:, :1]
+        return self.fc0(x).mT * self.learned
         return (self.fc0(x).mT * self.column).mT + y * self.column
         z = self.fc0(x).mT; z += y.mT; z.relu_(); return z
         return self.fc0(x).view(2, 2, 4, 8).permute(3, 0, 2, 1).sigmoid() * 3

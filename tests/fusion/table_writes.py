@@ -122,6 +122,7 @@ MODES = [
     ),
     *rows(
         """
+        z = self.fc0(x); return torch.relu(z.detach()) * 2 + z
         z = self.fc0(x); with torch.no_grad(): t = y * 2; return torch.relu(z) + t
         z = self.fc0(x); with torch.no_grad(): r = torch.relu(z); return r / 2 + z
         with torch.no_grad(): t = self.weight.t(); return torch.relu(x @ t + self.column)
