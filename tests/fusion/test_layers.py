@@ -52,24 +52,22 @@ class Causal(nn.Module):
 # What makes them, and how many products are taken in eval mode without gradients, and with gradients.
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "encoder": (lambda: encoder(batch_first=True), 4, 4),
+    "encoder, no bias": (lambda: encoder(batch_first=True, bias=False), 4, 4),
+    "encoder, sequence first": (lambda: encoder(), 4, 4),
     "encoder, gelu, norm first": (
         lambda: encoder(batch_first=True, norm_first=True, activation="gelu"),
         4,
         4,
     ),
-    "encoder, sequence first": (lambda: encoder(), 4, 4),
-    "encoder, no bias": (lambda: encoder(batch_first=True, bias=False), 4, 4),
     "attention": (lambda: Attention(), 5, 5),
     "attention with weights": (lambda: Attention(need_weights=True, batch_first=True), 5, 5),
     "attention of other widths": (lambda: Attention(kdim=E, vdim=E, bias=False), 5, 5),
     "attention, more keys": (lambda: Attention(add_bias_kv=True, add_zero_attn=True), 5, 5),
     "a mask": (Causal, 0, 4),
     "transformer": (
-        lambda: nn.Sequential(
-            nn.Linear(E, E), nn.TransformerEncoder(encoder(batch_first=True), 2), nn.Linear(E, E)
-        ),
-        10,
-        10,
+        lambda: nn.Sequential(nn.Linear(E, E), nn.TransformerEncoder(encoder(batch_first=True), 2)),
+        9,
+        9,
     ),
 }
 
