@@ -27,7 +27,6 @@ WRITES = [
         h = x + 1; z = h.view(-1); h += self.fc0(x); return h, z
         h = x + 1; z = h.add_(self.fc0(x)); return h * 2, z
         h = x.bfloat16(); h += self.fc0(x); return h.float()
-        h = torch.cat([x, x + 1]); a, b = h.split(len(x)); a.mul_(2); b.add_(self.fc0(x)); return h
         """,
         chains=(1, 0),
         learns="parameters",
@@ -45,6 +44,7 @@ WRITES = [
         x += self.fc0(x); return x
         self.square += self.fc0(x).detach()[0]; return self.square * 1
         h = torch.cat([x, x + 1]); a, b = h.chunk(2); a += self.fc0(x); return h, b
+        h = torch.cat([x, x + 1]); a, b = h.split(len(x)); a.mul_(2); b.add_(self.fc0(x)); return h
         h = x[:1].clone().expand(2, 8, 8).contiguous(); z = h[:, :4]; h += self.fc0(x); return h, z
         """,
         rows=SQUARE,
@@ -160,6 +160,11 @@ HALVES = [
         learns="parameters",
     ),
     Row("return F.glu(self.wide(F.glu(self.wide(x), -1)), -1)", sites=4, says=_TWO, learns="parameters"),
+    Row(
+        "a, b = self.wide(x).chunk(2, -1); seen = a.view(a.shape); a.mul_(2); return seen * b",
+        sites=1,
+        learns="nothing",
+    ),
     *rows(
         """
         z = self.wide(x); a, b = z.chunk(2, -1); return F.silu(a) * b, z
@@ -167,7 +172,6 @@ HALVES = [
         z = self.wide(x); a, b = z.chunk(2, -1); return F.silu(a) * b + z.sum()
         a, b = self.wide(x).chunk(2, -1); return F.silu(a) * b * a.sum(-1, keepdim=True)
         a, b = self.wide(x).chunk(2, -1); return F.silu(a.reshape(-1)) * b.reshape(-1)
-        a, b = self.wide(x).chunk(2, -1); seen = a.view(a.shape); a.mul_(2); return seen * b
         z = self.wide(x); return F.silu(z[..., :8], inplace=True) * z[..., 8:]
         a, b = self.wide(x).chunk(2, -1); return F.softmax(a, -1), b.relu()
         z = self.wide(x); return F.silu(z[..., 1:9]) * z[..., :8]
