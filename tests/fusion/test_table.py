@@ -15,7 +15,8 @@ from tests.fusion.table import Row
 from tests.fusion.table_chains import GATES, SPELLINGS
 from tests.support.thorough import in_turn
 
-# Two ways for each: a backend, gradients or not, a type, and how many sizes: the second one makes the rows a symbol.
+# A backend, gradients or not, a type, and how many sizes: the second one makes the rows a symbol. Two for each, but for
+# spellings of the same, each of which has one.
 Way = tuple[str, bool, torch.dtype, int]
 WAYS: list[list[Way]] = [
     [("eager", False, torch.float32, 2), ("aot_eager", True, torch.float32, 1)],
@@ -24,12 +25,10 @@ WAYS: list[list[Way]] = [
     [("eager", True, torch.float32, 2), ("aot_eager", False, torch.float32, 1)],
     [("eager", False, torch.float32, 1), ("eager", True, torch.float32, 1)],
 ]
-CASES = [
-    (row, way)
-    for row, ways in in_turn([*table_chains.ROWS, *table_writes.ROWS], WAYS)
-    for way in ways
-    if way[0] in row.backends
-]
+ONE_EACH = in_turn(SPELLINGS, [way for ways in WAYS for way in ways])
+OTHERS = [*table_chains.ROWS[len(SPELLINGS) :], *table_writes.ROWS]
+TWO_EACH = [(row, way) for row, ways in in_turn(OTHERS, WAYS) for way in ways]
+CASES = [(row, way) for row, way in (*ONE_EACH, *TWO_EACH) if way[0] in row.backends]
 
 
 def check_report(row: Row, report: FusionReport) -> None:
@@ -95,6 +94,7 @@ MODES = [second_derivative, in_autocast, vmapped, gradient]
 ONE_RESULT = [row for row in (*SPELLINGS, *GATES) if row.source.count(", ") < 4 and "[:0]" not in row.source]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("row", "mode"), in_turn(ONE_RESULT, MODES), ids=lambda v: getattr(v, "__name__", str(v))
 )
