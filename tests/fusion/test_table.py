@@ -20,7 +20,7 @@ from tests.support.thorough import in_turn
 Way = tuple[str, bool, torch.dtype, int]
 WAYS: list[list[Way]] = [
     [("eager", False, torch.float32, 2), ("aot_eager", True, torch.float32, 1)],
-    [("eager", True, torch.float32, 1), ("eager", False, torch.bfloat16, 1)],
+    [("eager", True, torch.bfloat16, 1), ("eager", False, torch.float32, 1)],
     [("eager", False, torch.float32, 1), ("eager", True, torch.float16, 1)],
     [("eager", True, torch.float32, 2), ("aot_eager", False, torch.float32, 1)],
     [("eager", False, torch.float32, 1), ("eager", True, torch.float32, 1)],
@@ -53,7 +53,7 @@ def test_rows(row: Row, way: Way) -> None:
     verdict = fuzz.check(row.program(**settings), backend)
     assert verdict.word != fuzz.DIFFERS, verdict.text
     assert verdict.reports, "the plain model is an error"
-    if not learns or row.learns == "all":
+    if dtype is torch.float32 and (not learns or row.learns == "all"):
         check_report(row, verdict.reports[0])
 
 
