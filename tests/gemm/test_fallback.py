@@ -194,7 +194,10 @@ def test_whatever_is_narrow() -> None:
     wide = fallback_us(2048, 2048, 2048)
     for single in (
         fallback_us(2048, 2048, 2048, alignment=2),
-        *(fallback_us(2048, 2048, 2048, strides=strides) for strides in ((2049, 2048, 2048), (2048, 2048, 2049))),
+        *(
+            fallback_us(2048, 2048, 2048, strides=strides)
+            for strides in ((2049, 2048, 2048), (2048, 2048, 2049))
+        ),
         fallback_us(2048, 2048, 2047),
         fallback_us(2048, 2047, 2048),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -12,25 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm.planner import plans
-from epigemm.planner.gpus import KNOWN
 from tests.gemm.query import (
     ALL_TYPES,
-    FUSED_TYPES,
     H200,
     ROWS,
     SIZES,
     SWAP_AB,
-    TINY,
     WINS,
     Query,
     assert_well_formed,
     is_one_kernel,
     tile_size,
-    waves,
 )
 from tests.support.cases import LINEAR
-from tests.support.plans import FP16X3, TMA
+from tests.support.plans import FP16X3
 
 
 @pytest.mark.parametrize(("n", "k"), SIZES)
@@ -216,5 +210,3 @@ def test_a_faster_device_takes_no_longer(
         assert set(other) == set(times), "what is worth a look is no matter of speed"
         for plan, time in times.items():
             assert other[plan] <= time * (1 + 1e-5), (faster, plan)  # as written: six digits
-
-

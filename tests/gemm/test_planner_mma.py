@@ -18,7 +18,13 @@ LARGE = Query(m=8192, n=8192, k=8192, gpu=GPUS["A100 40 GB"])
 TF32 = replace(LARGE, dtype="float32", arithmetic="tf32", tf32_allowed=True)
 SPLIT = replace(LARGE, dtype="float32", arithmetic="split", packed=True)
 SCALED = replace(SPLIT, arithmetic="scaled", tf32_allowed=True)
-EVERY = {"fp16": replace(LARGE, dtype="float16"), "bf16": LARGE, "TF32": TF32, "split": SPLIT, "scaled": SCALED}
+EVERY = {
+    "fp16": replace(LARGE, dtype="float16"),
+    "bf16": LARGE,
+    "TF32": TF32,
+    "split": SPLIT,
+    "scaled": SCALED,
+}
 TILES = {
     "tf32": {"128x128x16", "128x256x16", "64x64x32"},
     "split": {"128x128x32", "64x128x32"},
@@ -70,7 +76,9 @@ def test_hopper_is_left_to_tma_but_for_rows_that_it_refuses(query: Query) -> Non
 @gpus
 @pytest.mark.parametrize("sizes", [(1, 8, 8), (16, 4096, 4096), (777, 1000, 520), (8192, 8192, 8192)])
 @every
-def test_every_candidate_fits_its_gpu(gpu: tuple[int, ...], sizes: tuple[int, int, int], query: Query) -> None:
+def test_every_candidate_fits_its_gpu(
+    gpu: tuple[int, ...], sizes: tuple[int, int, int], query: Query
+) -> None:
     """On slices whatever the strides: their rows are the package's own."""
     m, n, k = sizes
     on_slices = query in (SPLIT, SCALED)
@@ -110,7 +118,8 @@ def test_by_the_rates_of_tensor_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "least", "most"), [("A100 40 GB", 3.5, 5.3), ("A10", 1, 1.33), ("L40S", 1, 1.33), ("RTX 4090", 0, 0.67)]
+    ("gpu", "least", "most"),
+    [("A100 40 GB", 3.5, 5.3), ("A10", 1, 1.33), ("L40S", 1, 1.33), ("RTX 4090", 0, 0.67)],
 )
 def test_three_products_of_fp16_against_sgemm(gpu: str, least: float, most: float) -> None:
     """At most by the rates: of tensor cores in 16 bits, a third, over that of fp32."""
@@ -139,15 +148,17 @@ def test_long_sums_in_tf32_are_no_less_accurate_than_cublas() -> None:
 def test_the_invariant_plan_does_not_depend_on_m(query: Query) -> None:
     """One tile that does not divide K."""
     (plan,) = {
-        tuple(each["plan"]) for m in (1, 77, 4096) for each in mine(replace(query, m=m, k=4096, invariant=True))
+        tuple(each["plan"])
+        for m in (1, 77, 4096)
+        for each in mine(replace(query, m=m, k=4096, invariant=True))
     }
     assert plan[4] == 1
     found = replace(query, k=4096, invariant=True).plan()
     assert [each["tile"] for each in found["candidates"]] == ["128x128x16" if query is TF32 else "128x128x32"]
     if query.dtype != "float32":
-        assert {each["schedule"] for m in (1, 77) for each in mine(replace(query, m=m, k=4095, invariant=True))} == {
-            "by elements"
-        }
+        assert {
+            each["schedule"] for m in (1, 77) for each in mine(replace(query, m=m, k=4095, invariant=True))
+        } == {"by elements"}
 
 
 def ctas(candidate: dict[str, Any], query: Query) -> int:

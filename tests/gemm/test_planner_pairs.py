@@ -151,5 +151,3 @@ def test_a_pair_takes_as_long_as_its_products_less_what_is_not_written(sizes: tu
     double = predicted(dry_runs.dry_run(call, tried=True), (128, 256))
     single = predicted(dry_runs.dry_run(call._replace(weight=call.weight[:n]), tried=True), (128, 256))
     assert single < pair < 1.1 * double  # of another class of epilogues, too
-
-

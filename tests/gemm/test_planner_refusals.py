@@ -24,13 +24,19 @@ BEFORE_AMPERE = (
     "compute capability 8.0 (Ampere) on; this device has 7.5"
 )
 NOT_COVERED: list[tuple[Query, str]] = [
-    (Query(dtype="float64"), "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64"),
+    (
+        Query(dtype="float64"),
+        "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64",
+    ),
     (Query(dtype="float32", arithmetic="ieee"), "IEEE fp32"),
     (Query(gpu=(75, 40)), BEFORE_AMPERE),
     (replace(SPLIT, gpu=(75, 40)), "(Ampere)"),
     (Query(gpu=(0, 1)), "CUDA"),
     (Query(gpu=()), "the tensors are not on a CUDA device"),
-    (Query(k=8191, **TF32), "K = 8191 elements are 32764 bytes; fused kernels need rows of a multiple of 16 bytes"),
+    (
+        Query(k=8191, **TF32),
+        "K = 8191 elements are 32764 bytes; fused kernels need rows of a multiple of 16 bytes",
+    ),
     (Query(n=8191, **TF32), "N = 8191"),
     (Query(k=6, **TF32), "K = 6"),
     (Query(alignment=8, **TF32), "an address aligned to 8 bytes; fused kernels need 16"),
@@ -49,7 +55,11 @@ NOT_COVERED: list[tuple[Query, str]] = [
     *((replace(query, m=0), "empty") for query in (Query(), SPLIT)),
     (Query(n=0), "N = 0"),
     (Query(k=0), "K = 0"),
-    *((Query(epilogue=name), f"epilogue '{name}' has no GEMM kernels") for name in ELEMENTWISE if name not in LINEAR),
+    *(
+        (Query(epilogue=name), f"epilogue '{name}' has no GEMM kernels")
+        for name in ELEMENTWISE
+        if name not in LINEAR
+    ),
 ]
 
 
@@ -93,7 +103,9 @@ def test_rows_that_are_no_whole_16_bytes_are_read_by_elements(changed: dict[str,
     """In 16 bits; whether that gains is a matter of times."""
     plan = Query(**{"m": 16384, **changed}, dtype=dtype).plan()  # type: ignore[arg-type]
     assert plan["why_not_covered"] == ""
-    assert {(each["family"], each["schedule"]) for each in plan["candidates"]} == {("sm80_mma", "by elements")}
+    assert {(each["family"], each["schedule"]) for each in plan["candidates"]} == {
+        ("sm80_mma", "by elements")
+    }
     assert plan["fused"] or "against" in plan["why_not"]
 
 
@@ -108,8 +120,14 @@ def test_a_reason_is_given_only_when_there_is_one() -> None:
         ({"epilogue": "no_such"}, "no_such"),
         ({"dtype": "int8"}, "int8"),
         ({"arithmetic": "tf33"}, "tf33"),
-        *(({"gpu": gpu}, "gpu must be empty or") for gpu in ((90,), (90, 132, 1980), (90, 132, 1980, 4285000, 1))),
-        *(({"gpu": gpu}, "gpu must be empty or") for gpu in ((80, 108, 1, 1, 1, 1, 1), (80, 108, 1, 1, 1, 1, 0, 5))),
+        *(
+            ({"gpu": gpu}, "gpu must be empty or")
+            for gpu in ((90,), (90, 132, 1980), (90, 132, 1980, 4285000, 1))
+        ),
+        *(
+            ({"gpu": gpu}, "gpu must be empty or")
+            for gpu in ((80, 108, 1, 1, 1, 1, 1), (80, 108, 1, 1, 1, 1, 0, 5))
+        ),
         *(
             ({"gpu": (90, count)}, f"multiprocessors must be in 1..65536, got {count}$")
             for count in (0, -1, 65537, 2**32 + 132)
