@@ -12,14 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, Scalar, precompilation, progress
-from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.kinds import SCALAR
+from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linker import cubins, libraries, loader, store
 from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
-from epigemm.precompilation import _call, _Wanted
 
 
 @epigemm.epilogue
@@ -28,6 +25,7 @@ def mixed(acc: Tensor, bias: PerColumn, gain: PerRow, other: Matrix, limit: Scal
 
 
 PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
+    "no epilogue": (TypeError, "function: got function", [(1, 8, 8)], {"function": F.relu}),
     "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
     "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
     "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
@@ -65,18 +63,20 @@ PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PRECOMPILE)
 def test_precompile_says_what_is_wrong(name: str) -> None:
     error, words, shapes, named = PRECOMPILE[name]
+    named = dict(named)
     with pytest.raises(error, match=words):
-        epigemm.precompile(mixed, shapes, **named)
+        epigemm.precompile(named.pop("function", mixed), shapes, **named)
 
 
-def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
-        epigemm.precompile(mixed, [(1, 8, 8)])
+@pytest.fixture
+def linker(monkeypatch: pytest.MonkeyPatch) -> Linker:
+    made = Linker()
+    monkeypatch.setattr(loader, "link_for", made)
+    return made
 
 
 class Linker:
-    """Stands for `loading.link_for`."""
+    """Stands for `loader.link_for`, which links for a GPU that is not here."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[str], tuple[int, int]]] = []
@@ -94,9 +94,7 @@ OF_FP32 = [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in COUNTS.item
 OF_FP32 += ["epigemm_open_sm80_fixup"]
 
 
-def test_precompile_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
+def test_precompile_for_a_gpu_that_is_not_here(linker: Linker) -> None:
     assert epigemm.precompile(mixed, arch="sm_120") == ["epigemm_open_elementwise_bfloat16"]
     ((name, symbols, capability),) = linker.asked
     tiles = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(10)]
@@ -118,10 +116,8 @@ def several(acc: Tensor, bias: PerColumn, other: Matrix | None = None) -> tuple[
     return F.gelu(z), z, (z * z).sum(0)
 
 
-def test_of_several_results_each_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_results_each_is_linked(linker: Linker) -> None:
     """Alone, in 16 bits, where each is computed from the product; what is reduced and not stored in fp32."""
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
     for arch, sizes in (("sm_80", []), ("sm_90", [ALIGNED])):
         epigemm.precompile(several, *sizes, arch=arch, training=True)
         alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
@@ -142,10 +138,8 @@ HOPPER = [KNOWN["H100"], KNOWN["H200"]]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120"])
-def test_sizes_on_other_gpus_than_hopper(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_on_other_gpus_than_hopper(arch: str, linker: Linker) -> None:
     """The elementwise kernel, and what the planner chooses on any of them, once, for the architecture."""
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
     epigemm.precompile(mixed, SIZES, arch=arch, training=True)
     ((_, names, capability),) = linker.asked
     linker.asked.clear()
@@ -161,12 +155,8 @@ def test_sizes_on_other_gpus_than_hopper(arch: str, monkeypatch: pytest.MonkeyPa
     assert not linker.asked
 
 
-def test_sizes_on_hopper_without_a_gpu(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_on_hopper_without_a_gpu(caplog: pytest.LogCaptureFixture, linker: Linker) -> None:
     """What the planner chooses for every size on each of its GPUs, and nothing twice."""
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
     caplog.set_level("INFO", "epigemm")
     epigemm.precompile(mixed, ALIGNED, arch="sm_90")
     ((name, symbols, capability),) = linker.asked
@@ -182,10 +172,8 @@ def test_sizes_on_hopper_without_a_gpu(
     assert [text for text in caplog.messages if text.startswith("mixed: ")] == expected
 
 
-def test_fp32_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_for_a_gpu_that_is_not_here(linker: Linker) -> None:
     """With a packed weight and without one: as calls there would take it under the setting here."""
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
     epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="highest", arch="sm_90")
     symbols = linker.asked.pop()[1]
     assert any("_sm90_fp16x3_split_" in each for each in symbols) and "epigemm_open_fixup" in symbols
@@ -193,24 +181,8 @@ def test_fp32_for_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> Non
     assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
 
 
-def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    @epigemm.epilogue
-    def optional(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
-        return torch.relu(acc if bias is None else acc + bias)
-
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
-    epigemm.precompile(optional, SIZES[1:2], arch="sm_90")
-    ((name, symbols, _),) = linker.asked
-    assert ALONE in symbols and name == typed(optional.without[0,], []).name
-
-
-def test_for_training_on_hopper_the_product_is_stored_beside_the_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_for_training_on_hopper_the_product_is_stored_beside_the_result(linker: Linker) -> None:
     """And both matrices of a function that returns two, where no gradient is recorded."""
-    linker = Linker()
-    monkeypatch.setattr(loader, "link_for", linker)
     for training in (False, True):
         epigemm.precompile(mixed, ALIGNED, arch="sm_90", training=training)
         asked = {name.partition(".")[0]: symbols for name, symbols, _ in linker.asked}
@@ -231,36 +203,3 @@ def test_it_is_linked_without_a_driver(arch: str, tmp_path: Path, monkeypatch: p
     assert epigemm.precompile(mixed, SIZES, arch=arch) == [ALONE]
     assert len(list((tmp_path / "cubins").glob("*.cubin"))) == 1
     assert epigemm.precompile(mixed, SIZES, arch=arch) == []
-
-
-def test_what_is_no_epilogue() -> None:
-    with pytest.raises(TypeError, match="function: got function"):
-        epigemm.precompile(F.relu, [(1, 8, 8)])  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("of_operands", [torch.bfloat16, torch.float32], ids=str)
-def test_the_call_that_is_decided_on(of_operands: torch.dtype) -> None:
-    """It has the sizes and types that were given, and an epilogue for them."""
-    form = _Wanted(mixed.traced, (torch.bfloat16, of_operands))
-    call = _call(form, (5, 16, 24), "ieee", torch.device("cpu"))
-    assert (call.x.shape, call.weight.shape) == ((5, 24), (16, 24))
-    assert call.out is not None and (call.out.shape, call.out.dtype) == ((5, 16), torch.bfloat16)
-    assert [(each.shape, each.dtype) for each in call.inputs[2:]] == [
-        ((16,), of_operands),
-        ((5, 1), of_operands),
-        ((5, 16), of_operands),
-    ]
-    folded = [operand.folded for operand in call.epilogue.operands if operand.kind != SCALAR]
-    assert folded == [of_operands == torch.float32] * 3 and call.precision == "ieee"
-
-
-def test_it_says_that_it_takes_long(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "NOTED", 0.0)
-    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
-    monkeypatch.setattr(precompilation, "_missing", lambda *_: iter(["a,b", ""]))
-    monkeypatch.setattr(loader, "link", lambda *_: "")
-    caplog.set_level("DEBUG", "epigemm")
-    assert epigemm.precompile(mixed, [(1, 8, 8), (2, 8, 8)], device="cpu") == ["a", "b", "a", "b"]
-    assert [text.rpartition(": ")[0] for text in caplog.messages] == ["precompiling mixed for 2 calls"]
