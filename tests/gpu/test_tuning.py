@@ -91,7 +91,8 @@ def test_what_tune_finds_is_used(m: int, is_made: bool) -> None:
         others = [matrix(m, gap)] if is_made else []
         formula = formula_of(gated) if is_made else "bias_relu"
         operands = Operands(None, [bias, *others]) if is_made else Operands(bias)
-        bounded = reference.linear(formula, x, weight, operands, BF16, second_path=True)
+        apart = bias if is_made else None  # PyTorch's product may be rounded before it or behind it
+        bounded = reference.linear(formula, x, weight, operands, BF16, second_path=True, apart=apart)
         reference.assert_within(function(x, weight, bias, *others), bounded)
 
 
