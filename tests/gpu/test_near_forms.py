@@ -222,8 +222,8 @@ class TestSecondValues:
     def test_second_values(
         self, function: ResultsEpilogue, second: Callable[[Tensor], Tensor], kernel: Kernel
     ) -> None:
-        """A warp computes far elements again, of either value."""
-        x = arguments(300, 264, kernel.dtype)
+        """A warp computes far elements again, of either value. A sum keeps the infinity of which a sine is NaN."""
+        x = arguments(300, 264, kernel.dtype).nan_to_num(0.0, 0.0, 0.0)
         problem, angle = problem_of(None, x, [], kernel.arithmetic), angles(x)
         problem.operands.scalars = []
         for found, expected in zip(
