@@ -298,3 +298,9 @@ def test_what_cannot_be_written(
     assert source(ENTRY) == "cache" and str(times.cache_dir()) in str(warning.message)
     if change is unwritable:
         assert kept() == by_key(replace(ENTRY, m=64))
+
+
+def test_an_assumed_speed_is_said() -> None:
+    assert times.source_text("model", {"is_speed_assumed": False}) == "cost model"
+    assert "an H100's is assumed" in times.source_text("model", {"is_speed_assumed": True})
+    assert times.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"
