@@ -39,22 +39,6 @@ def test_the_kinds() -> None:
     assert [repr(each) for each in BOTH] == ["epigemm.epilogue(one)", "epigemm.epilogue(two)"]
 
 
-@pytest.mark.parametrize("function", BOTH)
-def test_operands_in_order(function: Any) -> None:
-    bias = torch.ones(3)
-    assert function.form((bias,), {})[1] == [bias, 2.0]
-    assert function.form((), {"scale": 3.0, "bias": bias})[1] == [bias, 3.0]
-    assert function.form((bias, 4.0), {})[1] == (bias, 4.0)
-    for operands, named, words in (
-        ((bias, 1.0, 2.0), {}, r"got 3 operands; accepted are \['bias', 'scale'\]"),
-        ((bias,), {"gain": 1.0}, "got an operand 'gain'"),
-        ((bias,), {"bias": bias}, "got the operand 'bias' twice"),
-        ((), {}, r"bias: got None; accepted is a tensor \[N\]"),
-    ):
-        with pytest.raises(TypeError, match=words):
-            function.form(operands, named)
-
-
 def of_name(name: str, returned: str) -> Any:
     """A function of one operand with this name, which is the product's own in the call."""
     namespace: dict[str, Any] = {"Matrix": Matrix}
@@ -124,21 +108,6 @@ def test_a_function_that_keeps_its_name_is_pickled_by_it() -> None:
     assert again is not made and type(again) is ResultsEpilogue
     given = torch.ones(2, 4), torch.ones(3, 4), torch.ones(3)
     assert all(torch.equal(a, b) for a, b in zip(again(*given), made(*given), strict=True))
-
-
-def test_it_is_no_method() -> None:
-    class Holder:
-        function = two
-
-    assert Holder().function is two is Holder.function
-
-
-def test_whether_a_layer_has_its_bias() -> None:
-    @epigemm.epilogue
-    def of_a_matrix(acc: Tensor, bias: Matrix) -> tuple[Tensor]:
-        return (acc + bias,)
-
-    assert one.takes_bias and two.takes_bias and not of_a_matrix.takes_bias
 
 
 def test_an_attribute_of_a_module_is_in_its_graph() -> None:

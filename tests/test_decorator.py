@@ -11,38 +11,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import PerColumn, ResultsEpilogue, Scalar, UserEpilogue
-
-
-def matrix(acc: Tensor) -> Any:
-    return torch.tanh(acc)
+from epigemm import PerColumn, Scalar
 
 
 def matrix_in_fp32(acc: Tensor) -> Any:
     return torch.tanh(acc).float()
-
-
-def tuple_of_one(acc: Tensor) -> Any:
-    return (torch.tanh(acc),)
-
-
-def reduction(acc: Tensor) -> Any:
-    return acc.sum(0)
-
-
-@pytest.mark.parametrize(
-    ("function", "kind"),
-    [
-        (matrix, UserEpilogue),
-        (matrix_in_fp32, UserEpilogue),
-        (tuple_of_one, ResultsEpilogue),
-        (reduction, ResultsEpilogue),
-    ],
-)
-def test_what_it_makes(function: Any, kind: type) -> None:
-    made = epigemm.epilogue(function)
-    assert type(made) is kind
-    assert vars(made)["__wrapped__"] is function and vars(made)["__name__"] == function.__name__
 
 
 def test_one_matrix_has_the_dtype_of_x() -> None:

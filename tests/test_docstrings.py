@@ -55,10 +55,3 @@ def test_a_layer_has_the_arguments_that_it_takes() -> None:
     text = inspect.getdoc(docstrings.of_layer(Layer)) or ""
     assert "    in_features: K.\n    out_features: N.\n    precision:" in text and "divisor" not in text
     assert "`[..., K]` to `[..., N]`." in text
-
-
-def test_without_docstrings_there_is_nothing_to_complete() -> None:
-    def bare(x: Any) -> None:
-        pass
-
-    assert docstrings.of_elementwise(bare).__doc__ is None

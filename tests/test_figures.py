@@ -26,7 +26,7 @@ LAYERS = {
     "bias, ReLU": "linear/bias_relu",
     "sigmoid, scale, residual": "linear/sigmoid_scale_residual",
     "scale, BatchNorm (eval)": "linear/scale_batch_norm",
-    "scale, BatchNorm (training)": "linear/scale_batch_norm:train",
+    "scale, BatchNorm (training mode, forward)": "linear/scale_batch_norm:train",
     "ReLU, divide": "linear/relu_div",
 }
 AGAINST = {"eager": "vs_eager", "`torch.compile`": "vs_compile", "bare": "vs_bare"}
@@ -290,6 +290,12 @@ def test_the_readmes_range() -> None:
     found = [row.figures()["fp32 highest"] for row in rows(README, FOLDERS["An H200"])]
     text = " ".join(README.read_text(encoding="utf-8").split())
     assert f"they are {min(found):.2f} to {max(found):.2f} times as fast" in text
+    measured = cases(FOLDERS["An H200"], "bench")
+    names = [
+        f"{LAYERS[row.what]} {row.cells['M x N x K'].replace(' ', '')} fp32 highest" for row in rows(README)
+    ]
+    split = [measured[name]["ms"]["eager"] / measured[name]["ms"]["epigemm_plain"] for name in names]
+    assert f"it each time (`highest`: {min(split):.2f} to {max(split):.2f})" in text
 
 
 def test_what_tf32_alone_gives() -> None:

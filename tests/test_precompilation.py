@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, Scalar
+from epigemm import Matrix, PerColumn, PerRow, Scalar, precompilation, progress
+from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linker import cubins, libraries, loader, store
 from epigemm.planner import plans
@@ -24,59 +24,24 @@ def mixed(acc: Tensor, bias: PerColumn, gain: PerRow, other: Matrix, limit: Scal
     return torch.clamp(acc + bias, -limit, limit) * gain + other
 
 
-PRECOMPILE: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
-    "no epilogue": (TypeError, "function: got function", [(1, 8, 8)], {"function": F.relu}),
-    "no triples": (TypeError, "shapes: got 1; accepted are triples", (1, 2, 3), {}),
-    "no sizes": (TypeError, "shapes: got 8; accepted are triples", 8, {}),
-    "empty": (TypeError, r"shapes: got \(0, 8, 8\); accepted are triples", [(0, 8, 8)], {}),
-    "dtype": (TypeError, "dtype: got torch.int8; accepted are", [(1, 8, 8)], {"dtype": torch.int8}),
-    "operands": (
-        TypeError,
-        "operand_dtype: got torch.float16",
-        [(1, 8, 8)],
-        {"operand_dtype": torch.float16},
-    ),
-    "training": (TypeError, "training: got int", [(1, 8, 8)], {"training": 1}),
-    "no GPU": (
-        RuntimeError,
-        "device: got cpu, where no kernel of epigemm's runs",
-        [(1, 8, 8)],
-        {"device": "cpu"},
-    ),
-    "architecture": (ValueError, "arch: got 'sm_75'; accepted are sm_80 and later", (), {"arch": "sm_75"}),
-    "no architecture": (ValueError, "arch: got 80; accepted are sm_80 and later", (), {"arch": 80}),
-    "beside a device": (
-        ValueError,
-        "arch: got 'sm_80' beside device",
-        (),
-        {"arch": "sm_80", "device": "cuda"},
-    ),
-    "of no known GPU": (
-        ValueError,
-        "arch: got 'sm_103' beside shapes; accepted are sm_80, sm_86, sm_89, sm_90, sm_100, sm_120, or arch alone",
-        [(1, 8, 8)],
-        {"arch": "sm_103"},
-    ),
-}
+def test_other_errors_than_those_of_the_net() -> None:
+    with pytest.raises(TypeError, match="shapes: got 1; accepted are triples"):
+        epigemm.precompile(mixed, (1, 2, 3))  # type: ignore[arg-type]
+    known = "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"
+    with pytest.raises(
+        ValueError, match=f"arch: got 'sm_103' beside shapes; accepted are {known}, or arch alone"
+    ):
+        epigemm.precompile(mixed, [(1, 8, 8)], arch="sm_103")
 
 
-@pytest.mark.parametrize("name", PRECOMPILE)
-def test_precompile_says_what_is_wrong(name: str) -> None:
-    error, words, shapes, named = PRECOMPILE[name]
-    named = dict(named)
-    with pytest.raises(error, match=words):
-        epigemm.precompile(named.pop("function", mixed), shapes, **named)
-
-
-@pytest.fixture
-def linker(monkeypatch: pytest.MonkeyPatch) -> Linker:
-    made = Linker()
-    monkeypatch.setattr(loader, "link_for", made)
-    return made
+def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
+        epigemm.precompile(mixed, [(1, 8, 8)])
 
 
 class Linker:
-    """Stands for `loader.link_for`, which links for a GPU that is not here."""
+    """Stands for `loader.link_for`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[str], tuple[int, int]]] = []
@@ -87,6 +52,14 @@ class Linker:
     ) -> tuple[list[str], str]:
         self.asked.append((epilogue.name, symbols, capability))
         return symbols[:1], self.reason
+
+
+@pytest.fixture
+def linker(monkeypatch: pytest.MonkeyPatch) -> Linker:
+    """In place of the loader's."""
+    stands = Linker()
+    monkeypatch.setattr(loader, "link_for", stands)
+    return stands
 
 
 COUNTS = {"tf32": 3, "split": 2, "scaled": 3}
@@ -181,6 +154,16 @@ def test_fp32_for_a_gpu_that_is_not_here(linker: Linker) -> None:
     assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
 
 
+def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(linker: Linker) -> None:
+    @epigemm.epilogue
+    def optional(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
+        return torch.relu(acc if bias is None else acc + bias)
+
+    epigemm.precompile(optional, SIZES[1:2], arch="sm_90")
+    ((name, symbols, _),) = linker.asked
+    assert ALONE in symbols and name == typed(optional.without[0,], []).name
+
+
 def test_for_training_on_hopper_the_product_is_stored_beside_the_result(linker: Linker) -> None:
     """And both matrices of a function that returns two, where no gradient is recorded."""
     for training in (False, True):
@@ -203,3 +186,22 @@ def test_it_is_linked_without_a_driver(arch: str, tmp_path: Path, monkeypatch: p
     assert epigemm.precompile(mixed, SIZES, arch=arch) == [ALONE]
     assert len(list((tmp_path / "cubins").glob("*.cubin"))) == 1
     assert epigemm.precompile(mixed, SIZES, arch=arch) == []
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_operands_of_fp32_have_an_epilogue_of_their_own(is_wide: bool, linker: Linker) -> None:
+    of_operands = torch.float32 if is_wide else torch.bfloat16
+    epigemm.precompile(mixed, SIZES, operand_dtype=of_operands, arch="sm_90")
+    assert linker.asked[0][0] == typed(mixed.traced, [is_wide, is_wide, is_wide, True]).name
+
+
+def test_it_says_that_it_takes_long(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "NOTED", 0.0)
+    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
+    monkeypatch.setattr(precompilation, "_missing", lambda *_: iter(["a,b", ""]))
+    monkeypatch.setattr(loader, "link", lambda *_: "")
+    caplog.set_level("DEBUG", "epigemm")
+    assert epigemm.precompile(mixed, [(1, 8, 8), (2, 8, 8)], device="cpu") == ["a", "b", "a", "b"]
+    assert [text.rpartition(": ")[0] for text in caplog.messages] == ["precompiling mixed for 2 calls"]

@@ -56,13 +56,6 @@ def notes_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     return caplog
 
 
-def test_what_is_short_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "epigemm")
-    with doing("counting"):
-        pass
-    assert not caplog.messages
-
-
 def test_what_is_shorter_than_a_second_is_told_at_debug_alone(notes_all: pytest.LogCaptureFixture) -> None:
     caplog = notes_all
     for level, told in (("INFO", 0), ("DEBUG", 1)):
@@ -82,12 +75,6 @@ def test_what_takes_long_is_told_when_it_does_and_at_its_end(
         take_long(task)
         assert caplog.messages == ["counting ..."]
     assert len(caplog.messages) == 2 and caplog.messages[1].startswith("counting: ")
-
-
-def test_what_fails_has_an_end(notes_all: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError), doing("counting"):
-        raise KeyError
-    assert notes_all.messages == ["counting: 0.0 s"]
 
 
 def test_a_line_in_a_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +169,3 @@ def test_in_a_process_of_its_own(how: str) -> None:
     assert done.stdout == ""
     assert ("tracing the epilogue shifted: " in done.stderr) is bool(how)
     assert how or "epigemm" not in done.stderr
-
-
-def test_the_logger_is_silent_by_itself() -> None:
-    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("epigemm").handlers)

@@ -49,7 +49,10 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
             if name.startswith(_PREFIX):
                 function = getattr(self._complete, name.removeprefix(_PREFIX))
                 obj.docstring.value = function(_with_signature(obj)).__doc__
-        obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+        text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+        obj.docstring.value = re.sub(
+            r"\n\nImports: .*", "", text, flags=re.DOTALL
+        )  # for who reads the source
 
     def on_package(self, *, pkg: Any, **_: Any) -> None:
         """Complete the signatures, when all that they name is known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -111,15 +111,16 @@ def precompile(
     forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype)), training))
     if arch is not None:
         capability = _capability(arch, device)
-        gpus = _known(capability, arch) if sizes else []
-        symbols = [
-            _chosen(form, sizes, precision, training, gpus) if sizes else _of_any_gpu(form, training)
-            for form in forms
-        ]
-        pairs = zip(forms, symbols, strict=True)
-        return [name for form, each in pairs if each for name in _link_for(form, each, capability)]
+        gpus, linked = _known(capability, arch) if sizes else [], list[str]()
+        for form in forms:
+            chosen = _chosen(form, sizes, precision, training, gpus) if sizes else _of_any_gpu(form, training)
+            names, reason = loader.link_for(form.linked, chosen, capability) if chosen else ([], "")
+            if reason:
+                raise RuntimeError(f"{form.traced.name}: {reason}")
+            linked += names
+        return linked
     place = elementwise_kernels.gpu(device)
-    linked: list[str] = []
+    linked = []
     wanted = list(itertools.product(forms, sizes))
     with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
         for form, size in wanted:
@@ -202,16 +203,12 @@ def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
     alone = _alone(form, training)
     if dtype == torch.float64 or not form.has_product:
         return alone
-    family = build_info()["families"]["sm80_mma"]
+    counts = build_info()["families"]["sm80_mma"]  # of tiles, by what the kernels multiply
+    names = {each: each for each in ("tf32", "split", "scaled")}
     if dtype != torch.float32:
-        counts = {str(dtype).removeprefix("torch."): family["16_bits"]}
-        return alone + _tiles(counts)
-    return [*alone, *_tiles({name: family[name] for name in ("tf32", "split", "scaled")}), _FIXUP]
-
-
-def _tiles(counts: Mapping[str, int]) -> list[str]:
-    """The mma.sync kernels, by what they multiply."""
-    return [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in counts.items() for tile in range(count)]
+        names = {str(dtype).removeprefix("torch."): "16_bits"}
+    tiles = [f"epigemm_open_sm80_mma_{name}_{tile}" for name in names for tile in range(counts[names[name]])]
+    return [*alone, *tiles, *([_FIXUP] if dtype == torch.float32 else [])]
 
 
 def _alone(form: _Wanted, training: bool) -> list[str]:
@@ -240,13 +237,6 @@ def _chosen(
             progress.note(f"{form.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}")
             found.update(dict.fromkeys(run.missing))
     return list(found)
-
-
-def _link_for(form: _Wanted, symbols: list[str], capability: tuple[int, int]) -> list[str]:
-    linked, reason = loader.link_for(form.linked, symbols, capability)
-    if reason:
-        raise RuntimeError(f"{form.traced.name}: {reason}")
-    return linked
 
 
 def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: torch.device) -> LinearCall:

@@ -55,8 +55,7 @@ class UserEpilogue(Decorated):
         Raises:
             TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
             ValueError: unknown precision.
-            RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run; a
-                number that the function has captured has changed.
+            RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run.
             NotImplementedError: under `torch.export` or `torch.jit.trace`.
 
         Example:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections.abc import Callable
-from typing import ClassVar
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmarks.baselines import BASELINES, FALLBACK, select
 from benchmarks.cases import (
@@ -115,64 +111,6 @@ def test_who_takes_part(wanted: list[str], excluded: list[str], names: list[str]
         ValueError, match="peers: got 'nobody'; accepted are epigemm, eager, mm, max_autotune"
     ):
         select(among, ["nobody"])
-
-
-# --- QuACK ------------------------------------------------------------------------------------------------------------
-
-
-class FakeQuack:
-    """`quack.gemm_interface` as far as it is called, with the names that its release 0.6.4 has."""
-
-    activations: ClassVar[dict[str, Callable[[Tensor], Tensor]]] = {
-        "relu": torch.relu,
-        "silu": F.silu,
-        "tanh": torch.tanh,
-        "gelu_erf": F.gelu,
-        "gelu_tanh_approx": functools.partial(F.gelu, approximate="tanh"),
-    }
-
-    def gemm_act(
-        self,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor | None = None,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        *,
-        postact_out: Tensor,
-        store_preact: bool = True,
-        tuned: bool = True,
-    ) -> tuple[Tensor | None, Tensor]:
-        assert C is None and not store_preact and activation is not None
-        z = A.float() @ B.float() + (0 if bias is None else bias.float())
-        return None, postact_out.copy_(self.activations[activation](z))
-
-    def gemm_add(
-        self,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        out: Tensor | None = None,
-        bias: Tensor | None = None,
-        tuned: bool = True,
-    ) -> Tensor:
-        assert out is not None and bias is not None
-        return out.copy_(A.float() @ B.float() + C.float() + bias.float())
-
-
-@pytest.mark.parametrize("name", [name for name, problem in PROBLEMS.items() if problem.quack])
-def test_quack_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every epilogue that it has a function for: ReLU and both GELUs among them."""
-    monkeypatch.setitem(sys.modules, "quack.gemm_interface", FakeQuack())
-    case = Case(PROBLEMS[name], SHAPE, BF16)
-    quack = BASELINES[QUACK]
-    assert not quack.absent() and not quack.applies(case, torch.device("cuda"))
-    assert quack.applies(Case(PROBLEMS[name], SHAPE, FP32), torch.device("cuda")) == "16-bit only"
-    data = make_data(case, CPU, 0)
-    out = torch.empty(SHAPE.m, SHAPE.n, dtype=torch.bfloat16)
-    found = quack.prepare(case, data, out).run()
-    assert found is out
-    assert Reference(case, data, 0).compare(found, 0).ok
 
 
 def test_quack_that_is_not_there_is_absent() -> None:

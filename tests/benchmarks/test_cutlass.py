@@ -6,29 +6,20 @@ import ctypes
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import cutlass
-from benchmarks.cases import Case, Setting, Shape, make_data
+from benchmarks.cases import Case, Setting, Shape
 from benchmarks.cases.problems import problems
 from benchmarks.harness.records import CUTLASS
-from epigemm.tuner.timing import Run
+from tests.support.thorough import is_thorough
 
 BF16, TF32 = Setting("bf16", "highest"), Setting("fp32", "high")
 ROOT = Path(__file__).parents[2]
 LOCATE = [sys.executable, str(ROOT / "build_backend" / "locate.py"), "--missing-for-cuda"]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    cutlass.build.cache_clear()
-    yield
-    cutlass.build.cache_clear()
 
 
 def test_tiles_stages_and_warps_are_those_of_our_mma_kernels() -> None:
@@ -75,39 +66,14 @@ def test_it_is_absent_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cutlass.BASELINE.absent() == "needs a GPU"
 
 
-def test_the_fastest_tile_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    seconds = iter([3.0, 1.0, 2.0])
-
-    class Timer:
-        def in_turn(self, runs: list[Run], *_: object) -> list[list[float]]:
-            for run in runs:
-                run()
-            return [[next(seconds)] for _ in runs]
-
-    class Library:
-        def __getattr__(self, name: str) -> object:
-            return lambda *_: called.append(name)
-
-    monkeypatch.setattr(cutlass, "build", lambda _: (Path("any"), ""))
-    monkeypatch.setattr(cutlass, "make_timer", lambda _: Timer())
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    case = Case(problems()[0], Shape(8, 16, 32), TF32)
-    found = cutlass.BASELINE.prepare(case, make_data(case, torch.device("cpu"), 0), torch.empty(8, 16))
-    tiles = [name for name in cutlass.names() if name.startswith("tf32")]
-    assert called == [f"gemm_{tile}" for tile in tiles] and found.kernel == tiles[1]
-    found.run()
-    assert called[-1] == f"gemm_{tiles[1]}" and not found.checked
-
-
 def _is_missing() -> bool:
     return bool(subprocess.run(LOCATE, capture_output=True, text=True, check=True).stdout.strip())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(_is_missing(), reason="there is no nvcc, or no CUTLASS")
+@pytest.mark.skipif(
+    not is_thorough() or _is_missing(), reason="not --thorough, or there is no nvcc or no CUTLASS"
+)
 def test_it_compiles() -> None:
     """A function for each type and tile."""
     path, problem = cutlass.build((9, 0))

@@ -15,9 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm.epilogues import formulas, library
-from epigemm.epilogues.declaration import Traced, traced
-from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, Operand, slots_of
+from epigemm.epilogues import declaration, formulas, library
+from epigemm.epilogues.declaration import Traced, TracedResults, trace
+from epigemm.epilogues.kinds import (
+    ANNOTATIONS,
+    SLOTS,
+    Matrix,
+    Operand,
+    PerColumn,
+    PerRow,
+    Scalar,
+    slots_of,
+)
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.epilogues.tracer.source import prelude
 from tests.ops.bounds import Off
@@ -25,7 +34,7 @@ from tests.support.functors import COMPILER
 from tools.random_functions import Made
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-POINTS, RANDOM, LIBRARIES = 64, 200, 4
+POINTS, RANDOM, MOST, LIBRARIES = 64, 80, 3, 4
 PARTS = ("operand", "apply", "apply_double", "slope_double")
 KEYWORDS = {
     "__CUDACC__": "1",
@@ -46,7 +55,27 @@ PROBE = f"""
       for (int slot = -1; slot < kIn - 1; ++slot) \\
         out[3 + slot] = name::epigemm_slope_double(*given, {VALUES}, slot); \\
     }} \\
+  }} \\
+  extern "C" long fours_##name(const double* given, long n) {{ \\
+    constexpr int kSlots = {len(SLOTS)}; \\
+    long wrong = 0; \\
+    for (long first = 0; first + 4 <= n; first += 4) {{ \\
+      float accs[4], values[4 * kSlots], found[4]; \\
+      for (int i = 0; i < 4; ++i) {{ \\
+        accs[i] = given[(first + i) * (1 + kSlots)]; \\
+        for (int slot = 0; slot < kSlots; ++slot) \\
+          values[i * kSlots + slot] = given[(first + (i & kElement[slot])) * (1 + kSlots) + 1 + slot]; \\
+      }} \\
+      name::epigemm_apply_four(accs, values, found); \\
+      for (int i = 0; i < 4; ++i) {{ \\
+        const float* const v = values + i * kSlots; \\
+        wrong += !(found[i] == name::epigemm_apply(accs[i], {VALUES})); \\
+      }} \\
+    }} \\
+    return wrong; \\
   }}
+// Of four elements the one whose operand an element has: of two rows and two columns.
+constexpr int kElement[] = {{{", ".join(str({"c": 1, "s": 0, "r": 2, "m": 3}[slot[0]]) for slot in SLOTS)}}};
 """
 
 
@@ -68,6 +97,12 @@ def text_of(program: Traced, own: tuple[str, str] | None = None) -> str:
     return whole.removeprefix(prelude(*([] if own is None else [f"epilogue/{own[0]}.h"])))
 
 
+def lengthy(acc: Tensor, bias: PerColumn, row: PerRow, factor: Scalar, other: Matrix) -> Tensor:
+    """Its four elements are a function that is not inlined."""
+    z = torch.sinh(torch.asin(0.1 * torch.clamp(acc + bias * row, -1, 1)))
+    return z * torch.log(torch.abs(other) + 1) + torch.sqrt(torch.abs(factor * z))
+
+
 def of_library() -> dict[str, Functor]:
     """The functors of csrc/epilogue, and the programs of the package, which has one for each of these, too."""
     built_in = {
@@ -78,20 +113,33 @@ def of_library() -> dict[str, Functor]:
         )
         for name, each in EPILOGUES.items()
     }
+    built_in["lengthy"] = of_program(trace(lengthy))
     return built_in | {f"{name}_program": of_program(library.traced(name)) for name in formulas.FORMULAS}
 
 
-def random_function(seed: int) -> Functor:
+def random_functors(seed: int) -> dict[str, Functor]:
+    """The last values of a random function, which is traced once."""
     made = Made(seed)
     operands = tuple(Operand(ANNOTATIONS[kind], f"o{place}") for place, kind in enumerate(made.kinds))
+    count = min(len(made.steps), MOST)
 
-    def function(*values: Tensor) -> Tensor:
-        found = [*values]
+    def values(*given: Tensor) -> tuple[Tensor, ...]:
+        found = [*given]
         for (operator, *_), inputs in made.steps:
             found.append(operator(*(found[place] for place in inputs)))
-        return found[-1]
+        return tuple(found[-count:])
 
-    return of_program(traced(function, operands, f"random_{seed}", __file__))
+    several = declaration._trace(values, operands, "random", __file__)
+    assert isinstance(several, TracedResults)
+    programs = [several.results.program(each.value) for each in several.results.results]
+    return {
+        f"random_{seed}_{place}": Functor(
+            text_of(Traced("random", operands, program)),
+            several.kinds,
+            lambda *given, place=place: values(*given)[place],
+        )
+        for place, program in enumerate(programs)
+    }
 
 
 class Library:
@@ -123,6 +171,13 @@ class Library:
         getattr(self._loaded, f"probe_{name}")(*pointers, ctypes.c_long(len(given)))
         return out
 
+    def fours(self, name: str, given: Tensor) -> int:
+        """Of four elements at once, in fp32: how many are others than one by one."""
+        count: int = getattr(self._loaded, f"fours_{name}")(
+            ctypes.c_void_p(given.data_ptr()), ctypes.c_long(len(given))
+        )
+        return count
+
 
 def points(count: int, rng: torch.Generator) -> list[Tensor]:
     """Numbers of fp32, none of them near 0."""
@@ -151,6 +206,7 @@ def check(name: str, functor: Functor, compiled: Library) -> None:
     places = [0, *(1 + slot for slot in slots_of(functor.kinds))]
     given[:, places] = torch.stack([each.detach() for each in inputs], 1)
     found = compiled(name, given)
+    assert compiled.fours(name, given) == 0, name
     want = functor.function(*inputs)
     for value, dtype in ((found[:, 0], torch.float32), (found[:, 1], torch.float64)):
         off = (value - want.detach()).abs() / allowed(lambda: functor.function(*inputs), dtype)
@@ -169,7 +225,9 @@ def check(name: str, functor: Functor, compiled: Library) -> None:
 def test_values_and_slopes(part: int, tmp_path: Path) -> None:
     """First those of the package, then random ones."""
     seeds = range(part - 1, RANDOM, LIBRARIES)
-    functors = of_library() if part == 0 else {f"random_{seed}": random_function(seed) for seed in seeds}
+    functors = of_library() if part == 0 else {}
+    for seed in seeds if part else ():
+        functors |= random_functors(seed)
     compiled = Library(functors, tmp_path)
     for name, functor in functors.items():
         check(name, functor, compiled)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.functors import COMPILER, CSRC
+from tests.support.functors import compiled, needs_compiler, printed
 
-pytestmark = [
-    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-]
+pytestmark = needs_compiler
 
 PROGRAM = r"""
 #include "gemm/sm80_mma/shares.h"
@@ -39,12 +35,7 @@ BF16, TF32, SPLIT, SCALED = range(4)
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("workspace")
-    source = folder / "workspace.cpp"
-    source.write_text(PROGRAM)
-    command = [str(COMPILER), "-std=c++17", f"-I{CSRC}", str(source), "-o", str(folder / "workspace")]
-    subprocess.run(command, check=True)
-    return folder / "workspace"
+    return compiled(PROGRAM, tmp_path_factory.mktemp("workspace"))
 
 
 @pytest.mark.parametrize(
@@ -63,5 +54,4 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_its_bytes(program: Path, given: tuple[int, ...], units: int, counters: int, sums: int) -> None:
     """A counter of 4 bytes for each tile, in sections of 256, and the sums of each tile and part."""
-    done = subprocess.run([program, *map(str, given)], capture_output=True, text=True, check=True)
-    assert list(map(int, done.stdout.split())) == [units, counters + 4 * sums]
+    assert list(map(int, printed(program, *given))) == [units, counters + 4 * sums]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import epigemm
-from tests.support.functors import COMPILER, CSRC
+from tests.support.functors import CSRC, compiled, needs_compiler, printed
 
-pytestmark = [
-    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-]
+pytestmark = needs_compiler
 
 PROGRAM = r"""
 #include "elementwise/open.h"
@@ -93,12 +89,7 @@ def names_of_the_build() -> list[str]:
 
 
 def test_families_name_the_kernels_that_are_built(tmp_path: Path) -> None:
-    source, program = tmp_path / "names.cpp", tmp_path / "names"
-    source.write_text(PROGRAM)
-    files = [source, *[CSRC / name for name in SOURCES]]
-    command = [COMPILER or "", "-std=c++17", f"-I{CSRC}", *map(str, files), "-o", str(program)]
-    subprocess.run(command, check=True)
-    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    lines = printed(compiled(PROGRAM, tmp_path, *(str(CSRC / name) for name in SOURCES)))
     # Behind every tile on slices.
     fixups = [lines.count(f"epigemm_open_{name}") for name in ("fixup", "sm80_fixup")]
     assert fixups == [4 + 3, 2 + 3]

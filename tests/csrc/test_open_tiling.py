@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support.functors import compiled, needs_compiler, printed
 
-from tests.support.functors import COMPILER, CSRC
-
-pytestmark = [
-    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-]
+pytestmark = needs_compiler
 
 PROGRAM = r"""
 #include "elementwise/open_tiling.h"
@@ -69,21 +63,4 @@ int main() {
 
 
 def test_every_element_has_one_thread(tmp_path: Path) -> None:
-    assert COMPILER is not None
-    source = tmp_path / "tiling.cpp"
-    source.write_text(PROGRAM)
-    binary = tmp_path / "tiling"
-    command = [
-        COMPILER,
-        "-std=c++17",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{CSRC}",
-        str(source),
-        "-o",
-        str(binary),
-    ]
-    subprocess.run(command, check=True)
-    assert subprocess.run([str(binary)], check=True, capture_output=True, text=True).stdout.strip() == "0"
+    assert printed(compiled(PROGRAM, tmp_path, "-O2")) == ["0"]

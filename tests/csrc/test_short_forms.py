@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from epigemm.epilogues.tracer.source import prelude
-from tests.support.functors import COMPILER
+from tests.support.functors import compiled, needs_compiler, printed
 from tests.support.thorough import is_thorough
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = needs_compiler
 
 RELATIVE = 2.0**-17  # what csrc/epilogue/primitives/short.h says of all of them but `ERRORS`
 FAR_LEFT = 2.0**-40  # and where the error is no longer relative, absolutely,
@@ -35,7 +35,9 @@ ERRORS = {
     **dict.fromkeys(["expm1_bfloat16", "log1p_bfloat16"], 2.0**-11.3),
 }
 EXP2_ERROR, RECIPROCAL_ERROR, TANH_ERROR = 2.0**-22, 2.0**-23, 2.0**-10.987
-STRIDE = 251 if is_thorough() else 761  # of the floats one by one: neighbours differ in their roundings alone
+STRIDE = (
+    251 if is_thorough() else 2503
+)  # of the floats one by one: neighbours differ in their roundings alone
 LEAST = 2.0**-126
 
 # name: fp64, and the ends within which the error is relative.
@@ -81,8 +83,7 @@ AT_SPECIAL = {
 }
 
 PROGRAM = """
-float of_bits(std::uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
-std::uint32_t bits_of(float x) { std::uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
+using epigemm::math::bits_of, epigemm::math::of_bits;
 
 // The worst relative error between two numbers of one sign, or the worst absolute one.
 template <class Form, class Exact>
@@ -132,6 +133,86 @@ void sweep_pairs(Form form, Exact exact, double least, double most) {
   }
   std::printf("%.9g\\n", worst);
 }
+
+// At how many angles the near form is another one.
+template <class Form>
+void count_near(Form form) {
+  long wrong = 0;
+  const auto look = [&](float x) {
+    bool is_far = false, stays = true;
+    const float near = form(x, is_far), full = form(x);
+    form(x, stays);
+    const bool is_same = bits_of(near) == bits_of(full) || (near != near && full != full);
+    wrong += is_far != (std::fabs(x) > 1e5f) || !(is_far || is_same) || !stays;
+  };
+  for (std::uint32_t bits = 0; bits < 0x7f800000u; bits += STRIDE) look(of_bits(bits)), look(-of_bits(bits));
+  for (float x : {1e5f, -1e5f, of_bits(0x47c35001u), INFINITY, -INFINITY, NAN, 0.0f, -0.0f, 3e38f}) look(x);
+  std::printf("%ld\\n", wrong);
+}
+
+void quotients() {
+  using namespace epigemm::math;
+  using epigemm::Rounded;
+  long seen = 0, near_ones = 0, wrong = 0;
+  const auto look = [&](float a, float b, bool is_small) {
+    const auto compare = [&](float near, float full, const bool& is_far) {
+      const bool is_same = bits_of(near) == bits_of(full) || (near != near && full != full);
+      ++seen, near_ones += !is_far;
+      wrong += !is_far && !is_same;
+      wrong += is_far && is_small;
+    };
+    bool of_fmod = false, of_remainder = false, of_floor = false, stays = true;
+    const Rounded left(a), right(b);
+    compare(short_form::fmod(a, b, of_fmod), fmod(a, b), of_fmod);
+    compare(remainder(left, right, of_remainder).value, remainder(a, b), of_remainder);
+    compare(short_form::floor_div(a, b, of_floor), floor_div(a, b), of_floor);
+    short_form::fmod(a, b, stays);
+    wrong += !stays + (floor_div(left, right).value != floor_div(a, b) && floor_div(a, b) == floor_div(a, b));
+  };
+  std::uint64_t state = 1;
+  const auto drawn = [&] {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return std::uint32_t(state >> 32);
+  };
+  for (long i = 0; i < 300000; ++i) {
+    // Any bits; sizes within 2^18 of one another; multiples of the divisor, and their neighbours.
+    const float any = of_bits(drawn()), b = of_bits((drawn() & 0x807fffffu) | (100u + drawn() % 54u) << 23);
+    const float near = b * (1.0f + float(drawn() >> 14));
+    look(any, of_bits(drawn()), false);
+    look(near, b, true), look(-near, b, true), look(b, near, true);
+    const float whole = b * float(drawn() % 2048u);
+    for (unsigned more = 0; more < 3; ++more) look(of_bits(bits_of(whole) - 1u + more), b, whole != 0.0f);
+  }
+  const float numbers[] = {0.0f,  -0.0f, 1.0f,    -1.0f,   0.5f,  3.0f,     -3.0f,    7.5f,     1e-38f, -1e-40f,
+                           1e38f, 3e38f, -3.4e38f, 1048576.0f, 1048577.0f, INFINITY, -INFINITY, NAN, 1.17549435e-38f};
+  for (float a : numbers) {
+    for (float b : numbers) look(a, b, false);
+  }
+  std::printf("%ld %d\\n", wrong, 2 * near_ones > seen);
+}
+
+// The worst absolute error, and the worst relative one of logarithms of sums with 1.
+template <class Number>
+void logaddexp() {
+  double worst = 0.0, worst_of_result = 0.0;
+  for (int way = 0; way < 2; ++way) {
+    for (float a : {0.0f, 0.5f, -0.6f, 1.0f, -1.0f}) {
+      for (int step = 0; step < 200000; ++step) {
+        const float b = a - 0.0004f * float(step);
+        const Number left(way ? a : b), right(way ? b : a);
+        for (bool is_two : {false, true}) {
+          const double sum = double(b) - double(a), size = is_two ? 1.0 / std::log(2.0) : 1.0;
+          const double wanted = double(a) + size * std::log1p(is_two ? std::exp2(sum) : std::exp(sum));
+          const Number found = is_two ? epigemm::math::logaddexp2(left, right) : epigemm::math::logaddexp(left, right);
+          const double error = std::fabs(double(found.value) - wanted);
+          worst = error > worst ? error : worst;
+          if (a == 0.0f && error > worst_of_result * wanted) worst_of_result = error / wanted;
+        }
+      }
+    }
+  }
+  std::printf("%.9g %.9g\\n", worst, worst_of_result);
+}
 """
 
 
@@ -170,55 +251,63 @@ def ends(name: str) -> list[tuple[float, float, float, bool]]:
     return found
 
 
-def program() -> str:
+def calls(name: str) -> Iterator[str]:
+    """The sweeps of a form, in the order of `ends`."""
+    exact = FORMS[name][0]
+    form = f"[](float x) {{ return epigemm::math::short_form::{name}(x); }}"  # some have two forms
+    for _, start, end, is_relative in ends(name):
+        yield f"sweep({form}, [](double x) {{ return {exact}; }}, {start}f, {end}f, {str(is_relative).lower()});"
+
+
+def text() -> str:
+    """One program: what its first argument names, with the errors that are set."""
+    special = [
+        f'for (float x : {{{", ".join(SPECIAL)}}}) std::printf("%.9g\\n", epigemm::math::short_form::{name}(x));'
+        for name in FORMS
+    ]
+    errors = [call for name in FORMS for call in calls(name)]
+    angle = "[](float x) { return std::atan(double(epigemm::math::short_form::tan(x))); }"
+    errors.append(f"sweep({angle}, [](double x) {{ return std::atan(std::tan(x)); }}, 1e5f, 3e38f, false);")
+    for name, (exact, least, most, _) in PAIRS.items():
+        form = f"epigemm::math::short_form::{name.removesuffix('_far')}, [](double a, double b) {{ return {exact}; }}"
+        special.append(f"special_pairs({form});")
+        errors.append(f"sweep_pairs({form}, {least}, {most});")
+    near = [
+        f"count_near([](float x, auto&... is_far) {{ return epigemm::math::short_form::{name}(x, is_far...); }});"
+        for name in ("sin", "cos", "tan")
+    ]
+    parts = {
+        "special": special,
+        "errors": errors,
+        "near": near,
+        "quotients": ["quotients();"],
+        "logaddexp": ["logaddexp<epigemm::Rounded>();", "logaddexp<epigemm::RoundedToBFloat16>();"],
+    }
     includes = ["cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring", "initializer_list"]
     lines = [f"#include <{name}>" for name in includes]
     lines += ["static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;", disturbed(prelude())]
-    lines += [PROGRAM.replace("STRIDE", str(STRIDE)), "int main(int count, char** given) {"]
-    for name in FORMS:
-        lines.append(f"  for (float x : {{{', '.join(SPECIAL)}}})")
-        lines.append(f'    std::printf("%.9g\\n", epigemm::math::short_form::{name}(x));')
-    for name, (exact, *_) in PAIRS.items():
-        form = f"epigemm::math::short_form::{name.removesuffix('_far')}"
-        lines.append(f"  special_pairs({form}, [](double a, double b) {{ return {exact}; }});")
-    lines += ["  if (count < 3) return 0;"]
-    lines += ["  exp2_factor = std::atof(given[1]), reciprocal_factor = std::atof(given[2]);"]
-    for name, (exact, _, _) in FORMS.items():
-        form = f"[](float x) {{ return epigemm::math::short_form::{name}(x); }}"  # some have two forms
-        call = f"  sweep({form}, [](double x) {{ return {exact}; }}, "
-        lines += [
-            f"{call}{start}f, {end}f, {str(is_relative).lower()});"
-            for _, start, end, is_relative in ends(name)
-        ]
-    angle = "[](float x) { return std::atan(double(epigemm::math::short_form::tan(x))); }"
-    lines.append(f"  sweep({angle}, [](double x) {{ return std::atan(std::tan(x)); }}, 1e5f, 3e38f, false);")
-    for name, (exact, least, most, _) in PAIRS.items():
-        form = f"epigemm::math::short_form::{name.removesuffix('_far')}"
-        lines.append(f"  sweep_pairs({form}, [](double a, double b) {{ return {exact}; }}, {least}, {most});")
+    lines += [PROGRAM.replace("STRIDE", str(STRIDE)), "int main(int, char** given) {"]
+    lines += ["  exp2_factor = std::atof(given[2]), reciprocal_factor = std::atof(given[3]);"]
+    for part, statements in parts.items():
+        lines += [f'  if (std::strcmp(given[1], "{part}") == 0) {{', *statements, "  }"]
     return "\n".join([*lines, "}"])
 
 
 @pytest.fixture(scope="module")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert COMPILER is not None
-    source = tmp_path_factory.mktemp("short_forms") / "sweep.cpp"
-    source.write_text(program())
-    path = source.with_suffix("")
-    options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([COMPILER, *options, str(source), "-o", str(path)], check=True)
-    return path
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(text(), tmp_path_factory.mktemp("short_forms"), "-O2")
 
 
-def printed(binary: Path, *factors: float) -> list[float]:
-    command = [str(binary), *map(repr, factors)]
-    run = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [float(line) for line in run.stdout.split()]
+def numbers(program: Path, part: str, *signs: float) -> list[float]:
+    """With the errors of 2^x and 1 / x in these directions."""
+    exp2, reciprocal = signs or (0.0, 0.0)
+    factors = 1.0 + exp2 * EXP2_ERROR, 1.0 + reciprocal * RECIPROCAL_ERROR
+    return [float(word) for word in printed(program, part, *map(repr, factors))]
 
 
 @pytest.mark.parametrize("signs", [*itertools.product((-1.0, 1.0), repeat=2)], ids=str)
-def test_errors(binary: Path, signs: tuple[float, float]) -> None:
-    worst = printed(binary, 1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
-    worst = worst[len(FORMS) * len(SPECIAL) + len(PAIRS) :]
+def test_errors(program: Path, signs: tuple[float, float]) -> None:
+    worst = numbers(program, "errors", *signs)
     bounds = [(f"{name}, {start}", bound) for name in FORMS for bound, start, *_ in ends(name)]
     bounds.append(("the angle of tan, far", 2.0**-20))
     bounds += [(name, bound) for name, (_, _, _, bound) in PAIRS.items()]
@@ -227,9 +316,9 @@ def test_errors(binary: Path, signs: tuple[float, float]) -> None:
         assert error <= bound, (what, error, bound)
 
 
-def test_special_values(binary: Path) -> None:
+def test_special_values(program: Path) -> None:
     """Those of PyTorch's formulas, the sign of a zero included."""
-    values = iter(printed(binary))
+    values = iter(numbers(program, "special"))
     for name in FORMS:
         found = [next(values) for _ in SPECIAL]
         for point, value, wanted in zip(SPECIAL, found, AT_SPECIAL[name], strict=True):
@@ -240,139 +329,20 @@ def test_special_values(binary: Path) -> None:
     assert list(values) == [0.0] * len(PAIRS)
 
 
-NEAR_PROGRAM = """
-int main() {
-  using namespace epigemm::math;
-  const auto count = [](auto form) {
-    long wrong = 0;
-    const auto look = [&](float x) {
-      bool is_far = false, stays = true;
-      const float near = form(x, is_far), full = form(x);
-      form(x, stays);
-      const bool is_same = bits_of(near) == bits_of(full) || (near != near && full != full);
-      wrong += is_far != (std::fabs(x) > 1e5f) || !(is_far || is_same) || !stays;
-    };
-    for (std::uint32_t bits = 0; bits < 0x7f800000u; bits += STRIDE) look(of_bits(bits)), look(-of_bits(bits));
-    for (float x : {1e5f, -1e5f, of_bits(0x47c35001u), INFINITY, -INFINITY, NAN, 0.0f, -0.0f, 3e38f}) look(x);
-    std::printf("%ld\\n", wrong);
-  };
-"""
-
-
-def test_near_forms(tmp_path: Path) -> None:
+def test_near_forms(program: Path) -> None:
     """Up to 1e5, and of NaN, those of angles have the bits of the forms for all angles; beyond, they say so alone."""
-    assert COMPILER is not None
-    lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
-    lines += [prelude(), NEAR_PROGRAM.replace("STRIDE", str(STRIDE))]
-    for name in ("sin", "cos", "tan"):
-        lines.append(f"  count([](float x, auto&... is_far) {{ return short_form::{name}(x, is_far...); }});")
-    source = tmp_path / "near.cpp"
-    source.write_text("\n".join([*lines, "}"]))
-    options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "near")], check=True)
-    assert printed(tmp_path / "near") == [0.0, 0.0, 0.0]
+    assert numbers(program, "near") == [0.0, 0.0, 0.0]
 
 
-QUOTIENTS_PROGRAM = """
-int main() {
-  using namespace epigemm::math;
-  long seen = 0, near_ones = 0, wrong = 0;
-  const auto look = [&](float a, float b, bool is_small) {
-    const auto compare = [&](float near, float full, const bool& is_far) {
-      const bool is_same = bits_of(near) == bits_of(full) || (near != near && full != full);
-      ++seen, near_ones += !is_far;
-      wrong += !is_far && !is_same;
-      wrong += is_far && is_small;
-    };
-    bool of_fmod = false, of_remainder = false, of_floor = false, stays = true;
-    const Rounded left(a), right(b);
-    compare(short_form::fmod(a, b, of_fmod), fmod(a, b), of_fmod);
-    compare(remainder(left, right, of_remainder).value, remainder(a, b), of_remainder);
-    compare(short_form::floor_div(a, b, of_floor), floor_div(a, b), of_floor);
-    short_form::fmod(a, b, stays);
-    wrong += !stays + (floor_div(left, right).value != floor_div(a, b) && floor_div(a, b) == floor_div(a, b));
-  };
-  std::uint64_t state = 1;
-  const auto drawn = [&] {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return std::uint32_t(state >> 32);
-  };
-  for (long i = 0; i < 300000; ++i) {
-    // Any bits; sizes within 2^18 of one another; multiples of the divisor, and their neighbours.
-    const float any = of_bits(drawn()), b = of_bits((drawn() & 0x807fffffu) | (100u + drawn() % 54u) << 23);
-    const float near = b * (1.0f + float(drawn() >> 14));
-    look(any, of_bits(drawn()), false);
-    look(near, b, true), look(-near, b, true), look(b, near, true);
-    const float whole = b * float(drawn() % 2048u);
-    for (unsigned more = 0; more < 3; ++more) look(of_bits(bits_of(whole) - 1u + more), b, whole != 0.0f);
-  }
-  const float numbers[] = {0.0f,  -0.0f, 1.0f,    -1.0f,   0.5f,  3.0f,     -3.0f,    7.5f,     1e-38f, -1e-40f,
-                           1e38f, 3e38f, -3.4e38f, 1048576.0f, 1048577.0f, INFINITY, -INFINITY, NAN, 1.17549435e-38f};
-  for (float a : numbers) {
-    for (float b : numbers) look(a, b, false);
-  }
-  std::fprintf(stderr, "%ld of %ld\\n", near_ones, seen);
-  std::printf("%ld %d\\n", wrong, 2 * near_ones > seen);
-}
-"""
-
-
-def test_near_quotients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [-1.0, 0.0, 1.0])
+def test_near_quotients(program: Path, sign: float) -> None:
     """Where they say that they are right, they have the library's bits; up to a quotient of 2^18 they are right."""
-    assert COMPILER is not None
-    lines = [f"#include <{name}>" for name in ("cmath", "cstdint", "cstdio", "cstring", "initializer_list")]
-    for factor in ("1.0f", "1.0000001f", "0.9999999f"):
-        text = disturbed(prelude())
-        factors = f"static float exp2_factor = 1.0f, reciprocal_factor = {factor};"
-        source = tmp_path / "quotients.cpp"
-        source.write_text("\n".join([*lines, factors, text, "using epigemm::Rounded;", QUOTIENTS_PROGRAM]))
-        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "quotients")], check=True)
-        assert printed(tmp_path / "quotients") == [0.0, 1.0]
+    assert numbers(program, "quotients", 0.0, sign) == [0.0, 1.0]
 
 
-LOGADDEXP_PROGRAM = """
-template <class Number>
-void look() {
-  double worst = 0.0, worst_of_result = 0.0;
-  for (int way = 0; way < 2; ++way) {
-    for (float a : {0.0f, 0.5f, -0.6f, 1.0f, -1.0f}) {
-      for (int step = 0; step < 200000; ++step) {
-        const float b = a - 0.0004f * float(step);
-        const Number left(way ? a : b), right(way ? b : a);
-        for (bool is_two : {false, true}) {
-          const double sum = double(b) - double(a), size = is_two ? 1.0 / std::log(2.0) : 1.0;
-          const double wanted = double(a) + size * std::log1p(is_two ? std::exp2(sum) : std::exp(sum));
-          const Number found = is_two ? epigemm::math::logaddexp2(left, right) : epigemm::math::logaddexp(left, right);
-          const double error = std::fabs(double(found.value) - wanted);
-          worst = error > worst ? error : worst;
-          if (a == 0.0f && error > worst_of_result * wanted) worst_of_result = error / wanted;
-        }
-      }
-    }
-  }
-  std::printf("%.9g %.9g\\n", worst, worst_of_result);
-}
-int main(int, char** given) {
-  exp2_factor = std::atof(given[1]);
-  look<epigemm::Rounded>();
-  look<epigemm::RoundedToBFloat16>();
-}
-"""
-
-
-def test_logaddexp(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_logaddexp(program: Path, sign: float) -> None:
     """Its logarithm is off by at most 2^-20, and relatively by as much as `log1p`."""
-    assert COMPILER is not None
-    includes = ["cmath", "cstdint", "cstdio", "cstdlib", "cstring", "initializer_list"]
-    lines = [f"#include <{name}>" for name in includes]
-    lines += ["static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;", disturbed(prelude())]
-    source = tmp_path / "logaddexp.cpp"
-    source.write_text("\n".join([*lines, LOGADDEXP_PROGRAM]))
-    options = ["-std=c++17", "-O2", "-ffp-contract=off"]
-    subprocess.run([COMPILER, *options, str(source), "-o", str(tmp_path / "logaddexp")], check=True)
-    for sign in (-1.0, 1.0):
-        found = printed(tmp_path / "logaddexp", 1.0 + sign * EXP2_ERROR)
-        of_fp16, of_bfloat16 = 2.0**-15, ERRORS["log1p_bfloat16"]
-        assert found[0] <= 2.0**-20 and found[2] <= 2.0**-20, found
-        assert found[1] <= of_fp16 and found[3] <= of_bfloat16, found
+    found = numbers(program, "logaddexp", sign, 0.0)
+    assert found[0] <= 2.0**-20 and found[2] <= 2.0**-20, found
+    assert found[1] <= 2.0**-15 and found[3] <= ERRORS["log1p_bfloat16"], found

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,9 @@ from epigemm.epilogues.tracer.accuracy import FEW, POWERS, ROUNDED_TO, short_num
 from epigemm.epilogues.tracer.source import POWERS as WRITTEN
 from epigemm.epilogues.tracer.source import kernel_functions, prelude
 from tests.csrc.test_short_forms import ERRORS, EXP2_ERROR, FAR_ERRORS, RECIPROCAL_ERROR, disturbed
-from tests.support.functors import COMPILER
+from tests.support.functors import compiled, needs_compiler
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = needs_compiler
 
 Function = Callable[[Tensor], Tensor]
 
@@ -128,10 +127,6 @@ OF_BFLOAT16 = {
 }
 
 
-def traced_of(name: str) -> Traced:
-    return traced_function(EVERY[name])
-
-
 def traced_function(written: Function) -> Traced:
     def function(acc: Tensor) -> Tensor:
         return written(acc)
@@ -139,39 +134,95 @@ def traced_function(written: Function) -> Traced:
     return trace(function)
 
 
-def compiled(source: Path) -> ctypes.CDLL:
-    """A library of functions of arrays, with `disturb` among them."""
-    assert COMPILER is not None
-    command = [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", str(source)]
-    subprocess.run([*command, "-o", str(source.with_suffix(".so"))], check=True)
-    found = ctypes.CDLL(str(source.with_suffix(".so")))
-    found.disturb.argtypes = [ctypes.c_float, ctypes.c_float]
-    return found
+def every_number(dtype: torch.dtype) -> Tensor:
+    """In fp32."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float().contiguous()
+
+
+class Library:
+    """Functions of arrays, as kernels of a type call them."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        self._loaded = ctypes.CDLL(str(compiled(text, folder, "-w", "-O1", "-shared", "-fPIC")))
+        self._loaded.disturb.argtypes = [ctypes.c_float, ctypes.c_float]
+
+    def __call__(self, name: str, dtype: torch.dtype, x: Tensor) -> tuple[Tensor, int]:
+        """The results in fp32, and what the function returns."""
+        out = torch.empty_like(x)
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out)]
+        function = getattr(self._loaded, name.replace("DTYPE", str(dtype).removeprefix("torch.")))
+        return out, function(*pointers, ctypes.c_long(x.numel()))
+
+    def disturbed(self, name: str, dtype: torch.dtype, x: Tensor) -> Iterator[Tensor]:
+        """With the errors of a GPU's instructions in all directions."""
+        for signs in itertools.product((-1.0, 1.0), repeat=2):
+            self._loaded.disturb(1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
+            yield self(f"{name}_DTYPE", dtype, x)[0].to(dtype).double()
+        self._loaded.disturb(1.0, 1.0)
 
 
 @pytest.fixture(scope="module")
 def traced() -> dict[str, Traced]:
-    return {name: traced_of(name) for name in EVERY}
+    return {name: traced_function(function) for name, function in EVERY.items()}
+
+
+NEAR: dict[str, Function] = {
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "sinc")},
+    "sine_of_thirty": lambda x: torch.sin(30 * x),
+    "snake": lambda x: x + torch.sin(x) ** 2,
+    "above": lambda x: torch.where(x > 0.5, torch.cos(x), torch.sin(3 * x)),
+    "sine_of_sine": lambda x: torch.sin(1e6 * torch.sin(x)),
+    "fmod": lambda x: torch.fmod(x, 0.0037),
+    "fmod_of_number": lambda x: torch.fmod(torch.full_like(x, 3.0), x),
+    "remainder": lambda x: torch.remainder(x, -0.0017),
+    "floor_div": lambda x: torch.div(x, 0.003, rounding_mode="floor"),
+    "wrapped": lambda x: torch.sin(torch.remainder(x, 0.0625)) + torch.div(x, 0.25, rounding_mode="floor"),
+    "gelu": F.gelu,
+}
+CHUNK = 16
+
+SINGLE = """
+extern "C" void NAME(const float* x, float* y, long n) {
+  for (long i = 0; i < n; ++i) y[i] = of_NAME::epigemm_apply(GIVEN);
+}
+"""
+CHUNKS = (
+    f"""{SINGLE}#define CHUNK {CHUNK}
+"""
+    + """
+extern "C" long NAME_chunks(const float* x, float* y, long n) {
+  using namespace of_NAME;
+  long again = 0;
+  for (long first = 0; first < n; first += CHUNK) {
+    bool is_far = false;
+    for (long i = first; i < first + CHUNK; ++i) y[i] = epigemm_apply_near(GIVEN, is_far);
+    if (!epigemm_has_far() || !is_far) continue;
+    ++again;
+    for (long i = first; i < first + CHUNK; ++i) y[i] = epigemm_apply(GIVEN);
+  }
+  return again;
+}
+"""
+)
 
 
 @pytest.fixture(scope="module")
-def library(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """`NAME_DTYPE(x, y, n)` of every function, as a kernel of that type calls it."""
+def library(traced: dict[str, Traced], tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """`NAME_DTYPE(x, y, n)` of every function; of those of `NEAR` also by chunks, and without them."""
     lines = [f"#include <{name}>" for name in ("cmath", "cstddef", "cstdint", "cstring", "initializer_list")]
     lines += ["#define __device__", "static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;"]
     lines += [
         disturbed(prelude()),
         'extern "C" void disturb(float a, float b) { exp2_factor = a, reciprocal_factor = b; }',
     ]
+    near = {f"near_{name}": (traced_function(function), CHUNKS) for name, function in NEAR.items()}
+    every = {name: (one, SINGLE) for name, one in traced.items()} | near
     given = ", ".join(["x[i]", *["0.0f"] * len(SLOTS)])
-    for (name, one), dtype in itertools.product(traced.items(), ROUNDED_TO):
+    for (name, (one, loops)), dtype in itertools.product(every.items(), ROUNDED_TO):
         text = kernel_functions(one.program, (), (), (f"apply_{dtype}",)).replace('extern "C"', "static")
         lines += [f"namespace of_{name}_{dtype} {{", one.source, text, "}"]
-        lines.append(f'extern "C" void {name}_{dtype}(const float* x, float* y, long n) {{')
-        lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}_{dtype}::epigemm_apply({given});\n}}")
-    source = tmp_path_factory.mktemp("sixteen_bits") / "kernels.cpp"
-    source.write_text("\n".join(lines))
-    return compiled(source)
+        lines.append(loops.replace("NAME", f"{name}_{dtype}").replace("GIVEN", given))
+    return Library("\n".join(lines), tmp_path_factory.mktemp("sixteen_bits"))
 
 
 def half_unit(exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -183,12 +234,12 @@ def half_unit(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", EVERY)
-def test_every_number(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+def test_every_number(library: Library, name: str, dtype: torch.dtype) -> None:
     """No result is off by more than its rounding, 2^-15 of itself and, of a sum, what fp32 loses of the terms.
 
     Of bf16's own forms, by what these are off.
     """
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float().contiguous()
+    x = every_number(dtype)
     exact = EXACT.get(name, EVERY[name])(x.double())
     units = 4 if name in ACCURATE else FEW
     terms = units * UNIT * TERMS[name][1](x.double()) if name in TERMS else torch.zeros_like(exact)
@@ -202,12 +253,7 @@ def test_every_number(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> No
     # Parts of a formula may overflow in fp32 where the whole does not, in PyTorch as well.
     seen = x.abs() <= 80.0 if name in TERMS else exact.abs() <= torch.finfo(dtype).max / 8
     seen |= x.isnan()
-    out = torch.empty_like(x)
-    for signs in itertools.product((-1.0, 1.0), repeat=2):
-        library.disturb(1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out)]
-        getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")(*pointers, ctypes.c_long(x.numel()))
-        found = out.to(dtype).double()
+    for found in library.disturbed(name, dtype, x):
         same = (found == exact.to(dtype).double()) | (found.isnan() & exact.isnan())
         wrong = seen & ~same & ~((found - exact).abs() <= bound)
         assert not wrong.any(), [
@@ -237,42 +283,25 @@ def test_products_of_many_are_accurate(factors: int, is_short: bool) -> None:
     assert (short_number(trace(product).program, ROUNDED_TO["float16"]) is not None) == is_short
 
 
-UNITS_LAST: dict[str, tuple[str, Function, float, float]] = {
-    # name: the C++ functor's text of z and s, fp64, the worst units of bf16 and of fp16 that a result is off by
-    "tanh": ("math::tanh(z)", torch.tanh, 0.63, 0.52),
-    "sigmoid": ("math::sigmoid(z)", torch.sigmoid, 0.501, 0.501),
-    "silu": ("z * math::sigmoid(z)", lambda x: x * torch.sigmoid(x), 0.501, 0.501),
-    "gelu": ("math::gelu(z)", EXACT["gelu"], 0.60, 0.52),
-    "gelu_tanh": ("math::gelu_tanh(z)", EXACT["gelu_tanh"], 0.51, 0.52),
-    "sigmoid_residual": ("z + T(2) * math::sigmoid(z)", lambda x: x + 2 * torch.sigmoid(x), 0.501, 0.51),
+UNITS_LAST = {
+    "tanh": (0.63, 0.52),
+    "sigmoid": (0.501, 0.501),
+    "silu": (0.501, 0.501),
+    "gelu": (0.60, 0.52),
+    "gelu_tanh": (0.51, 0.52),
+    "sigmoid_residual": (0.501, 0.51),
 }
-"""Of numbers from -6 on, where results are normal numbers (of fp16 too)."""
-
-
-@pytest.fixture(scope="module")
-def built_in(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """`NAME_DTYPE(x, y, n)` of the formulas of built-in functors."""
-    lines = [f"#include <{name}>" for name in ("cmath", "cstddef", "cstdint", "cstring", "initializer_list")]
-    lines += ["static float exp2_factor = 1.0f, reciprocal_factor = 1.0f;", disturbed(prelude())]
-    lines += ['extern "C" void disturb(float a, float b) { exp2_factor = a, reciprocal_factor = b; }']
-    lines += ["namespace epigemm {"]
-    for name, (text, *_) in UNITS_LAST.items():
-        lines.append(f"template <class T> T of_{name}(T z) {{ return {text}; }}")
-        for dtype, number in (("float16", "Rounded"), ("bfloat16", "RoundedToBFloat16")):
-            lines.append(f'extern "C" void {name}_{dtype}(const float* x, float* y, long n) {{')
-            lines.append(f"  for (long i = 0; i < n; ++i) y[i] = of_{name}({number}(x[i])).value;\n}}")
-    source = tmp_path_factory.mktemp("built_in") / "formulas.cpp"
-    source.write_text("\n".join([*lines, "}"]))
-    return compiled(source)
+"""The worst units of bf16 and of fp16 that a result is off by,
+of numbers from -6 on, where results are normal numbers (of fp16 too)."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", UNITS_LAST)
-def test_units_in_the_last_place(built_in: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+def test_units_in_the_last_place(library: Library, name: str, dtype: torch.dtype) -> None:
     """What docs/epilogues.md says of every number of 16 bits: .5 of a unit is the rounding itself."""
-    _, function, of_bfloat16, of_float16 = UNITS_LAST[name]
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float().contiguous()
-    exact = function(x.double())
+    of_bfloat16, of_float16 = UNITS_LAST[name]
+    x = every_number(dtype)
+    exact = EXACT.get(name, EVERY[name])(x.double())
     unit = 2.0 * half_unit(exact, dtype)
     numbers = torch.finfo(dtype)
     seen = exact.isfinite() & (exact.abs() >= numbers.tiny) & (exact.abs() <= numbers.max)
@@ -282,83 +311,22 @@ def test_units_in_the_last_place(built_in: ctypes.CDLL, name: str, dtype: torch.
         seen &= x >= -87
     if name == "sigmoid_residual":  # where the terms cancel, fp32 loses some of a result's digits
         seen &= exact.abs() >= 2.0**-4
-    out = torch.empty_like(x)
-    worst = 0.0
-    for signs in itertools.product((-1.0, 1.0), repeat=2):
-        built_in.disturb(1.0 + signs[0] * EXP2_ERROR, 1.0 + signs[1] * RECIPROCAL_ERROR)
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out)]
-        run = getattr(built_in, f"{name}_{str(dtype).removeprefix('torch.')}")
-        run(*pointers, ctypes.c_long(x.numel()))
-        off = ((out.to(dtype).double() - exact).abs() / unit)[seen].max()
-        worst = max(worst, float(off))
+    found = torch.stack([*library.disturbed(name, dtype, x)])
+    worst = float(((found - exact).abs() / unit)[:, seen].max())
     assert worst <= (of_bfloat16 if dtype == torch.bfloat16 else of_float16)
-
-
-NEAR: dict[str, Function] = {
-    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "sinc")},
-    "sine_of_thirty": lambda x: torch.sin(30 * x),
-    "snake": lambda x: x + torch.sin(x) ** 2,
-    "above": lambda x: torch.where(x > 0.5, torch.cos(x), torch.sin(3 * x)),
-    "sine_of_sine": lambda x: torch.sin(1e6 * torch.sin(x)),
-    "fmod": lambda x: torch.fmod(x, 0.0037),
-    "fmod_of_number": lambda x: torch.fmod(torch.full_like(x, 3.0), x),
-    "remainder": lambda x: torch.remainder(x, -0.0017),
-    "floor_div": lambda x: torch.div(x, 0.003, rounding_mode="floor"),
-    "wrapped": lambda x: torch.sin(torch.remainder(x, 0.0625)) + torch.div(x, 0.25, rounding_mode="floor"),
-    "gelu": F.gelu,
-}
-CHUNK = 16
-
-CHUNKS = """
-extern "C" long NAME_chunks(const float* x, float* y, long n) {
-  using namespace of_NAME;
-  long again = 0;
-  for (long first = 0; first < n; first += CHUNK) {
-    bool is_far = false;
-    for (long i = first; i < first + CHUNK; ++i) y[i] = epigemm_apply_near(GIVEN, is_far);
-    if (!epigemm_has_far() || !is_far) continue;
-    ++again;
-    for (long i = first; i < first + CHUNK; ++i) y[i] = epigemm_apply(GIVEN);
-  }
-  return again;
-}
-extern "C" void NAME_single(const float* x, float* y, long n) {
-  for (long i = 0; i < n; ++i) y[i] = of_NAME::epigemm_apply(GIVEN);
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def chunked(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Of each of `NEAR`, results by chunks, as kernels compute them, and one by one."""
-    lines = [f"#include <{name}>" for name in ("cmath", "cstddef", "cstdint", "cstring", "initializer_list")]
-    lines += ["#define __device__", prelude(), 'extern "C" void disturb(float, float) {}']
-    given = ", ".join(["x[i]", *["0.0f"] * len(SLOTS)])
-    for (name, function), dtype in itertools.product(NEAR.items(), ROUNDED_TO):
-        one = traced_function(function)
-        text = kernel_functions(one.program, (), (), (f"apply_{dtype}",)).replace('extern "C"', "static")
-        lines += [f"namespace of_{name}_{dtype} {{", one.source, text, "}"]
-        chunks = CHUNKS.replace("NAME", f"{name}_{dtype}").replace("CHUNK", str(CHUNK))
-        lines.append(chunks.replace("GIVEN", given))
-    source = tmp_path_factory.mktemp("chunks") / "chunks.cpp"
-    source.write_text("\n".join(lines))
-    return compiled(source)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NEAR)
-def test_results_by_chunks(chunked: ctypes.CDLL, name: str, dtype: torch.dtype) -> None:
+def test_results_by_chunks(library: Library, name: str, dtype: torch.dtype) -> None:
     """Chunks of near numbers, of far ones, and of both, with zeros, infinities and NaN: the bits are the same."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    every = every_number(dtype)
     lone = torch.linspace(-3, 3, 64 * CHUNK)
     lone[5 :: 2 * CHUNK] = torch.logspace(3, 38, 32) if dtype == torch.bfloat16 else 65504.0
     shuffled = every[torch.randperm(every.numel(), generator=torch.Generator().manual_seed(0))]
     x = torch.cat([every, lone, shuffled]).contiguous()
-    by_chunks, single = torch.empty_like(x), torch.empty_like(x)
-    function = f"{name}_{str(dtype).removeprefix('torch.')}"
-    pointers = [[ctypes.c_void_p(each.data_ptr()) for each in (x, out)] for out in (by_chunks, single)]
-    again = getattr(chunked, f"{function}_chunks")(*pointers[0], ctypes.c_long(x.numel()))
-    getattr(chunked, f"{function}_single")(*pointers[1], ctypes.c_long(x.numel()))
+    by_chunks, again = library(f"near_{name}_DTYPE_chunks", dtype, x)
+    single, _ = library(f"near_{name}_DTYPE", dtype, x)
     same = (by_chunks.view(torch.int32) == single.view(torch.int32)) | (by_chunks.isnan() & single.isnan())
     assert same.all(), x[~same][:8]
     assert 0 < again < x.numel() // CHUNK if name != "gelu" else again == 0

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support.functors import compiled, needs_compiler, printed
 
-from tests.support.functors import COMPILER, CSRC
-
-pytestmark = [
-    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-]
+pytestmark = needs_compiler
 
 PROGRAM = r"""
 #include "gemm/sm90/slab.h"
@@ -214,14 +208,8 @@ int main() {
 
 def test_lanes_read_each_number_once(tmp_path: Path) -> None:
     """Slabs of every width and height that tiles have, with any number of rows, and a mean of 10,000."""
-    source = tmp_path / "slab_moments.cpp"
-    source.write_text(PROGRAM)
-    program = tmp_path / "slab_moments"
-    command = [str(COMPILER), "-std=c++17", "-O2", "-Wno-unknown-pragmas", f"-I{CSRC}", str(source)]
-    subprocess.run([*command, "-o", str(program)], check=True)
-    done = subprocess.run([program], check=True, capture_output=True, text=True)
-    errors, conflicts, flags = done.stdout.splitlines()
-    assert len(errors.split()) == 6
-    assert all(0 < float(error) < 2e-6 for error in errors.split()), errors
-    assert conflicts.split() == ["1"] * 4, "no two lanes read different words of a bank at once"
-    assert flags.split() == ["1"] * 5
+    words = printed(compiled(PROGRAM, tmp_path, "-O1", "-Wno-unknown-pragmas"))
+    errors, conflicts, flags = words[:6], words[6:10], words[10:]
+    assert all(0 < float(error) < 2e-6 for error in errors), errors
+    assert conflicts == ["1"] * 4, "no two lanes read different words of a bank at once"
+    assert flags == ["1"] * 5

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,35 +13,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
-from epigemm import PerColumn, Scalar, UserEpilogue
+from epigemm import PerColumn, Scalar
 
 
 def plain(acc: Tensor, bias: PerColumn, scale: Scalar = 0.5) -> Tensor:
     return torch.tanh(acc + bias) * torch.tensor(0.5) * scale
-
-
-@epigemm.epilogue
-def decorated(acc: Tensor, bias: PerColumn) -> Tensor:
-    return acc - bias
-
-
-def test_threads_make_epilogues_at_once() -> None:
-    z, made, errors = torch.randn(3, 4), dict[int, UserEpilogue](), list[Exception]()
-
-    def make(number: int) -> None:
-        try:
-            made[number] = epigemm.epilogue(lambda acc: torch.tanh(acc) * float(number))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for number in range(8):
-        torch.testing.assert_close(made[number].elementwise(z), torch.tanh(z) * number)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -84,19 +57,3 @@ for thread in threads: thread.join()
 assert not errors, errors
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
-
-
-@pytest.mark.parametrize("function", [decorated, epigemm.epilogue(plain)])
-def test_layers_are_pickled_and_copied(function: UserEpilogue) -> None:
-    layer = epigemm.nn.Linear(4, 5, epilogue=function)
-    x = torch.randn(3, 4)
-    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer), copy.copy(layer)):
-        torch.testing.assert_close(other(x), layer(x))
-    assert copy.deepcopy(layer).epilogue is function
-    is_by_name = pickle.loads(pickle.dumps(function)) is function
-    assert is_by_name == (function is decorated)
-
-
-def test_a_function_without_a_name_has_no_pickle() -> None:
-    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
-        pickle.dumps(epigemm.epilogue(lambda acc: acc * 2.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar
-from epigemm.epilogues.declaration import trace
 
 
 @epigemm.epilogue
@@ -99,44 +98,3 @@ def test_what_is_needed_is_still_asked_for() -> None:
         activated(x, weight)
     with pytest.raises(TypeError, match="bias: got None"):
         activated(x, weight, None, torch.randn(2, 3, 5))
-
-
-def _without_a_line(acc: Tensor, bias: PerColumn | None = None) -> Any:
-    return acc - acc.sum(0) if bias is None else acc + bias
-
-
-def _four(acc: Tensor, a: PerColumn = None, b: PerColumn = None, c: PerRow = None, d: Matrix = None) -> Any:  # type: ignore[assignment]
-    return acc
-
-
-def _of_a_scalar(acc: Tensor, s: Scalar = None) -> Any:  # type: ignore[assignment]
-    return acc * s
-
-
-def _too_large(acc: Tensor, s: Scalar = 10**400) -> Any:
-    return acc * s
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "text"),
-    [
-        (_without_a_line, NotImplementedError, r"test_declaration_optional\.py:\d+\): sum is a reduction"),
-        (_four, ValueError, "got 4 operands that may be None; accepted are 3"),
-        (_of_a_scalar, TypeError, "'s' has a default of type NoneType; accepted is a number for a Scalar"),
-        (_too_large, ValueError, "'s' has a default beyond fp64"),
-    ],
-)
-def test_refused(function: Callable[..., Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        trace(function)
-
-
-@pytest.mark.parametrize("annotation", [PerColumn, Optional[PerColumn], "PerColumn", "PerColumn | None"])  # noqa: UP045
-def test_annotations(annotation: Any) -> None:
-    def function(acc: Tensor, bias: Any = None) -> Tensor:
-        return acc * 2 if bias is None else acc * bias
-
-    function.__annotations__["bias"] = annotation
-    traced = trace(function)
-    assert traced.operands[0].kind == "per_column" and traced.operands[0].is_optional
-    assert [form.operands for form in traced.without.values()] == [()]

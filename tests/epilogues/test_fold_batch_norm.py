@@ -77,14 +77,6 @@ def test_every_combination_of_absent_vectors(count: int, device: torch.device, r
             assert_folded(ops.fold_batch_norm(like, *vectors.values(), 1e-3), vectors, 1e-3, arithmetic)
 
 
-def test_strided_vectors(device: torch.device, rng: torch.Generator) -> None:
-    vectors = draw(40, torch.float32, rng, device)
-    like = torch.empty(0, device=device)
-    expected = ops.fold_batch_norm(like, *vectors.values(), 1e-5)
-    strided = [vector.repeat_interleave(3)[1::3] for vector in vectors.values()]
-    assert torch.equal(ops.fold_batch_norm(like, *strided, 1e-5), expected)
-
-
 def test_variance_of_zero_and_below(device: torch.device) -> None:
     """As F.batch_norm: 1 / sqrt(eps) at zero, inf for eps of 0, NaN below."""
     like = torch.empty(0, device=device)

@@ -1,48 +1,29 @@
-"""The text of an explanation; and how that of a module is read: as a table, by number and by name."""
+"""How an explanation of a module is read: as a table, by number and by name."""
 
 from __future__ import annotations
 
 import pytest
 
-from epigemm.explain.answer import GEMM_ELEMENTWISE, Explanation, ModuleExplanation, Product, numbered
-
-
-def test_one_line_for_each_fact() -> None:
-    found = Explanation(
-        "linear_relu: D = relu(acc + bias[n])",
-        GEMM_ELEMENTWISE,
-        "torch GEMM (mm)",
-        "float32",
-        ["no GPU", "no driver"],
-        backward="not needed",
-        kernels=["torch GEMM (mm)", "PyTorch reference"],
-    )
-    assert str(found).splitlines() == [
-        "linear_relu: D = relu(acc + bias[n])",
-        "  path:       gemm+elementwise",
-        "  kernel:     torch GEMM (mm)",
-        "  arithmetic: float32",
-        "  because:    no GPU",
-        "              no driver",
-        "  launches:   1. torch GEMM (mm)",
-        "              2. PyTorch reference",
-        "  backward:   not needed",
-    ]
-
+from epigemm.explain.answer import Explanation, ModuleExplanation, Product, numbered
 
 CALL = Explanation("fc: epigemm::linear", "fused", "a kernel", "bf16", ["the fastest", "more"], us=12.34)
 FUSED = Product("fc", "bias_relu", (16, 8, 4), "bfloat16", explanation=CALL, notes=("ends: a view",))
+SLOW = Explanation("", "gemm+elementwise", "", "", ["why"], us=1.0, is_measured=True)
+FALLBACK = Product("fc", "linear", (16, 8, 4), "float32", explanation=SLOW)
 PLAIN = Product("head.out", "matmul", (16, 8, 4), "float32", batch=3, why="it is no layer")
 UNKNOWN = Product("attention", "einsum", (), "float32")
 
 
 def test_one_line_a_product() -> None:
-    text = str(ModuleExplanation("Model as it is", [FUSED, PLAIN, UNKNOWN], ["a note"]))
+    """Each with a name of its own."""
+    products = numbered([FUSED, FALLBACK, PLAIN, UNKNOWN])
+    text = str(ModuleExplanation("Model as it is", products, ["a note"]))
     assert text.splitlines() == [
         "Model as it is:",
         "  0  fc         bias_relu  16 x 8 x 4       bfloat16  fused kernel   12.3 us predicted  the fastest",
-        "  1  head.out   matmul     3 of 16 x 8 x 4  float32   PyTorch's own                     it is no layer",
-        "  2  attention  einsum     unknown size     float32   PyTorch's own",
+        "  1  fc#2       linear     16 x 8 x 4       float32   fallback       1.0 us measured    why",
+        "  2  head.out   matmul     3 of 16 x 8 x 4  float32   PyTorch's own                     it is no layer",
+        "  3  attention  einsum     unknown size     float32   PyTorch's own",
         "a note",
     ]
     assert str(ModuleExplanation("Model as it is")) == "Model as it is:\n  no matrix product ran"
@@ -58,30 +39,3 @@ def test_any_in_full() -> None:
         found["fc9"]
     with pytest.raises(IndexError):
         found[2]
-
-
-@pytest.mark.parametrize(
-    ("path", "runs"),
-    [
-        ("gemm+elementwise", "fallback"),
-        ("elementwise", "elementwise kernel"),
-        ("reference", "PyTorch's operators"),
-    ],
-)
-def test_what_runs_in_a_word(path: str, runs: str) -> None:
-    call = Explanation("", path, "", "", [])
-    assert Product("fc", "", (), "", explanation=call).runs == runs
-
-
-def test_the_second_product_of_a_layer_has_a_number() -> None:
-    assert [each.name for each in numbered([FUSED, PLAIN, FUSED, FUSED])] == [
-        "fc",
-        "head.out",
-        "fc#2",
-        "fc#3",
-    ]
-
-
-def test_a_measured_time_is_called_so() -> None:
-    call = Explanation("", "fused", "", "", ["why"], us=1.0, is_measured=True)
-    assert Product("fc", "", (1, 2, 3), "", explanation=call).columns[5] == "1.0 us measured"

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
-from tests.explain.test_listener import Calls
+from tests.net.explanations import Calls
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
 Function = Callable[[Tensor], Tensor]

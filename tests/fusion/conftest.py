@@ -1,4 +1,4 @@
-"""Each test begins with a compiler that has seen nothing."""
+"""Each test begins with a compiler that has seen nothing. A GPU that is described to the planner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
+
+from epigemm.linker import loader
+from epigemm.planner import plans
+from tests.gemm.query import H200
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,12 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """An H200 that is described, with all kernels at hand; and a tensor that stands for one there."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(loader, "would_link", lambda *call: "")
+    return torch.empty(0)

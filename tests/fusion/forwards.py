@@ -75,6 +75,8 @@ class Program:
         is_coarse: whether it rounds to 16 bits on the way.
         dtype: of the model and the inputs.
         training: whether the model is in training mode.
+        base: what the model's class is made of.
+        is_special: whether x has NaN and infinities.
     """
 
     seed: int
@@ -87,6 +89,8 @@ class Program:
     is_coarse: bool
     dtype: torch.dtype = torch.float32
     training: bool = False
+    base: type[Base] = Base
+    is_special: bool = False
 
     def __str__(self) -> str:
         return (
@@ -103,7 +107,7 @@ class Program:
         linecache.cache[file] = (len(self.source), None, self.source.splitlines(keepends=True), file)
         exec(compile(self.source, file, "exec"), scope)
         torch.manual_seed(self.seed)
-        made = type("Model", (Base,), {"forward": scope["forward"]})().eval()
+        made = type("Model", (self.base,), {"forward": scope["forward"]})().eval()
         made.batch_norm.running_mean.normal_()
         made.batch_norm.running_var.uniform_(0.5, 2)
         return self._cast(made.train(self.training))
@@ -117,6 +121,9 @@ class Program:
         torch.manual_seed(self.seed + call)
         shape = [PLANES] * self.is_batch + [self.rows[call], WIDTH]
         made = [torch.randn(*shape, 2)[..., 0] if self.is_strided else torch.randn(shape) for _ in "xy"]
+        if self.is_special:
+            for place, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+                made[0][..., place, place] = value
         grad, *each = self.learns
         cast = [tensor if tensor.dtype is self.dtype else tensor.to(self.dtype) for tensor in made]
         return [tensor.requires_grad_(grad and learns) for tensor, learns in zip(cast, each, strict=True)]

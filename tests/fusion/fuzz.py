@@ -47,35 +47,41 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one program: one of the three words above, what differs, and what was fused."""
+    """What came of one program: one of the three words above, what differs, and what was fused in each graph."""
 
     word: str
     text: str
-    report: FusionReport
+    reports: list[FusionReport]
+
+    @property
+    def report(self) -> FusionReport:
+        """Of all graphs."""
+        whole = FusionReport()
+        for each in self.reports:
+            whole.add(each)
+        return whole
 
 
 def check(made: Program, backend: str) -> Verdict:
     """Compare a program with its plain model, or through Inductor with that model compiled."""
-    reports, report = list[FusionReport](), FusionReport()
+    reports = list[FusionReport]()
     plain = outcome(made, lambda model: model)
     if backend != EAGER and ("backward", "error") in plain.facts:  # compilers raise it ahead of the call
         made = replace(made, learns=(False, False, False))
         plain = outcome(made, lambda model: model)
     if backend == INDUCTOR:
         # A compiler may leave out what would be an error.
-        return Verdict(SAME, "", report) if plain.facts[-1][0] == "error" else check_compiled(made)
+        return Verdict(SAME, "", reports) if plain.facts[-1][0] == "error" else check_compiled(made)
     found = outcome(made, _fused(backend, reports))
-    for each in reports:
-        report.add(each)
     text = difference(found, plain, made, [])
     if text:  # only then is it worth to look how far rounding alone leads
         others = [outcome(made, lambda model: model, moves=moves) for moves in (1, 2, 3)]
         text = difference(found, plain, made, others)
     if not text:
-        return Verdict(SAME, "", report)
+        return Verdict(SAME, "", reports)
     torch._dynamo.reset()  # it would know already which sizes change, and compile less often
     alone = outcome(made, lambda model: torch.compile(model, backend=backend))
-    return Verdict(DIFFERS if difference(found, alone, made, []) else OF_TORCH, text, report)
+    return Verdict(DIFFERS if difference(found, alone, made, []) else OF_TORCH, text, reports)
 
 
 def check_compiled(made: Program) -> Verdict:
@@ -83,14 +89,12 @@ def check_compiled(made: Program) -> Verdict:
     if made.dtype is torch.bfloat16 and ".amax(" in made.source:
         # Inductor's derivative of amax compares rounded numbers with others, finds none, and divides by 0.
         made = replace(made, learns=(False, False, False))
-    reports, report = list[FusionReport](), FusionReport()
+    reports = list[FusionReport]()
     found = outcome(made, _fused(INDUCTOR, reports))
-    for each in reports:
-        report.add(each)
     alone = outcome(made, _compiled)
-    if not report.sites:
+    if not any(report.sites for report in reports):
         text = difference(found, alone, made, [], close=0.0)
-        return Verdict(DIFFERS if text else SAME, text, report)
+        return Verdict(DIFFERS if text else SAME, text, reports)
     text = difference(found, alone, made, [])
     if text:
         # Inductor itself can be wrong (2.13 drops alpha in torch.add(x @ w, column, alpha=2)), but has its own dropout.
@@ -99,7 +103,7 @@ def check_compiled(made: Program) -> Verdict:
         )
         others = [outcome(made, _compiled, moves=moves) for moves in (1, 2, 3)]
         text = further(found, alone, exact, made, others)
-    return Verdict(DIFFERS if text else SAME, text, report)
+    return Verdict(DIFFERS if text else SAME, text, reports)
 
 
 def _compiled(model: Any) -> Any:
@@ -205,7 +209,7 @@ def difference(
 ) -> str:
     """What differs; `others`: of the plain model, moved by roundings: how far these go counts for nothing."""
     if close is None:
-        close = _COARSE if made.is_coarse or made.dtype is torch.bfloat16 else _CLOSE
+        close = _COARSE if made.is_coarse or made.dtype in (torch.bfloat16, torch.float16) else _CLOSE
     for (what, mine), (other_what, other) in zip(found.facts, expected.facts, strict=False):
         if (what, mine) != (other_what, other):
             # Where PyTorch has overwritten what it needs, a fused call may not have.

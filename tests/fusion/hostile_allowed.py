@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -95,11 +95,6 @@ def nested_functions(self: Any, x: Tensor) -> Any:
     return scaled(torch.relu(self.fc(x))) + sum(scaled(layer(x)) for layer in self.blocks)
 
 
-def casts_types(self: Any, x: Tensor) -> Any:
-    layer = cast(nn.Linear, self.fc)
-    return torch.relu(layer(x))
-
-
 def reads_factor(self: Any, x: Tensor) -> Any:
     return torch.relu(self.fc(x)) * self.factor
 
@@ -112,16 +107,8 @@ def reads_zero(self: Any, x: Tensor) -> Any:
     return torch.relu(self.fc(x)) / (ZERO if ZERO == ZERO else 1.0)
 
 
-def signed_zero(self: Any, x: Tensor) -> Any:
-    return 1 / (torch.relu(self.fc(x)) * 0 + 1) / self.factor
-
-
 def reads_huge(self: Any, x: Tensor) -> Any:
     return torch.relu(self.fc(x)) + (1 if HUGE > 5 else 0)
-
-
-def multiplies_by_huge(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) / self.factor
 
 
 def reads_lists(self: Any, x: Tensor) -> Any:
@@ -199,10 +186,6 @@ def share(model: Any) -> None:
     model.second = model.fc
 
 
-def to_double(model: Any) -> None:
-    model.double()
-
-
 class Quiet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -274,34 +257,26 @@ ORDINARY = [
     Case(tables),
     Case(asks_for_kinds),
     Case(nested_functions),
-    Case(casts_types),
     Case(calls_net),
 ]
 CHANGES = [
     Case(reads_factor, put("factor", 3.0)),
-    Case(reads_factor, put("factor", 2)),
     Case(reads_factor, put("factor", True)),
     Case(reads_factor, put("factor", math.nan)),
     Case(reads_factor, lambda m: m.register_buffer("factor", m.__dict__.pop("factor") * torch.ones(WIDTH))),
-    Case(signed_zero, put("factor", -0.0)),
     Case(reads_global, set_global("FACTOR", 3.0)),
     Case(reads_global, set_global("FACTOR", torch.tensor(3.0))),
     Case(reads_zero, set_global("ZERO", math.nan)),
     Case(reads_huge, set_global("HUGE", 1)),
-    Case(multiplies_by_huge, put("factor", math.inf)),
-    Case(reads_lists, lambda m: m.steps.__setitem__(1, 5.0)),
     Case(reads_lists, lambda m: m.config["deep"].__setitem__(0, 9.0)),
     Case(reads_lists, lambda m: m.config.update(factor=-0.0)),
     Case(calls_function, put("function", lambda: torch.sigmoid)),
     Case(calls_ordinary, set_global("ordinary", other)),
     Case(calls_ordinary, change_defaults),
     Case(calls_helper, put_in_class("helper", lambda self, z: torch.sigmoid(z))),
-    Case(calls_helper, lambda m: m.__dict__.update(helper=torch.tanh)),
     Case(calls_helper, change_code, members={"helper": lambda self, z: torch.relu(z)}),
-    Case(reads_gain, put("factor", 5.0)),
     Case(reads_gain, put_in_class("gain", 5.0)),
     Case(reads_class, put_in_class("scale", 5.0)),
-    Case(reads_class, put("scale", 5.0)),
     Case(first_relu, put_in_class("forward", reads_factor)),
     Case(first_relu, put("forward", lambda: lambda x: x * 2)),
     Case(around(2.0), change_cell),
@@ -314,17 +289,14 @@ CHANGES = [
     Case(first_relu, lambda m: setattr(m.fc, "forward", lambda x: x * 2)),
     Case(shares, share),
     Case(shares, tie),
-    Case(listed_layers, put("fc", new_layer)),
     Case(listed_layers, lambda m: m.first_of.reverse()),
     Case(asks_for_kinds, put("second", lambda: nn.Sequential(new_layer()))),
-    Case(calls_net, lambda m: m.net.append(new_layer())),
     Case(calls_net, lambda m: m.net.__setitem__(0, new_layer())),
     Case(calls_net, put("net", lambda: nn.ModuleList([new_layer()])[0])),
     Case(calls_net, lambda m: m.net.register_forward_hook(lambda *a: a[2] * 2)),
     Case(reads_blocks, lambda m: m.blocks.append(new_layer())),
     Case(reads_blocks, lambda m: setattr(m.blocks, "0", new_layer())),
     Case(tables, lambda m: m.table.pop("a") and m.table.update({"c": new_layer()})),
-    Case(first_relu, to_double),
     Case(first_relu, lambda m: m.half()),
     Case(loops, lambda m: m.steps.append(3.0) or m.blocks.append(new_layer())),
 ]

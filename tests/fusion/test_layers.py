@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from epigemm.fusion import FusionReport, profit
-from epigemm.fusion.profit import Judged
+from epigemm.fusion import FusionReport
 from tests.support.thorough import in_turn
 
 E, HEADS = 16, 2
@@ -53,24 +52,22 @@ class Causal(nn.Module):
 # What makes them, and how many products are taken in eval mode without gradients, and with gradients.
 MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "encoder": (lambda: encoder(batch_first=True), 4, 4),
+    "encoder, no bias": (lambda: encoder(batch_first=True, bias=False), 4, 4),
+    "encoder, sequence first": (lambda: encoder(), 4, 4),
     "encoder, gelu, norm first": (
         lambda: encoder(batch_first=True, norm_first=True, activation="gelu"),
         4,
         4,
     ),
-    "encoder, sequence first": (lambda: encoder(), 4, 4),
-    "encoder, no bias": (lambda: encoder(batch_first=True, bias=False), 4, 4),
     "attention": (lambda: Attention(), 5, 5),
     "attention with weights": (lambda: Attention(need_weights=True, batch_first=True), 5, 5),
     "attention of other widths": (lambda: Attention(kdim=E, vdim=E, bias=False), 5, 5),
     "attention, more keys": (lambda: Attention(add_bias_kv=True, add_zero_attn=True), 5, 5),
     "a mask": (Causal, 0, 4),
     "transformer": (
-        lambda: nn.Sequential(
-            nn.Linear(E, E), nn.TransformerEncoder(encoder(batch_first=True), 2), nn.Linear(E, E)
-        ),
-        10,
-        10,
+        lambda: nn.Sequential(nn.Linear(E, E), nn.TransformerEncoder(encoder(batch_first=True), 2)),
+        9,
+        9,
     ),
 }
 
@@ -100,7 +97,7 @@ def test_layers(name: str, way: tuple[bool, str]) -> None:
     reports: list[FusionReport] = []
     options: dict[str, Any] = {"backend": backend, "report": reports.append, "strict": True}
     compiled: Any = torch.compile(copy.deepcopy(model), backend="epigemm", options=options)
-    for batch in (3, 5, 7):  # the second size makes it symbolic
+    for batch in (3, 5):  # the second size makes it symbolic
         x = torch.randn(batch, 4, E, requires_grad=learns)
         expected, actual = run(model, x, learns), run(compiled, x, learns)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
@@ -116,21 +113,3 @@ def test_layers(name: str, way: tuple[bool, str]) -> None:
         assert bool(report.notes) == (not counts[learns]), report
     if not counts[learns]:
         assert reports[0].notes == ["_transformer_encoder_layer_fwd stays as it is: it has a mask"]
-
-
-def test_a_layer_without_a_product_that_pays_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profit, "judged", lambda *given, **named: Judged(profit.SLOWER))
-    nodes: list[str] = []
-
-    def backend(graph_module: Any, _: Any) -> Any:
-        nodes.extend(node.name for node in graph_module.graph.nodes if node.op == "call_function")
-        return graph_module.forward
-
-    reports: list[FusionReport] = []
-    torch._dynamo.reset()
-    options: dict[str, Any] = {"backend": backend, "report": reports.append, "strict": True}
-    with torch.no_grad():
-        torch.compile(MODELS["encoder"][0]().eval(), backend="epigemm", options=options)(torch.randn(3, 4, E))
-    assert len(nodes) == 1 and reports[0].notes == [
-        f"_transformer_encoder_layer_fwd stays as it is: {profit.SLOWER}"
-    ]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,201 +20,127 @@ from torch import Tensor, nn
 
 from benchmarks.harness.accuracy import UNIT_ROUNDOFF
 from epigemm.fusion import FusionReport
-from tests.fusion.eager import fuse_eagerly, report_of
+from tests.fusion.eager import fuse_eagerly
 from tests.fusion.zoo import EVERYTHING, KERNELBENCH, PROBLEMS, Example
 from tests.support.thorough import in_turn
 from tests.support.untyped import backward
 
-everything = pytest.mark.parametrize("example", EVERYTHING, ids=str)
-# Training or not, and a type.
-EVAL, TRAIN = (False, torch.float32), (True, torch.float32)
-EVAL_BF16, TRAIN_BF16 = (False, torch.bfloat16), (True, torch.bfloat16)
-CPU = torch.device("cpu")
-Forward = Callable[..., Tensor]
-Mode = tuple[bool, torch.dtype]
-Results = dict[str, list[Tensor]]
+
+def by_fuse(model: nn.Module) -> tuple[Any, FusionReport]:
+    fused = fuse_eagerly(model, inplace=True)
+    return fused, fused.fusion_report
 
 
-def of_all_modes(*some: list[Mode]) -> pytest.MarkDecorator:
-    """Every model on the CPU in some of the modes, in turn; on a GPU in all of them."""
-    cpu = [(example, *mode, CPU) for example, modes in in_turn(EVERYTHING, some) for mode in modes]
-    every = dict.fromkeys(mode for modes in some for mode in modes)
-    gpu = [
-        pytest.param(example, *mode, torch.device("cuda"), marks=pytest.mark.gpu)
-        for example in EVERYTHING
-        for mode in every
-    ]
-    names = {False: "eval", True: "train"}
-    return pytest.mark.parametrize(
-        ("example", "training", "dtype", "device"),
-        [*dict.fromkeys(cpu), *gpu],
-        ids=lambda value: names.get(value, str(value)),
-    )
+def by_backend(model: nn.Module) -> tuple[Any, FusionReport]:
+    report = FusionReport()
+    options: dict[str, Any] = {"backend": "aot_eager", "report": report.add}
+    return torch.compile(model, backend="epigemm", fullgraph=True, options=options), report
 
 
-class Error(NamedTuple):
-    """The Frobenius norm of the error over that of the exact result; the same of the largest entries."""
-
-    norm: float
-    largest: float
-
-
-def distance(result: Sequence[Tensor], exact: Sequence[Tensor]) -> Error:
-    """Of two lists of tensors, taken as one vector each: some gradients vanish in exact arithmetic."""
-    mine, other = (torch.cat([t.double().flatten() for t in each]) for each in (result, exact))
-    error, scale = mine - other, other if other.any() else torch.ones(1)
-    return Error(
-        float(error.norm() / scale.norm()), float(error.abs().max() / scale.abs().max().to(error.device))
-    )
+def by_both(model: nn.Module) -> tuple[Any, FusionReport]:
+    """A fused model within torch.compile, which compiles it as it was."""
+    fused = fuse_eagerly(model, inplace=True)
+    return torch.compile(fused, backend="aot_eager", fullgraph=True), fused.fusion_report
 
 
-def why_wrong(errors: dict[str, Error], eager: dict[str, Error], dtype: torch.dtype) -> str:
-    """The first result that is further from float64 than it may be."""
-    rounding = 4 * UNIT_ROUNDOFF[dtype]
-    for name, error in errors.items():
-        limit = Error(4 * eager[name].norm + rounding, 8 * eager[name].largest + rounding)
-        for measure, value, most in zip(Error._fields, error, limit, strict=True):
-            if not (math.isfinite(value) and value <= most):
-                return f"{name}: {measure} {value:.3g} (allowed {most:.3g})"
-    return ""
+# How it is fused, training or not, and a type.
+Way = tuple[Callable[[nn.Module], tuple[Any, FusionReport]], bool, torch.dtype]
+FP32, BF16 = torch.float32, torch.bfloat16
+WAYS: list[list[Way]] = [
+    [(by_fuse, False, FP32), (by_backend, True, FP32), (by_fuse, True, BF16), (by_both, False, FP32)],
+    [(by_fuse, True, FP32), (by_backend, False, BF16), (by_fuse, False, BF16), (by_both, True, FP32)],
+]
+CPU = [(example, way, "cpu") for example, ways in in_turn(EVERYTHING, WAYS) for way in ways]
+GPU = [
+    pytest.param(example, way, "cuda", marks=pytest.mark.gpu)
+    for example in EVERYTHING
+    for way in (*WAYS[0], *WAYS[1])
+]
 
 
-def results(
-    model: nn.Module, forward: Forward, inputs: tuple[Tensor, ...], upstream: Tensor | None
-) -> Results:
-    """The output, and with an upstream gradient the gradient of every parameter of the model."""
-    if upstream is None:
-        return {"output": [forward(*inputs)]}
-    model.zero_grad(set_to_none=True)
-    output = forward(*inputs)
-    backward(output, upstream)
-    return {
-        "output": [output.detach()],
-        "gradients": [p.grad for p in model.parameters() if p.grad is not None],
-    }
-
-
-def functions(report: FusionReport) -> tuple[str, ...]:
-    return tuple(site.function for site in report.sites)
-
-
-def tensors_to(inputs: tuple[Tensor, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def tensors_to(inputs: tuple[Tensor, ...], device: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return tuple(x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in inputs)
 
 
-class Compared:
-    """A model in one dtype on one device, and its results in float64, eager and otherwise."""
-
-    def __init__(self, example: Example, device: torch.device, dtype: torch.dtype, training: bool) -> None:
-        self.dtype = dtype
-        self.model = example.make().to(device, dtype).train(training)
-        self.inputs = tensors_to(example.inputs(), device, dtype)
+def results(model: nn.Module, call: Any, inputs: tuple[Tensor, ...], upstream: Tensor | None) -> list[Tensor]:
+    """The output, and with an upstream gradient the gradients of the parameters, as vectors."""
+    if upstream is None:
         with torch.no_grad():
-            output = copy.deepcopy(self.model).eval()(*self.inputs)
-        # No plain sum: BatchNorm makes the gradients of that vanish, and noise would be compared with noise.
-        upstream = torch.randn_like(output) if list(self.model.parameters()) else None
-        self.upstream = upstream
-        wide, plain = copy.deepcopy(self.model).double(), copy.deepcopy(self.model)
-        wide_inputs = tensors_to(self.inputs, device, torch.float64)
-        wide_upstream = None if upstream is None else upstream.double()
-        self.exact = results(wide, wide, wide_inputs, wide_upstream)
-        self.expected = results(plain, plain, self.inputs, upstream)
-
-    def check(self, model: nn.Module, forward: Forward) -> None:
-        """Output and gradients: the same types and shapes, and as close to float64 as eager's are."""
-        self._check(results(model, forward, self.inputs, self.upstream))
-
-    def check_inference(self, forward: Forward) -> None:
-        """The output without autograd."""
-        with torch.no_grad():
-            self._check({"output": [forward(*self.inputs)]})
-
-    def _check(self, actual: Results) -> None:
-        for name, tensors in actual.items():
-            for tensor, other in zip(tensors, self.expected[name], strict=True):
-                assert (tensor.dtype, tensor.shape, tensor.device) == (other.dtype, other.shape, other.device)
-        mine, eager = self._errors(actual), self._errors(self.expected)
-        assert why_wrong(mine, eager, self.dtype) == ""
-
-    def _errors(self, found: Results) -> dict[str, Error]:
-        return {name: distance(tensors, self.exact[name]) for name, tensors in found.items()}
+            return [call(*inputs).flatten()]
+    model.zero_grad(set_to_none=True)
+    output = call(*inputs)
+    backward(output, upstream.to(output.dtype))
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return [output.detach().flatten(), torch.cat(gradients) if gradients else torch.zeros(1)]
 
 
-def check_buffers(model: nn.Module, plain: nn.Module) -> None:
-    for (name, mine), (_, other) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
-        tolerance = 1e-4 if mine.dtype != torch.bfloat16 else 2e-2
-        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance, msg=name)
+def errors(found: list[Tensor], exact: list[Tensor]) -> list[tuple[float, float]]:
+    """Of each vector the norm of the error over that of the exact one; the same of the largest entries."""
+    pairs = [
+        (mine.double(), other.double().to(mine.device)) for mine, other in zip(found, exact, strict=True)
+    ]
+    return [
+        (
+            float((mine - other).norm() / (other.norm() or 1)),
+            float((mine - other).abs().max() / (other.abs().max() or 1)),
+        )
+        for mine, other in pairs
+    ]
 
 
-@of_all_modes([EVAL, TRAIN_BF16], [EVAL_BF16, TRAIN])
-def test_fuse(example: Example, training: bool, dtype: torch.dtype, device: torch.device) -> None:
-    compared = Compared(example, device, dtype, training)
-    model = copy.deepcopy(compared.model)
-    fused = fuse_eagerly(model)
-    assert list(fused.state_dict()) == list(compared.model.state_dict())
-    assert all(a is b for a, b in zip(fused.parameters(), model.parameters(), strict=True))
-    compared.check(fused, fused)
-    compared.check_inference(fused)
-    if device.type == "cpu":  # elsewhere the planner decides, and these layers are small
-        assert report_of(fused).skipped == []
-        assert bool(report_of(fused).sites) is bool(example.products)
-    plain = copy.deepcopy(compared.model)
-    with torch.no_grad():
-        for _ in range(2):
-            plain(*compared.inputs)
-    check_buffers(fused, plain)
-
-
-@everything
-def test_fuse_in_float64(example: Example) -> None:
-    compared = Compared(example, torch.device("cpu"), torch.float64, training=False)
-    fused = fuse_eagerly(copy.deepcopy(compared.model))
-    with torch.no_grad():
-        torch.testing.assert_close(fused(*compared.inputs), compared.expected["output"][0])
-
-
-@of_all_modes([EVAL, TRAIN], [EVAL_BF16, TRAIN])
-def test_compile_backend(example: Example, training: bool, dtype: torch.dtype, device: torch.device) -> None:
-    torch._dynamo.reset()
-    compared = Compared(example, device, dtype, training)
-    model = copy.deepcopy(compared.model)
-    reports: list[FusionReport] = []
-    options: dict[str, Any] = {"backend": "aot_eager", "report": reports.append}
-    compiled: Any = torch.compile(model, backend="epigemm", fullgraph=True, options=options)
-    if training:
-        compared.check(model, compiled)
-    else:
-        compared.check_inference(compiled)
-    if device.type == "cpu":
-        assert [len(functions(report)) for report in reports] == [example.products]
-    assert list(model.state_dict()) == list(compared.model.state_dict())
-    plain = copy.deepcopy(compared.model)
-    with torch.no_grad():
-        plain(*compared.inputs)
-    check_buffers(model, plain)
-
-
-@of_all_modes([EVAL], [TRAIN])
-def test_compiling_a_fused_model(
-    example: Example, training: bool, dtype: torch.dtype, device: torch.device
+def check(
+    plain: nn.Module, model: nn.Module, call: Any, inputs: tuple[Tensor, ...], upstream: Tensor | None
 ) -> None:
-    torch._dynamo.reset()
-    compared = Compared(example, device, dtype, training)
-    fused = fuse_eagerly(copy.deepcopy(compared.model))
-    compiled: Any = torch.compile(fused, backend="aot_eager", fullgraph=True)
-    if training:
-        compared.check(fused, compiled)
-    else:
-        compared.check_inference(compiled)
+    """Types and shapes are the same, and results as close to float64 as eager's."""
+    wide = copy.deepcopy(plain).double()
+    dtype = next(each.dtype for each in (*plain.parameters(), *inputs))
+    device = str(inputs[0].device)
+    exact = results(wide, wide, tensors_to(inputs, device, torch.float64), upstream)
+    expected, actual = results(plain, plain, inputs, upstream), results(model, call, inputs, upstream)
+    assert [(t.dtype, t.shape) for t in actual] == [(t.dtype, t.shape) for t in expected]
+    rounding = 4 * UNIT_ROUNDOFF[dtype]
+    for mine, eager in zip(errors(actual, exact), errors(expected, exact), strict=True):
+        for error, limit in zip(mine, (4 * eager[0] + rounding, 8 * eager[1] + rounding), strict=True):
+            assert math.isfinite(error) and error <= limit, (mine, eager)
+
+
+@pytest.mark.parametrize(
+    ("example", "way", "device"),
+    [*CPU, *GPU],
+    ids=lambda v: (
+        "-".join(getattr(each, "__name__", str(each)) for each in v) if isinstance(v, tuple) else str(v)
+    ),
+)
+def test_models(example: Example, way: Way, device: str) -> None:
+    fuse, training, dtype = way
+    plain = example.make().to(device, dtype).train(training)
+    model, inputs = copy.deepcopy(plain), tensors_to(example.inputs(), device, dtype)
+    call, report = fuse(model)
+    with torch.no_grad():
+        output = copy.deepcopy(plain).eval()(*inputs)
+    # No plain sum: BatchNorm makes the gradients of that vanish, and noise would be compared with noise.
+    upstream = torch.randn_like(output) if list(plain.parameters()) else None
+    check(plain, model, call, inputs, upstream if training or fuse is by_fuse else None)
+    if fuse is by_fuse:
+        check(plain, model, call, inputs, None)
+    if device == "cpu" and fuse is not by_both:  # elsewhere the planner decides, and these layers are small
+        assert report.skipped == []
+        if fuse is by_backend:
+            assert len(report.sites) == example.products, report
+        assert bool(report.sites) is bool(example.products)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    for mine, other in zip(model.buffers(), plain.buffers(), strict=True):
+        close = 2e-2 if mine.dtype is BF16 else 1e-4
+        torch.testing.assert_close(mine, other, rtol=close, atol=close)
 
 
 @pytest.mark.skipif(not KERNELBENCH.is_dir(), reason="examples are not at hand")
-def test_a_missing_bias_is_seen() -> None:
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_a_missing_bias_is_seen(dtype: torch.dtype) -> None:
     """What these tests hold results to lets no epilogue go wrong unseen."""
-    for dtype in (torch.float32, torch.bfloat16):
-        compared = Compared(PROBLEMS[1], torch.device("cpu"), dtype, training=False)
-        wrong: Any = copy.deepcopy(compared.model)
-        with torch.no_grad():
-            wrong.gemm.bias.zero_()
-        with pytest.raises(AssertionError, match="output: norm"):
-            compared.check(wrong, wrong)
+    plain, inputs = PROBLEMS[1].make().to(dtype).eval(), tensors_to(PROBLEMS[1].inputs(), "cpu", dtype)
+    wrong: Any = copy.deepcopy(plain)
+    with torch.no_grad():
+        wrong.gemm.bias.zero_()
+    with pytest.raises(AssertionError):
+        check(plain, wrong, wrong, inputs, None)

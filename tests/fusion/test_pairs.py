@@ -1,4 +1,4 @@
-"""A product whose halves are multiplied becomes a pair of products, where nothing else reads it and that is faster."""
+"""A product whose halves are multiplied becomes a pair of products where that is faster. Which ones: `table.HALVES`."""
 
 from __future__ import annotations
 
@@ -8,134 +8,58 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.pairs import Pair
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.rewrite import name_of
-from epigemm.linker import loader
-from epigemm.planner import plans
-from tests.fusion.eager import fuse_eagerly
-from tests.fusion.gated_forwards import LEFT, TAKEN, K, Layers, N, by_transpose, chunk, stacked
-from tests.support.thorough import in_turn
+from tests.fusion.eager import fuse_eagerly, report_of
 
-ROWS = 6
-NOTE = " its halves are two products, of which one multiplies by the other"
+ROWS, K, N = 6, 8, 10
 
 
-def model_of(forward: Callable[..., Any], bias: bool = True) -> Any:
-    torch.manual_seed(1)
-    return type("Model", (Layers,), {"forward": forward})(bias).eval()
+class Layers(nn.Module):
+    """One gated layer of two halves, and one behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.down = nn.Linear(K, 2 * N), nn.Linear(N, 2 * N)
+
+    def forward(self, x: Tensor) -> Any:
+        return F.glu(self.down(F.glu(self.fc(x), -1)), -1)
 
 
-def compiled(model: Any, backend: str) -> tuple[Any, FusionReport]:
-    """Fused, or by the backend."""
-    if backend == "fuse":
-        fused = fuse_eagerly(model)
-        return fused, fused.fusion_report
-    torch._dynamo.reset()
-    report = FusionReport()
-    options: Any = {"backend": backend, "report": report.add}
-    return torch.compile(model, backend="epigemm", fullgraph=True, options=options), report
-
-
-def check(call: Any, model: Any, x: Tensor) -> None:
-    """Equal values, types and strides."""
-    actual, expected = call(x), model(x)
-    pairs_of = zip(actual, expected, strict=True) if isinstance(expected, tuple) else [(actual, expected)]
-    for mine, other in pairs_of:
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-        assert mine.stride() == other.stride()
-
-
-@pytest.mark.parametrize(
-    ("forward", "setting"),
-    in_turn(TAKEN, ["bias-fuse", "bare-aot_eager", "bare-fuse", "bias-aot_eager"]),
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_two_products_of_one(forward: Callable[..., Any], setting: str) -> None:
-    bias, backend = setting.split("-")
-    model = model_of(forward, bias == "bias")
-    # A transpose that is made without gradients, of what has one, is the right operand as it stands (torch 2.10).
-    model.requires_grad_(forward is not by_transpose)
-    call, report = compiled(model, backend)
-    with torch.no_grad():
-        check(call, model, torch.randn(2, ROWS, K))
-    assert len(report.sites) == 2 and not report.skipped, report
-    assert [note.partition(":")[2] for note in report.notes] == [NOTE], report
-
-
-def test_one_behind_the_other() -> None:
-    """The second layer's x is what the first one's halves give."""
-    model = model_of(stacked)
-    call, report = compiled(model, "fuse")
-    with torch.no_grad():
-        check(call, model, torch.randn(ROWS, K))
-        check(call, model, torch.randn(2 * ROWS, K))
-    assert len(report.sites) == 4 and len(report.notes) == 2, report
-    assert [site.function for site in report.sites if site.function.endswith("mul")] == [
-        "linear_sigmoid_mul"
-    ] * 2
-
-
-@pytest.mark.parametrize("forward", LEFT, ids=lambda each: each.__name__)
-def test_left_as_it_was(forward: Callable[..., Any]) -> None:
-    model = model_of(forward)
-    call, report = compiled(model, "fuse")
-    with torch.no_grad():
-        check(call, model, torch.randn(2, ROWS, K))
-    assert len(report.sites) + len(report.skipped) == 1 and not report.notes, report
-
-
-def test_not_where_gradients_are_recorded() -> None:
-    """x's gradient would take two products and a sum."""
-    model = model_of(chunk)
-    call, report = compiled(model, "fuse")
-    check(call, model, torch.randn(ROWS, K, requires_grad=True))
-    assert len(report.sites) == 1 and not report.notes
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    check(call, model, torch.randn(ROWS, K))
-    assert len(report.sites) == 3 and len(report.notes) == 1, "another graph"
-
-
-def test_not_under_autocast() -> None:
-    """Each of the two would cast x."""
-    model = model_of(chunk)
-    call, report = compiled(model, "fuse")
+def test_where_gradients_or_casts_make_it_slower() -> None:
+    """x's gradient would take two products and a sum; under autocast each of the two would cast x."""
+    model = Layers()
+    fused = fuse_eagerly(model)
+    x = torch.randn(ROWS, K, requires_grad=True)
+    torch.testing.assert_close(fused(x), model(x))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        call(torch.randn(ROWS, K))
-        assert len(report.sites) == 1 and not report.notes
-        call(torch.randn(ROWS, K, dtype=torch.bfloat16))
-        assert not report.notes, "the weight is cast"
+        fused(x), fused(x.bfloat16())
+    assert not report_of(fused).notes
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(x), model(x))
+    assert len(report_of(fused).notes) == 2, "another graph"
 
 
-@pytest.mark.parametrize("backend", ["fuse", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_not_in_an_inference_mode_of_the_models_own(backend: str) -> None:
     """AOTAutograd can trace no view of a parameter there; around the model it does not see the mode."""
 
-    def within(self: Any, x: Tensor) -> Any:
-        with torch.inference_mode():
-            return chunk(self, x)
+    class Within(Layers):
+        def forward(self, x: Tensor) -> Any:
+            with torch.inference_mode():
+                return super().forward(x)
 
-    for forward, count in ((within, 0), (chunk, 1)):
-        model = model_of(forward)
-        call, report = compiled(model, backend)
-        with torch.no_grad() if forward is within else torch.inference_mode():
-            check(call, model, torch.randn(ROWS, K))
-        assert report.sites and len(report.notes) == count, report
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bits(dtype: torch.dtype) -> None:
-    model = model_of(chunk).to(dtype)
-    call, report = compiled(model, "fuse")
-    x = torch.randn(ROWS, K, dtype=dtype)
+    model, report = Within(), FusionReport()
+    options: Any = {"backend": backend, "report": report.add}
     with torch.no_grad():
-        torch.testing.assert_close(call(x), model(x), rtol=4 * torch.finfo(dtype).eps, atol=1e-2)
-    assert len(report.notes) == 1
+        x = torch.randn(ROWS, K)
+        torch.testing.assert_close(torch.compile(model, backend="epigemm", options=options)(x), model(x))
+    assert report.sites and not report.notes, report
 
 
 # --- what pays -------------------------------------------------------------------------------------------------------
@@ -178,51 +102,44 @@ def taken_apart(graph: fx.Graph, one_us: float) -> Pair:
 
 SIZES = torch.empty(4096, 64), torch.empty(2 * 2048, 64)
 MOVED_US = 4096 * 2048 * 4 / 3e6  # a matrix of the result's size in fp32
+WHOLE_US = 1000.0 + 2 * 3.0 + 5 * MOVED_US
 
 
 @pytest.mark.parametrize("one_by_one", [True, False], ids=["eager", "Inductor"])
 @pytest.mark.parametrize("function", [swiglu, of_pytorch])
 def test_the_kernels_behind_are_counted(function: Callable[..., Any], one_by_one: bool) -> None:
     """In eager mode SiLU and a product, or `F.glu`; Inductor makes one kernel of both."""
-    graph, one_us = graph_of(function, *SIZES), 1000.0
-    pair = taken_apart(graph, one_us)
+    graph = graph_of(function, *SIZES)
+    pair = taken_apart(graph, 1000.0)
     passes, kernels = (5, 2) if function is swiglu and one_by_one else (3, 1)
-    behind_us = kernels * 3.0 + passes * MOVED_US
-    for fused_us, pays in ((0.48 * (one_us + behind_us), True), (0.49 * (one_us + behind_us), False)):
-        found = judged(graph, lambda chain, us=fused_us: Judged("", Way.FUSED, 2000.0, us))  # type: ignore[misc]
+    whole_us = 1000.0 + kernels * 3.0 + passes * MOVED_US
+    for share, pays in ((0.48, True), (0.49, False)):
+        found = judged(graph, lambda chain, us=share * whole_us: Judged("", Way.FUSED, 2000.0, us))  # type: ignore[misc]
         assert pairs.pays(pair, found, one_by_one=one_by_one) == pays
 
 
-def test_a_chain_that_is_not_fused_counts_by_its_kernels() -> None:
-    """Only the one that reads the other has to be."""
+@pytest.mark.parametrize("both", ["", "of both"])
+def test_each_part_is_counted_once(both: str) -> None:
+    """A chain that is not fused by its kernels; one kernel for both products in full, with the operators of one."""
     graph = graph_of(swiglu, *SIZES)
     pair, silu_us = taken_apart(graph, 1000.0), 3.0 + 2 * MOVED_US
 
-    def judge(chain: Chain, plain_us: float) -> Judged:
-        if chain.function == "linear_mul":
-            return Judged("", Way.FUSED, 500.0, 500.0)
-        return Judged(profit.SLOWER, Way.FALLBACK, plain_us, plain_us)
+    def judge(chain: Chain, us: float) -> Judged:
+        is_last = chain.function == "linear_mul"
+        if both:
+            return Judged("", Way.FUSED, 500.0, us if is_last else 0.0, both=both)
+        left_us = us - 500.0 - silu_us
+        return (
+            Judged("", Way.FUSED, 500.0, 500.0)
+            if is_last
+            else Judged(profit.SLOWER, Way.FALLBACK, left_us, left_us)
+        )
 
-    whole_us = 1000.0 + 2 * 3.0 + 5 * MOVED_US
-    for left_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
-        found = judged(graph, lambda chain, us=left_us - 500.0 - silu_us: judge(chain, us))  # type: ignore[misc]
+    for share, pays in ((0.96, True), (0.98, False)):
+        found = judged(graph, lambda chain, us=share * WHOLE_US: judge(chain, us))  # type: ignore[misc]
         assert pairs.pays(pair, found, one_by_one=True) == pays
     nothing = judged(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, 1.0, 1.0))
     assert not pairs.pays(pair, nothing, one_by_one=True)
-
-
-def test_one_kernel_for_both_counts_in_full() -> None:
-    """Its time is that of both products. The operators of the chain that has it are those of one."""
-    graph = graph_of(swiglu, *SIZES)
-    pair, whole_us = taken_apart(graph, 1000.0), 1000.0 + 2 * 3.0 + 5 * MOVED_US
-
-    def judge(chain: Chain, both_us: float) -> Judged:
-        us = both_us if chain.function == "linear_mul" else 0.0
-        return Judged("", Way.FUSED, 500.0, us, both="of both")
-
-    for both_us, pays in ((0.96 * whole_us, True), (0.98 * whole_us, False)):
-        found = judged(graph, lambda chain, us=both_us: judge(chain, us))  # type: ignore[misc]
-        assert pairs.pays(pair, found, one_by_one=True) == pays
 
 
 @pytest.mark.parametrize(
@@ -235,52 +152,48 @@ def test_one_kernel_for_both_counts_in_full() -> None:
     ],
 )
 def test_the_planner_decides(
-    dtype: torch.dtype, size: tuple[int, int, int], pays: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, size: tuple[int, int, int], pays: bool, hopper: Tensor
 ) -> None:
     """On an H200 that is described to it: at few rows two products take longer than one."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: (90, 132))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
-    place, (m, n, k) = torch.empty(0), size
+    m, n, k = size
     graph = graph_of(swiglu, torch.empty(m, k, dtype=dtype), torch.empty(2 * n, k, dtype=dtype))
 
     def judge(chain: Chain) -> Judged:
-        return profit.judged_there(profit.call_of(chain), place)
+        return profit.judged_there(profit.call_of(chain), hopper)
 
     us = pairs.read_by_halves(graph, judged(graph, judge))
     (pair,) = pairs.take_apart(graph, us, us).values()
     assert pairs.pays(pair, judged(graph, judge), one_by_one=True) == pays
 
 
-def test_one_product_stays_where_views_read_what_is_computed_later() -> None:
+def test_only_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one stays as it was; one whose x is what another one gave, too."""
+    for lost, kept in (("fc", "down"), ("down", "fc")):
+        monkeypatch.setattr(pairs, "pays", lambda pair, *_, lost=lost, **__: name_of(pair.first) != lost)
+        model, x = Layers(), torch.randn(ROWS, K)
+        fused = fuse_eagerly(model)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), model(x))
+        assert len(report_of(fused).sites) == 3
+        assert [note.partition(":")[0] for note in report_of(fused).notes] == [kept]
+
+
+def test_one_product_stays_where_views_read_what_is_computed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size of a dynamic batch, behind the product."""
 
-    class Model(Layers):
+    class Later(Layers):
         def forward(self, x: Tensor) -> Any:
             z = self.fc(x.view(-1, K))
             size = x.shape[0] * x.shape[1]
             a, b = z.view(size, 2, N).unbind(1)
             return self.down(F.silu(a) * b * z[:, :N])
 
-    model, report = Model().eval(), FusionReport()
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(pairs, "pays", lambda *_, **__: False)
-        call = torch.compile(
-            model, backend="epigemm", dynamic=True, options={"backend": "aot_eager", "report": report.add}
-        )
+    monkeypatch.setattr(pairs, "pays", lambda *_, **__: False)
+    model, report = Later(), FusionReport()
+    options: Any = {"backend": "aot_eager", "report": report.add}
+    call = torch.compile(model, backend="epigemm", dynamic=True, options=options)
+    with torch.no_grad():
         for lead in ((2, 3), (4, 5)):
-            check(call, model, torch.randn(*lead, K))
+            x = torch.randn(*lead, K)
+            torch.testing.assert_close(call(x), model(x))
     assert len(report.sites) == 2 and not report.skipped and not report.notes, report
-
-
-def test_only_those_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one stays as it was; one whose x is what another one gave, too."""
-    for place in (0, 1):
-        lost = ("fc", "down")[place]
-        monkeypatch.setattr(pairs, "pays", lambda pair, *_, lost=lost, **__: name_of(pair.first) != lost)
-        model = model_of(stacked)
-        call, report = compiled(model, "fuse")
-        with torch.no_grad():
-            check(call, model, torch.randn(ROWS, K))
-        assert len(report.sites) == 3 and len(report.notes) == 1
-        assert report.notes[0].startswith(("down", "fc")[place])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
@@ -20,8 +20,9 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.linker import loader
 from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
+from tests.fusion.eager import report_of
+from tests.fusion.table_writes import COPIES
 
-HOPPER = (90, 132)  # capability, multiprocessors
 M, N, K = 4096, 4096, 4096
 
 
@@ -72,18 +73,6 @@ def test_where_gradients_are_recorded_the_product_decides() -> None:
     assert profit.call_of(chain_of(gated, x, weight, matrix)).epilogue is BIAS
 
 
-def test_on_a_cpu_all_that_is_right_is_fused() -> None:
-    assert profit.judged(chain_of(linear, torch.rand(6, 8), torch.rand(4, 8), torch.rand(4))).why_not == ""
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """An H200 that is described to the planner, and a tensor that stands for one there."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    return torch.empty(0)
-
-
 def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -91,13 +80,27 @@ def call(m: int, dtype: torch.dtype, k: int = K, n: int = N) -> LinearCall:
     return LinearCall(BIAS, empty(m, k), empty(n, k), (empty(n),))
 
 
-def test_the_planner_decides(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fp32 runs on fp16 slices where there are rows enough; cuBLAS adds a bias itself."""
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")  # as a build with all kernels
-    assert profit.judged_there(call(M, torch.float32), hopper).why_not == ""
-    assert profit.judged_there(call(16, torch.float32), hopper).why_not == profit.SLOWER
-    assert profit.judged_there(call(M, torch.bfloat16), hopper).why_not == profit.SLOWER
-    assert profit.judged_there(call(M, torch.float32), hopper, is_recorded=True).why_not == ""
+FP32, BF16 = torch.float32, torch.bfloat16
+# An epilogue, M, N = K, a type, whether autograd records, and why it is not fused.
+ASKED = [
+    (BIAS, M, N, FP32, False, ""),  # on fp16 slices, where there are rows enough
+    (BIAS, 16, N, FP32, False, profit.SLOWER),
+    (BIAS, M, N, BF16, False, profit.SLOWER),  # cuBLAS adds a bias itself
+    (BIAS, M, N, FP32, True, ""),
+    (BIAS_RELU, M, N, BF16, False, ""),  # cuBLAS with a ReLU is a fused call
+    (BIAS_RELU, M, N, BF16, True, profit.RECORDED),
+    (BIAS_RELU, M, 256, FP32, False, ""),
+    (BIAS_RELU, M, 256, FP32, True, profit.SLOWER),  # PyTorch's layer has a cheaper derivative
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_planner_decides(asked: Any, hopper: Tensor) -> None:
+    epilogue, m, n, dtype, is_recorded, why_not = asked
+    found = profit.judged_there(
+        call(m, dtype, n, n)._replace(epilogue=epilogue), hopper, is_recorded=is_recorded
+    )
+    assert found.why_not == why_not
 
 
 def test_a_kernel_that_cannot_be_linked_gains_nothing(
@@ -111,18 +114,6 @@ def test_a_kernel_that_cannot_be_linked_gains_nothing(
         found = profit.judged_there(asked, hopper)
         assert found.why_not == reason and found.way is Way.FUSED
         assert found.fused_us < found.fallback_us / 1.1
-
-
-def test_cublas_with_a_relu_is_a_fused_call(hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But no training in 16 bits, which gains nothing."""
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
-    asked = call(M, torch.bfloat16)._replace(epilogue=BIAS_RELU)
-    assert profit.judged_there(asked, hopper).why_not == ""
-    assert profit.judged_there(asked, hopper, is_recorded=True).why_not == profit.RECORDED
-    asked = call(M, torch.float32, 256, 256)._replace(epilogue=BIAS_RELU)
-    assert profit.judged_there(asked, hopper) == Judged("", Way.FALLBACK, ANY, ANY)
-    recorded = profit.judged_there(asked, hopper, is_recorded=True)
-    assert recorded.why_not == profit.SLOWER, "a layer of PyTorch's own has a cheaper derivative"
 
 
 def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
@@ -198,14 +189,6 @@ def test_two_kernels_need_one_that_can_be_linked(is_linked: dict[str, bool], der
         assert (found.why_not == "") == (derivative and not learns)
 
 
-def test_an_epilogue_that_cannot_be_linked_is_not_fused(hopper: Tensor) -> None:
-    if not plans.no_gemm_kernels():
-        pytest.skip("this build has the kernels, and links them")
-    inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((M, K), (N, K), (M, N))]
-    found = profit.call_of(chain_of(gated, *inputs))
-    assert "this build has no kernel" in profit.judged_there(found, hopper).why_not
-
-
 def test_one_kernel_moves_less_than_several() -> None:
     x, weight, bias, other = torch.rand(64, 8), torch.rand(16, 8), torch.rand(16), torch.rand(64, 16)
 
@@ -219,3 +202,25 @@ def test_one_kernel_moves_less_than_several() -> None:
     assert profit.one_kernel_us(chain) == pytest.approx(profit._LEAST_US + 3 * matrix)
     several = sum(map(profit.device_us, profit.kernels_behind(chain)))
     assert several == pytest.approx(4 * profit._LEAST_US + (2 + 3 + 2 + 3) * matrix)
+
+
+def test_a_rewriting_whose_products_are_not_fused_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's encoder layer stays one node, and nothing is copied so that sums lie in rows."""
+    monkeypatch.setattr(profit, "judged", lambda *given, **named: Judged(profit.SLOWER))
+    x, nodes = torch.randn(2, 8, 8), list[str]()
+
+    def backend(graph_module: fx.GraphModule, _: Any) -> Any:
+        nodes.extend(node.name for node in graph_module.graph.nodes if node.op == "call_function")
+        return graph_module.forward
+
+    options: dict[str, Any] = {"backend": backend, "strict": True}
+    with torch.no_grad():
+        layer = nn.TransformerEncoderLayer(8, 2, 24, dropout=0.0, batch_first=True).eval()
+        fused = epigemm.fuse(layer, options=options)
+        fused(x)
+    assert len(nodes) == 1
+    assert report_of(fused).notes == [f"_transformer_encoder_layer_fwd stays as it is: {profit.SLOWER}"]
+    (row,) = [row for row in COPIES if row.source.startswith("return self.block(self.block(self.block(")]
+    fused = epigemm.fuse(row.program().model(), options=options)
+    fused(x, x)
+    assert not report_of(fused).sites and not report_of(fused).notes

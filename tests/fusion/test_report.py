@@ -1,32 +1,16 @@
-"""What the report says."""
+"""What the report says, and what `epigemm.explain` of a fused model says beside it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import epigemm
 from epigemm.fusion import FusedSite, FusionReport, Skipped
-from tests.fusion.eager import fuse_eagerly
-
-
-class Sites(nn.Module):
-    """One layer after the other, each used in a way of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.bn = nn.Linear(8, 8), nn.BatchNorm1d(8)
-        self.vector = nn.Parameter(torch.rand(8))
-        self.matrix = nn.Parameter(torch.rand(9, 8))
-        self.mask = torch.rand(9, 8) > 0.5
-
-
-def report_of(forward: Any) -> FusionReport:
-    model = type("Model", (Sites,), {"forward": forward})()
-    return fuse_eagerly(model, dry_run=True, example_inputs=(torch.rand(9, 8),))  # type: ignore[no-any-return]
+from tests.fusion.eager import fuse_eagerly, report_of
+from tests.support.pieces import Road
 
 
 def test_equal_blocks_are_one_line() -> None:
@@ -34,59 +18,7 @@ def test_equal_blocks_are_one_line() -> None:
     report = fuse_eagerly(nn.Sequential(*blocks), dry_run=True, example_inputs=[torch.rand(4, 8)])
     text = str(report).splitlines()
     assert text[0] == "6 of 6 products fused"
-    assert text[1:] == ["  *.* (3): linear_gelu: gelu(acc + c1)", "  *.* (3): linear: acc + c1"], str(report)
-
-
-def second_user(self: Sites, x: Tensor) -> Any:
-    z = self.fc(x)
-    return torch.relu(z) * z + z.sum()
-
-
-def reduced(self: Sites, x: Tensor) -> Any:
-    return F.softmax(self.fc(x), -1)
-
-
-def masked(self: Sites, x: Tensor) -> Any:
-    return self.fc(x).masked_fill(self.mask, 0.0)
-
-
-def five_vectors(self: Sites, x: Tensor) -> Any:
-    z = self.fc(x)
-    for number in range(4):
-        z = z * (self.vector + number)
-    return z
-
-
-def wider(self: Sites, x: Tensor) -> Any:
-    return self.fc(x) * self.vector.double()
-
-
-@pytest.mark.parametrize(
-    ("forward", "formula", "text"),
-    [
-        (second_user, "acc + c1", "sum_1 makes one number of several, as norms do, which is not pointwise"),
-        (reduced, "acc + c1", "softmax is a reduction"),
-        (masked, "acc + c1", "bool [9, 8], is no operand"),
-        (five_vectors, "(((acc + c1) * c2) * c3) * c4", "an epilogue has at most 4"),
-        (wider, "acc + c1", "float64 [8], is no operand"),
-    ],
-    ids=lambda v: v.__name__ if callable(v) else "",
-)
-def test_why_a_chain_ends(forward: Any, formula: str, text: str) -> None:
-    report = report_of(forward)
-    (site,) = report.sites
-    assert site.formula == formula and any(text in note for note in site.notes), report
-
-
-def test_what_is_left_alone() -> None:
-    model = nn.Linear(8, 8).double()
-    report = fuse_eagerly(model, dry_run=True, example_inputs=(torch.rand(4, 8).double(),))
-    assert report.skipped == [Skipped("linear", "it is in float64")]
-    compiled = nn.Linear(8, 8)
-    compiled.compile(backend="eager")
-    assert "left alone: it has been compiled already" in str(
-        fuse_eagerly(compiled, inplace=True).fusion_report
-    )
+    assert text[1:] == ["  *.0 (3): linear_gelu: gelu(acc + c1)", "  *.2 (3): linear: acc + c1"], str(report)
 
 
 def test_reports_add_up_without_repetition() -> None:
@@ -94,3 +26,91 @@ def test_reports_add_up_without_repetition() -> None:
     second = FusionReport([FusedSite("a", "linear", ("fc",)), FusedSite("c", "linear", ("fc",))], [])
     first.add(second)
     assert [site.name for site in first.sites] == ["a", "c"] and len(first.skipped) == 1
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc1, self.fc2 = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(self.norm(x)))) + x  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.bn = nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return torch.bmm(self.bn(x)[None], x.t()[None])[0]
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+def test_each_product_has_its_layers_name(model: Model) -> None:
+    """What runs is told: each fused call, and no other. Nothing is changed, and calls go on."""
+    fused, x = fuse_eagerly(model), torch.randn(6, 16)
+    before, generator = (
+        {name: value.clone() for name, value in fused.state_dict().items()},
+        torch.get_rng_state(),
+    )
+    found = epigemm.explain(fused, x)
+    assert torch.equal(torch.get_rng_state(), generator) and fused.training
+    torch.testing.assert_close(fused.state_dict(), before, rtol=0, atol=0)
+    assert all(each.grad is None for each in fused.parameters())
+    assert found.about == "Model, fused by epigemm.fuse"
+    names = [each.name for each in found]
+    assert names[:4] == ["blocks.0.fc1", "blocks.0.fc2", "blocks.1.fc1", "blocks.1.fc2"]
+    gelu = found["blocks.1.fc1"]
+    assert gelu.size == (6, 32, 16) and gelu.runs == "fallback" and gelu.explanation is not None
+    assert any("gelu" in note for note in gelu.notes)
+    (plain,) = [each for each in found if each.explanation is None]
+    assert (plain.function, plain.why) == ("bmm", "fuse takes no product of this form") and plain.columns[-1]
+    fused(x)
+    told = sorted(each.function for each in found if each.explanation is not None)
+    assert sorted(site.function for site in report_of(fused).sites) == told
+
+
+class Viewed(nn.Module):
+    """A call whose result has another shape, and a broken graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.fc1(x).view(4, 8))
+        torch._dynamo.graph_break()
+        return torch.relu(self.fc2(x))
+
+
+def test_a_broken_graph_is_said() -> None:
+    found = epigemm.explain(fuse_eagerly(Viewed()), torch.randn(2, 2, 8))
+    assert [(each.name, each.function) for each in found] == [("fc1", "linear_relu"), ("fc2", "linear_relu")]
+    assert found.notes[-1] == "2 graphs: what runs between them is not listed"
+
+
+def test_a_fused_part_of_a_plain_model(model: Model) -> None:
+    model.blocks[1] = fuse_eagerly(model.blocks[1])
+    found = epigemm.explain(model, torch.randn(6, 16))
+    runs = {each.name: each.explanation is not None for each in found}
+    assert runs["blocks.0.fc1"] is False and runs["blocks.1.fc1"] is True
+    assert found["blocks.1.fc1"].notes and found["blocks.0.fc1"].runs == "PyTorch's own"
+
+
+def test_a_time_where_a_gpu_decides(road: Road) -> None:
+    layer = nn.Linear(road.size[2], road.size[1], device=road.device).requires_grad_(False)
+    fused = fuse_eagerly(nn.Sequential(layer, nn.ReLU()))
+    (product,) = epigemm.explain(fused, road.x())
+    assert product.explanation is not None
+    assert product.explanation.us is not None and product.size == road.size

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.net import api, budgets, errors, plans, update
+from tests.net import api, budgets, errors, explanations, plans, update
 
 of_this_torch = pytest.mark.skipif(
     f"torch {update.torch_of_files()};" not in (update.HERE / "errors.txt").read_text().partition("\n")[0],
@@ -34,6 +34,12 @@ def test_messages_of_errors() -> None:
 def test_every_bad_call_raises_an_error() -> None:
     """A message that is empty would stand first."""
     assert "" not in (update.HERE / "errors.txt").read_text().splitlines()
+
+
+@of_this_torch
+@pytest.mark.usefixtures("fresh_compiler")
+def test_explanations() -> None:
+    assert not differences("explanations", explanations.lines)
 
 
 def test_plans() -> None:

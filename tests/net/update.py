@@ -12,10 +12,15 @@ from pathlib import Path
 
 import torch
 
-from tests.net import api, budgets, errors, plans
+from tests.net import api, budgets, errors, explanations, plans
 
 HERE = Path(__file__).parent
-MADE: dict[str, Callable[[], list[str]]] = {"api": api.lines, "errors": errors.lines, "plans": plans.lines}
+MADE: dict[str, Callable[[], list[str]]] = {
+    "api": api.lines,
+    "errors": errors.lines,
+    "explanations": explanations.lines,
+    "plans": plans.lines,
+}
 
 
 def kept_budgets() -> dict[str, int]:
@@ -64,6 +69,7 @@ def main() -> int:
 _WHAT = {
     "api": "The public interface; tests/net/api.py reads it.",
     "errors": f"Messages of bad calls, with torch {torch_of_files()}; tests/net/errors.py makes them.",
+    "explanations": f"What explain says, with torch {torch_of_files()}; tests/net/explanations.py asks it.",
     "plans": "Plans of dry runs; tests/net/plans.py says what a line has.",
     "budgets": "Upper bounds that may only fall; tests/net/budgets.py measures them.",
 }

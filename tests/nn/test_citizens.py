@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from tests.support.untyped import torch as untyped
 
 ROWS, IN, OUT = 9, 24, 16
 Layers = Callable[..., nn.Module]
@@ -79,15 +78,6 @@ def test_made_on_the_meta_device(make: Layers, assign: bool, context: bool) -> N
 
 
 @layers
-def test_inference_mode(make: Layers) -> None:
-    module, x = make().eval(), x_of()
-    expected = module(x).detach()
-    with torch.inference_mode():
-        result = module(x)
-    assert result.is_inference() and torch.equal(result, expected)
-
-
-@layers
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_autocast(make: Layers, training: bool) -> None:
     """The type of the product is autocast's, which a float32 operand promotes; gradients have the parameters' types."""
@@ -124,32 +114,6 @@ def test_deterministic_algorithms(make: Layers) -> None:
         torch.use_deterministic_algorithms(False)
     for one, other in zip(*results, strict=True):
         assert one is not None and other is not None and torch.equal(one, other)
-
-
-@layers
-def test_functional_calls_and_gradients_of_samples(make: Layers) -> None:
-    """torch.func: an ensemble by vmap, and the gradient of each sample, against one at a time."""
-    modules, x = [make(dtype=torch.float64).eval() for _ in range(3)], x_of(torch.float64)
-    base = modules[0]
-    parameters, buffers = untyped.func.stack_module_state(modules)
-
-    def call(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
-        result: Tensor = untyped.func.functional_call(base, (parameters, buffers), (x,))
-        return result
-
-    ensemble = untyped.func.vmap(call, (0, 0, None))(parameters, buffers, x)
-    torch.testing.assert_close(ensemble, torch.stack([module(x) for module in modules]))
-
-    def loss(parameters: Any, row: Tensor) -> Tensor:
-        return call(parameters, dict(base.named_buffers()), row.unsqueeze(0)).square().sum()
-
-    own = {name: p.detach() for name, p in base.named_parameters()}
-    found = untyped.func.vmap(untyped.func.grad(loss), (None, 0))(own, x)
-    for row in range(ROWS):
-        base.zero_grad()
-        base(x[row : row + 1]).square().sum().backward()
-        for name, parameter in base.named_parameters():
-            torch.testing.assert_close(found[name][row], parameter.grad)
 
 
 @pytest.mark.parametrize("convert", ["half", "bfloat16", "double"])

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,32 @@ from epigemm.epilogues.tracer.source import functor_text, prelude
 
 CSRC = Path(__file__).parents[2] / "csrc"
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+
+needs_compiler = pytest.mark.skipif(
+    COMPILER is None or not CSRC.is_dir(), reason="no C++ compiler, or no sources"
+)
+
+
+def compiled(text: str, folder: Path, *options: str) -> Path:
+    """A program, or with `-shared` a library; warnings are errors.
+
+    No contraction: references have none, and a bound on the difference stays derivable.
+    """
+    folder.mkdir(exist_ok=True)
+    source = folder / "source.cpp"
+    source.write_text(text)
+    strict = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    command = [str(COMPILER), *strict, str(source), *options, "-o", str(folder / "made")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:4000]
+    return folder / "made"
+
+
+def printed(program: Path, *arguments: object) -> list[str]:
+    """The words of what a program prints."""
+    command = [str(program), *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
 
 LOOPS = """
 template <class Functor, class T, std::size_t... Is>
@@ -43,7 +70,6 @@ class Functors:
     """
 
     def __init__(self, traced: Mapping[str, Traced], folder: Path, optimization: str = "-O1") -> None:
-        assert COMPILER is not None
         lines = ["#include <cstddef>", "#include <utility>", prelude(), LOOPS]
         for name, one in traced.items():
             lines.append(functor_text(one.program, one.kinds, f"Functor_{name}"))
@@ -57,24 +83,7 @@ class Functors:
                 f'extern "C" void {name}_slope(const double* const* in, double* out, long n, int which) '
                 f"{{ slopes<Functor_{name}>(in, out, n, which, {sequence}); }}"
             )
-        source = folder / "functors.cpp"
-        source.write_text("\n".join(lines))
-        library = source.with_suffix(".so")
-        # No contraction: the reference has none, and a bound on the difference stays derivable.
-        options = [
-            "-std=c++17",
-            optimization,
-            "-ffp-contract=off",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-shared",
-            "-fPIC",
-        ]
-        command = [COMPILER, *options, str(source), "-o", str(library)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr[:4000]
-        self._library = ctypes.CDLL(str(library))
+        self._library = ctypes.CDLL(str(compiled("\n".join(lines), folder, optimization, "-shared", "-fPIC")))
 
     def _call(self, function: str, inputs: tuple[Tensor, ...], *more: int) -> Tensor:
         shape = max(inputs, key=lambda tensor: tensor.numel()).shape

@@ -28,9 +28,6 @@ def test_links_lead_to_files_of_the_site(page: str, markdown: str, expected: str
     assert hooks.on_page_markdown(markdown, of) == expected
 
 
-LONG = "torch.__future__.set_swap_module_params_on_conversion(True)"
-
-
 @pytest.mark.parametrize(
     ("html", "expected"),
     [
@@ -44,9 +41,3 @@ LONG = "torch.__future__.set_swap_module_params_on_conversion(True)"
 )
 def test_names_and_sizes_stay_on_one_line(html: str, expected: str) -> None:
     assert hooks.on_page_content(html) == expected
-
-
-def test_a_long_name_may_be_broken() -> None:
-    found = hooks.on_page_content(f"<code>{LONG}</code>")
-    assert found.startswith("<code>torch.<wbr>_<wbr>_<wbr>future") and "swap_<wbr>module" in found
-    assert found.replace("<wbr>", "") == f"<code>{LONG}</code>"

@@ -34,10 +34,6 @@ def test_a_primitive_is_repeated(name: str) -> None:
         assert short_number(functor.epilogue.traced.program, rounded_to) == once
 
 
-def test_products_are_repeated() -> None:
-    assert repeated("mul", 4).primitives == ["mul"] * 5
-
-
 def test_random_functors() -> None:
     functors = random_functors(7, 8)
     assert [each.text for each in functors[:3]] == [each.text for each in random_functors(7, 3)]
@@ -57,13 +53,6 @@ def test_the_plans_are_there() -> None:
             arithmetic = dry_runs.ARITHMETICS[kernel.plan[0]]
             tiles: Any = build_info()["families"][families[kernel.plan[1]]]
             assert kernel.plan[2] < tiles["16_bits" if arithmetic == "ieee" else arithmetic]
-
-
-def test_the_table_is_what_is_written() -> None:
-    text = cost_table.PATH.read_text()
-    head = text[text.index("//\n") : text.index("// Written by")]
-    source = " ".join(head.replace("//", " ").split())
-    assert cost_table.text(cost_table.read(), source) == text
 
 
 def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,18 +96,6 @@ def test_wrong_usage_exits_with_two(
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert message in capsys.readouterr().err
-
-
-def test_predictions_are_judged() -> None:
-    points = [(1.0, 1.1), (2.0, 1.0), (4.0, 4.0)]
-    checks = {
-        str(place): {"cooperative": {"measured_us": measured, "predicted_us": predicted, "bare_us": 1.0}}
-        for place, (measured, predicted) in enumerate(points)
-    }
-    found = _judged(checks)
-    assert found["points"] == 3
-    assert found["median_error"] == pytest.approx(0.1) and found["worst_error"] == pytest.approx(0.5)
-    assert _judged({})["median_error"] is None
 
 
 class Pretended(Sweep):

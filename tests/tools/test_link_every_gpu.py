@@ -34,11 +34,6 @@ def test_the_tiles_are_the_familys(operand: str, size: int) -> None:
         assert 0 < 2 * size * k * (m + n) <= each.shared_bytes <= 1024 * most
 
 
-def test_right_code_has_no_problem() -> None:
-    assert not [*problems(TILE, Found(232, RIGHT))]
-    assert not [*problems(TILE._replace(schedule="by elements"), Found(172, RIGHT | {"LDGSTS": 0}))]
-
-
 @pytest.mark.parametrize(
     ("tile", "found", "words"),
     [

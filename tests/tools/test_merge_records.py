@@ -57,11 +57,6 @@ def test_records_of_tests() -> None:
     ]
 
 
-def test_a_whole_record_is_itself() -> None:
-    merged, whole = merge_tests([record_of(1, 1)]), record_of(1, 1)
-    assert {name: merged[name] for name in whole} == whole
-
-
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [

@@ -94,10 +94,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(file.read_text())["ran"] == 2
     assert random_functions.main(["--count", "4", "--time-budget", "0"]) == 0
     assert "0 functions from seed 0, 0 wrong, 4 left out: the time was up" in capsys.readouterr().out
-
-
-def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(results_epilogue, "filled", _once)
-    seed, _ = next(failures())
-    assert random_functions.main(["--seed", seed, "--only", "0"]) == 1
-    assert f"FAILED: --seed {seed} --only 0: AssertionError" in capsys.readouterr().out

@@ -28,13 +28,6 @@ class Commands:
         return int(command[0]) if command[0].isdigit() else 0
 
 
-def test_jobs_have_their_own_names_and_modules() -> None:
-    every = record_all.jobs(Path("records"), TREES)
-    assert len({job.name for job in every}) == len(every)
-    for job in every:
-        assert job.commands and all(TREES in " ".join(command) for command in job.commands), job.name
-
-
 def test_arguments_are_those_of_the_commands(tmp_path: Path) -> None:
     """Each module takes what is given to it: argparse would end with 2 before anything runs."""
     from benchmarks import cli
@@ -78,15 +71,6 @@ def test_the_budget_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert list(ended) == ["short"] and "long: left" in capsys.readouterr().out
     (_, left) = run.seen[0]
     assert 60 <= int(left) <= 100 - record_all.ENDING_S
-
-
-def test_shards_are_merged_where_all_ended_well(tmp_path: Path) -> None:
-    good, bad = Commands(), Commands()
-    record([Job("tool", 1, (("0",), ("0",)), "tool.txt")], tmp_path, TREES, 60, good)
-    assert "tools.merge_records" in good.seen[-1] and str(tmp_path / "tool-2.log") in good.seen[-1]
-    ended = record([Job("other", 1, (("0",), ("3",)), "other.txt")], tmp_path, TREES, 60, bad)
-    assert ended["other"].status == "failed"
-    assert not any("tools.merge_records" in command for command in bad.seen)
 
 
 def test_a_job_that_was_stopped_goes_on_with_the_shards_that_are_left(tmp_path: Path) -> None:

@@ -54,12 +54,6 @@ def test_every_epilogue_has_its_jobs() -> None:
 KINDS = ("elementwise", "derivative", "fused", "slices")
 
 
-def test_jobs_of_one_kind_stand_together() -> None:
-    """So that shards take equally long."""
-    kinds = [name.split()[0] for name in run_every_kernel.jobs()]
-    assert kinds == sorted(kinds) and len(set(kinds)) == 10
-
-
 def test_a_job_draws_the_same_whatever_runs_before_it(capsys: pytest.CaptureFixture[str]) -> None:
     drawn: dict[str, list[float]] = {}
 
@@ -74,9 +68,3 @@ def test_a_job_draws_the_same_whatever_runs_before_it(capsys: pytest.CaptureFixt
     for shard in ("1/1", "2/2"):
         sharded.run(jobs, "launches", ["--shard", shard, "--trees", TREES])
     assert len(drawn["b"]) == 2 and drawn["b"][0] == drawn["b"][1]
-
-
-def test_what_is_no_shard(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        sharded.run({}, "calls", ["--shard", "3/2"])
-    assert "--shard" in capsys.readouterr().err

@@ -28,6 +28,11 @@ PROMOTED = (
     "and what follows is computed and stored in float32"
 )
 _ADDMM = "(addmm, with the bias)"
+_GEMMS = {
+    dry_runs.PRODUCT: "(mm)",
+    dry_runs.WITH_BIAS: _ADDMM,
+    dry_runs.WITH_BIAS_AND_RELU: "(_addmm_activation, with the bias and the ReLU)",
+}
 _SAVED = (
     "gradients are recorded: the product is saved for the derivative, the epilogue is a kernel of its own"
 )
@@ -46,6 +51,7 @@ _GUARD = (
     "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
     "the last launch recomputes them"
 )
+_FIXUP = "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)"
 _COPIED = "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
 _SLICES_TEXT = {
     _precision.SPLIT: "split: three products of two fp16 slices, float32 accumulation; fp32's accuracy",
@@ -89,10 +95,9 @@ def of_one_kernel(call: LinearCall) -> Explanation | None:
 def apart(found: Explanation, call: LinearCall, before: list[str], is_recorded: bool) -> Explanation:
     """A call as two kernels: the product, of which there is an explanation, and the epilogue behind it."""
     path = REFERENCE if elementwise_kernels.why_none(call.x) else GEMM_ELEMENTWISE
-    launches = [*found.kernels, *before, in_its_own_kernel(call)]
-    reasons = [*found.reasons, _SAVED] if is_recorded else found.reasons
-    if is_recorded and _can_be_fused(call):
-        reasons = [_SAVED + _STRICT, *found.reasons]
+    launches, reasons = [*found.kernels, *before, in_its_own_kernel(call)], found.reasons
+    if is_recorded:
+        reasons = [_SAVED + _STRICT, *reasons] if _can_be_fused(call) else [*reasons, _SAVED]
     return replace(found, path=path, reasons=reasons, kernels=launches)
 
 
@@ -131,10 +136,15 @@ def explain_linear(call: LinearCall, considered: Considered | None = None) -> Ex
         choice = considered.choices.get(tried.arithmetic)
         if not (why_not := considered.why_not(tried)):
             return _explain_fused(call, tried, choice, [*reasons, *_why(call, tried, choice)])
+        source = tried.plan.get("source", "model")
+        if source != "model" and "measured" in why_not:
+            why_not += f": {times.source_text(source, tried.plan)}"
         if choice is None:
             candidates = tried.plan.get("candidates", [])
-        slices = "two fp16 slices instead" if reasons else "fp16 slices"
-        reasons += _why_not(call, tried, why_not, "" if choice is None else slices)
+            reasons.append(f"no fused kernel: {why_not}")
+        else:
+            slices = "two fp16 slices instead" if reasons else "fp16 slices"
+            reasons += [f"not on {slices}: {why_not}", *_memory_notes(call, tried.arithmetic)]
     return _of_fallback(call, considered.found, reasons, candidates)
 
 
@@ -142,31 +152,17 @@ def _of_fallback(
     call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
 ) -> Explanation:
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
-    does_everything = found is not None and "elementwise" not in found.launches
-    if found is None or found.answer:  # by PyTorch's operators
-        with_bias = call.bias is not None
-        does_everything = call.epilogue.is_bias
-    else:
-        with_bias = found.gemm == dry_runs.WITH_BIAS
-    gemm = f"torch GEMM {_ADDMM if with_bias else '(mm)'}"
-    if found is not None and found.gemm == dry_runs.WITH_BIAS_AND_RELU:
-        gemm = "torch GEMM (_addmm_activation, with the bias and the ReLU)"
-    launches = [gemm, *([] if does_everything else [f"{in_its_own_kernel(call)}, in place on the product"])]
-    path = REFERENCE if found is None else GEMM_ELEMENTWISE
+    by_operators = found is None or bool(found.answer)
+    gemm = dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS
+    launches = [f"torch GEMM {_GEMMS[gemm if found is None or by_operators else found.gemm]}"]
+    if not (call.epilogue.is_bias if found is None or by_operators else "elementwise" not in found.launches):
+        launches.append(f"{in_its_own_kernel(call)}, in place on the product")
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
     about: dict[str, Any] = {"candidates": candidates}
     if "fallback_us" in plan:
         about |= {"us": plans.fallback_us(plan), "is_measured": "fallback_measured_us" in plan}
+    path = REFERENCE if found is None else GEMM_ELEMENTWISE
     return _by_torch(call, launches, [*reasons, *_fallback_notes(call)], path, **about)
-
-
-def _why_not(call: LinearCall, tried: Tried, why_not: str, slices: str) -> list[str]:
-    source = tried.plan.get("source", "model")
-    if source != "model" and "measured" in why_not:
-        why_not += f": {times.source_text(source, tried.plan)}"
-    if not slices:
-        return [f"no fused kernel: {why_not}"]
-    return [f"not on {slices}: {why_not}", *_memory_notes(call, tried.arithmetic)]
 
 
 def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
@@ -198,32 +194,26 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
         where, tile = " in fp32 multiply-adds", f"tile {tried.plan['tile'].rpartition('x')[0]}"
         candidates = []
     kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
-    launches = _on_copies(tried, kernel) if choice is None else _on_slices(tried, choice, call.x, kernel)
+    launches = _launches(tried, choice, call.x, kernel)
     found = Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
     us = plans.fused_us(tried.plan)
     return found if math.isinf(us) else replace(found, us=us, is_measured="measured_us" in tried.plan)
 
 
-def _on_copies(tried: Tried, gemm: str) -> list[str]:
-    """The launches of a product with the copies that it needs."""
-    before = [f"epigemm CUDA kernel, copy: {', '.join(tried.copies)}"] if tried.copies else []
-    behind = ["epigemm CUDA kernel, copy: the result, from padded rows"] if tried.copies_result else []
-    return [*before, gemm, *behind]
-
-
-def _on_slices(tried: Tried, choice: Choice, x: Tensor, gemm: str) -> list[str]:
-    """Every launch of a product on fp16 slices, in order; `gemm` describes the kernel."""
-    launches = [] if flattens(x) else ["torch copy of x: its leading dimensions are not one stride apart"]
-    if choice.source != weight_slices.KEPT:
-        launches.append("epigemm CUDA kernel, split of weight into fp16 slices")
-    launches += [
-        "epigemm CUDA kernel, split of x into fp16 slices",
-        gemm,
-        "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)",
-    ]
-    if tried.padded:
-        launches.append("torch copy of the result: out is no matrix with rows of whole 16 bytes")
-    return launches
+def _launches(tried: Tried, choice: Choice | None, x: Tensor, gemm: str) -> list[str]:
+    """Every launch of a product on a fused kernel, in order; `gemm` describes the kernel."""
+    slices, splits_weight = choice is not None, choice is not None and choice.source != weight_slices.KEPT
+    every = (
+        (slices and not flattens(x), "torch copy of x: its leading dimensions are not one stride apart"),
+        (splits_weight, "epigemm CUDA kernel, split of weight into fp16 slices"),
+        (slices, "epigemm CUDA kernel, split of x into fp16 slices"),
+        (not slices and tried.copies, f"epigemm CUDA kernel, copy: {', '.join(tried.copies)}"),
+        (True, gemm),
+        (not slices and tried.copies_result, "epigemm CUDA kernel, copy: the result, from padded rows"),
+        (slices, _FIXUP),
+        (slices and tried.padded, "torch copy of the result: out is no matrix with rows of whole 16 bytes"),
+    )
+    return [launch for runs, launch in every if runs]
 
 
 def _explain_invariant(call: LinearCall) -> Explanation:
@@ -256,11 +246,10 @@ def _explain_rows(call: LinearCall) -> Explanation:
 
 def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
     lacked = weight_slices.lacked_memory(call, arithmetic)
-    notes = []
-    if weight_slices.MAKE in lacked:
-        notes.append("the last call of these sizes found no memory to keep the weight's pack")
-    if lacked and lacked != [weight_slices.MAKE]:
-        notes.append("the last call of these sizes found no memory for fp16 slices and ran without them")
+    last = "the last call of these sizes found no memory"
+    notes = [f"{last} to keep the weight's pack"] if weight_slices.MAKE in lacked else []
+    if set(lacked) - {weight_slices.MAKE}:
+        notes.append(f"{last} for fp16 slices and ran without them")
     return notes
 
 
@@ -281,19 +270,18 @@ def of_elementwise(call: ElementwiseCall) -> Explanation:
 
 
 def _fallback_notes(call: LinearCall) -> list[str]:
-    notes = []
     x, out, device_type = call.x, call.out, call.x.device.type
+    notes = []
+    apart = "its leading dimensions are not one stride apart"
     if x.dtype == torch.float32 and _precision.needs_override(call.precision, device_type):
         setting = _precision.torch_setting(device_type)
         notes.append(
             f"precision={call.precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"
         )
     if x.dim() != 2 and not flattens(x):
-        notes.append("x: its leading dimensions are not one stride apart, torch copies it first")
+        notes.append(f"x: {apart}, torch copies it first")
     if out is not None and out.dim() != 2 and not flattens(out):
-        notes.append(
-            "out: its leading dimensions are not one stride apart, the product is written elsewhere and copied"
-        )
+        notes.append(f"out: {apart}, the product is written elsewhere and copied")
     return notes
 
 
@@ -309,18 +297,17 @@ _REFERENCE = "the epilogue's differentiable PyTorch reference"
 
 def backward_linear(call: LinearCall) -> str:
     """The launches of a linear function's first derivative, for the operands that require a gradient."""
-    summed = _bias(call)
+    summed = "; it also sums the bias's gradient" if _sums_bias(call) else ""
     return f"{_backward_epilogue(call, summed)}{summed}; {PRODUCTS}"
 
 
-def _bias(call: LinearCall) -> str:
-    """Where the derivative's kernel also gives the gradient of a bias that was added to the product."""
-    is_summed = call.epilogue.is_bias_relu or gradients.keeps_product(call)
-    bias = call.bias if is_summed and call.epilogue.is_compiled else None
-    if bias is None or not bias.requires_grad or _learns(call):
-        return ""
-    columns = call.weight.shape[0]
-    return "; it also sums the bias's gradient" if elementwise_kernels.sums_columns(call.x, columns) else ""
+def _sums_bias(call: LinearCall) -> bool:
+    """Whether the derivative's kernel also gives the gradient of a bias that was added to the product."""
+    epilogue, bias = call.epilogue, call.bias
+    if bias is None or not bias.requires_grad or not epilogue.is_compiled or _learns(call):
+        return False
+    is_saved = epilogue.is_bias_relu or gradients.keeps_product(call)
+    return is_saved and elementwise_kernels.sums_columns(call.x, call.weight.shape[0])
 
 
 def _backward_epilogue(call: LinearCall, summed: str) -> str:
@@ -365,9 +352,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def kernel_owner(x: Tensor) -> str:
-    """The owner of an elementwise kernel, for a text in which the kernel's name follows."""
-    return "epigemm CUDA kernel," if elementwise_kernels.has_native(x) else "PyTorch reference,"
+def elementwise_kernel(x: Tensor, name: str) -> str:
+    """An elementwise kernel of this name, on x's device."""
+    return f"{'epigemm CUDA kernel' if elementwise_kernels.has_native(x) else 'PyTorch reference'}, {name}"
 
 
 def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
@@ -381,4 +368,4 @@ def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
 
 def in_its_own_kernel(call: LinearCall | ElementwiseCall) -> str:
     """The launch of a call's epilogue behind a product."""
-    return f"{kernel_owner(call.x)} {call.epilogue.name}"
+    return elementwise_kernel(call.x, call.epilogue.name)

@@ -33,46 +33,44 @@ class Place(NamedTuple):
 
 
 _OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
-_Sized = tuple[tuple[int, ...], int, str]
+_Size = tuple[tuple[int, ...], int]  # M, N and K, and the number of products
 
 
-def _of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Sized:
+def _of_linear(input: Tensor, weight: Tensor, *_: Any) -> _Size:
     rows, columns = prod(input.shape[:-1]), weight.shape[0] if weight.dim() == 2 else 1
-    return (rows, columns, input.shape[-1]), 1, dtype_name(input.dtype)
+    return (rows, columns, input.shape[-1]), 1
 
 
-def _of_matmul(input: Tensor, other: Tensor, **_: Any) -> _Sized:
+def _of_matmul(input: Tensor, other: Tensor, *_: Any) -> _Size:
     k, columns = input.shape[-1], other.shape[-1] if other.dim() > 1 else 1
     if other.dim() <= 2:
-        return (prod(input.shape[:-1]), columns, k), 1, dtype_name(input.dtype)
+        return (prod(input.shape[:-1]), columns, k), 1
     rows = input.shape[-2] if input.dim() > 1 else 1
     batch = prod(torch.broadcast_shapes(input.shape[:-2], other.shape[:-2]))  # type: ignore[no-untyped-call]
-    return (rows, columns, k), batch, dtype_name(input.dtype)
+    return (rows, columns, k), batch
 
 
-def _added(_: Any, first: Tensor, second: Tensor, **__: Any) -> _Sized:
-    return _of_matmul(first, second)
+def _unknown(*_: Any) -> _Size:
+    return (), 1
 
 
-def _unknown(*args: Any, **kwargs: Any) -> _Sized:
-    dtype = next(
-        (dtype_name(each.dtype) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)), ""
-    )
-    return (), 1, dtype
-
-
-_PRODUCTS: dict[Any, Callable[..., _Sized]] = {
+_PRODUCTS: dict[Any, Callable[..., _Size]] = {
     F.linear: _of_linear,
     **dict.fromkeys((torch.matmul, torch.linalg.matmul, torch.mm, torch.bmm, torch.mv), _of_matmul),
     **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.mv), _of_matmul),
     Tensor.__rmatmul__: lambda input, other: _of_matmul(other, input),
-    **dict.fromkeys((torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm), _added),
+    **dict.fromkeys(
+        (torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm),
+        lambda _, *factors: _of_matmul(*factors),
+    ),
     **dict.fromkeys((F.bilinear, torch.einsum, torch.tensordot, torch.inner, torch.chain_matmul), _unknown),
     **dict.fromkeys((torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown),
     F.multi_head_attention_forward: _unknown,  # its products are inside one operator
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _unknown),
     **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _unknown),
 }
+_NAMES = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2", "vec")
+"""Of what these functions multiply, in their order."""
 
 
 class Listener(CallLog):
@@ -129,10 +127,12 @@ class Listener(CallLog):
             self._node = before
 
     def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        place = self._place(sys._getframe(2))
-        size, batch, dtype = _PRODUCTS[function](*args, **kwargs)
+        place, named = self._place(sys._getframe(2)), [kwargs[name] for name in _NAMES if name in kwargs]
+        size, batch = _PRODUCTS[function](*args, *named)
+        dtype = next(each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         why = place.why or ("" if size else _OUT_OF_SIGHT)
-        self.told.append(Product(place.layer, function.__name__, size, dtype, batch, why, notes=place.notes))
+        about = (place.layer, function.__name__, size, dtype_name(dtype), batch, why)
+        self.told.append(Product(*about, notes=place.notes))
 
     def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> Call:
         told = super()._add(call, found, function)

@@ -5,9 +5,8 @@ A function of ours gets zeros in place of results. All else runs, and so does al
 
 from __future__ import annotations
 
-import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
-from epigemm.explain.explanation import dtype_name, kernel_owner
+from epigemm.explain.explanation import dtype_name
 from epigemm.planner.reasons import Reason
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
@@ -34,14 +33,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     name: getattr(module, name) for module in (functional, glu) for name in module.__all__
 }
 COPY = "torch copy"
-_COPIES = {
-    Tensor.copy_: None,
-    Tensor.to: None,
-    Tensor.float: torch.float32,
-    Tensor.clone: None,
-    torch.batch_norm: None,
-}
-_requires_grad: Any = operator.attrgetter("requires_grad")
+_COPIES = (Tensor.copy_, Tensor.to, Tensor.float, Tensor.clone, torch.batch_norm)
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 
 
@@ -61,7 +53,7 @@ class Call:
         call: as it was asked for.
         found: what it runs.
         differentiates: whether its derivative is recorded.
-        norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it.
+        norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it, and why they do.
         function: the name of what it computes.
         is_apart: whether the epilogue is a kernel of its own behind the product.
         results: as of `Launch`.
@@ -71,17 +63,11 @@ class Call:
     call: LinearCall | ElementwiseCall
     found: Explanation
     differentiates: bool
-    norm: norms.ByTorch | None
+    norm: tuple[BatchNormCall, str] | None
     function: str
     is_apart: bool = False
     results: tuple[Tensor, ...] = ()
     place: Any = None
-    source: None = None
-
-    @property
-    def kernels(self) -> list[str]:
-        """As of `Launch`."""
-        return self.found.kernels
 
 
 class CallLog(Log):
@@ -98,9 +84,9 @@ class CallLog(Log):
         noted: PyTorch's functions that are told, too.
     """
 
-    noted: Mapping[Any, object] = {}
+    noted: Container[Any] = ()
     _last: Call | None = None  # of the function that has been called
-    _norm: norms.ByTorch | None = None
+    _norm: tuple[BatchNormCall, str] | None = None
     _recorded: LinearCall | None = None
 
     def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
@@ -137,7 +123,7 @@ class CallLog(Log):
         kwargs = kwargs or {}
         if str(func).startswith("epigemm."):
             return func(*args, **kwargs)
-        if func in _COPIES:
+        if func in _COPIES and args:
             found = self._copy(func, args, str(sys._getframe(1).f_globals.get("__name__", "")))
             if found is not None:
                 return found
@@ -154,22 +140,24 @@ class CallLog(Log):
 
     def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
-        source, wanted = args[0], _COPIES[function]
+        source: Tensor = args[0]
+        dtype: Any = source.dtype
+        is_of_results = module == results_epilogue.__name__
         if function is Tensor.copy_:
             return None if self._runs else source
-        dtype = args[1] if wanted is None and len(args) == 2 else wanted
-        is_of_results = module == results_epilogue.__name__
         if function is torch.batch_norm and module == unfolded.__module__:
-            dtype, text = source.dtype, "torch batch_norm"
+            text = "torch batch_norm"
         elif function is Tensor.clone and is_of_results:
-            dtype, text = source.dtype, COPY
-        elif not isinstance(dtype, torch.dtype) or dtype == source.dtype or not module.startswith("epigemm."):
-            return None
-        elif function is Tensor.to:
-            origin = "" if is_of_results else f" from {dtype_name(source.dtype)}"
-            text = f"torch cast of {list(source.shape)}{origin} to {dtype_name(dtype)}"
+            text = COPY
         else:
+            dtype = torch.float32 if function is Tensor.float else args[1] if len(args) == 2 else None
+            is_cast = isinstance(dtype, torch.dtype) and dtype != source.dtype
+            if function not in (Tensor.to, Tensor.float) or not is_cast or not module.startswith("epigemm."):
+                return None
             text = f"torch cast to {dtype_name(dtype)}"
+            if function is Tensor.to:
+                origin = "" if is_of_results else f" from {dtype_name(source.dtype)}"
+                text = f"torch cast of {list(source.shape)}{origin} to {dtype_name(dtype)}"
         if self._runs:
             self.told += [Launch([text])] if function is Tensor.to else []
             return None
@@ -181,15 +169,17 @@ class CallLog(Log):
         if not function:
             is_product = isinstance(call, LinearCall) and call.epilogue.is_bias
             function = "linear" if is_product else call.epilogue.name.partition(".")[0]
-        function = function if self._norm is None else norms.function_of(self._norm.call)
+        function = function if self._norm is None else norms.function_of(self._norm[0])
         self._last = Call(call, found, self._differentiates(call), self._norm, function)
         self.told.append(self._last)
         self.calls.append(self._last)
         self._norm = self._recorded = None
         return self._last
 
-    def _differentiates(self, call: LinearCall | ElementwiseCall) -> bool:
-        return self._wants_gradients and any(map(_requires_grad, call.inputs))
+    def _differentiates(self, call: LinearCall | ElementwiseCall | BatchNormCall) -> bool:
+        if not self._wants_gradients:
+            return False
+        return True in [each is not None and each.requires_grad for each in call.inputs]
 
     def _zeros(self, told: Call) -> Tensor | None:
         """What stands for a call's result."""
@@ -240,7 +230,7 @@ class CallLog(Log):
 
     def _fold(self, call: FoldCall) -> Tensor:
         text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
-        self.told.append(Launch([f"{kernel_owner(call.like)} {text}"]))
+        self.told.append(Launch([explanation.elementwise_kernel(call.like, text)]))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
     def _one_kernel(self, call: LinearCall, beside: resolve.Beside) -> Tensor | Reason | None:
@@ -262,11 +252,10 @@ class CallLog(Log):
 
     def _batch_norm(self, call: BatchNormCall) -> None:
         told = self._add(call.product, norms.explained(call), norms.function_of(call))
-        learnt = [each for each in call.vectors if each is not None]
-        told.differentiates |= self._wants_gradients and any(map(_requires_grad, learnt))
+        told.differentiates = self._differentiates(call)
 
     def _norm_by_torch(self, call: BatchNormCall, why: str) -> None:
-        self._norm = norms.ByTorch(call, why)
+        self._norm = call, why
 
     def _reduce(
         self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
@@ -367,11 +356,11 @@ def explained(function: str, told: Sequence[Launch | Call | Product]) -> Explana
     op = f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}"
     found = replace(found, op=op, backward=backward_of(last, earlier), kernels=texts_of(told))
     for each in earlier:
-        reasons = [*found.reasons, f"it reads another product: {'; '.join(each.kernels)}"]
+        reasons = [*found.reasons, f"it reads another product: {'; '.join(each.found.kernels)}"]
         us = None if each.found.us is None or found.us is None else each.found.us + found.us
         is_measured = each.found.is_measured and found.is_measured
         found = replace(found, reasons=reasons, us=us, is_measured=is_measured)
-    return found if last.norm is None else last.norm.behind(found, call.epilogue)
+    return found if last.norm is None else norms.behind(found, call.epilogue, *last.norm)
 
 
 def backward_of(last: Call, earlier: Sequence[Call] = ()) -> str:

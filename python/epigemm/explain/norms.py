@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -35,41 +33,38 @@ def explained(call: BatchNormCall) -> Explanation:
         found,
         op=f"{function_of(call)}, by the batch's own statistics",
         reasons=[_WITHIN if in_gemm else _BEHIND, *found.reasons],
-        kernels=[*found.kernels, *_launches(call, in_gemm, merges)],
+        kernels=[*found.kernels, *_behind_product(call, in_gemm, merges)],
         backward=_BACKWARD,
     )
 
 
-class ByTorch(NamedTuple):
-    """A BatchNorm that PyTorch's operators compute."""
-
-    call: BatchNormCall
-    why: str
-
-    def behind(self, found: Explanation, epilogue: Epilogue) -> Explanation:
-        """The explanation of a product, with this BatchNorm behind it."""
-        is_apart = self.call.vectors.scale is not None and epilogue.is_bias
-        kernels = [*(["torch mul"] if is_apart else []), "torch batch_norm"]
-        kernels += ["torch relu"] if self.call.relu else []
-        backward = found.backward
-        if not backward.startswith("not needed"):
-            backward = f"torch's derivative of {' and '.join(reversed(kernels))}; then {backward}"
-        reasons = [f"PyTorch's BatchNorm follows: {self.why}", *found.reasons]
-        return replace(found, reasons=reasons, kernels=[*found.kernels, *kernels], backward=backward)
+def behind(found: Explanation, epilogue: Epilogue, call: BatchNormCall, why: str) -> Explanation:
+    """The explanation of a product, with a BatchNorm by PyTorch's operators behind it."""
+    is_apart = call.vectors.scale is not None and epilogue.is_bias
+    kernels = [
+        *(["torch mul"] if is_apart else []),
+        "torch batch_norm",
+        *(["torch relu"] if call.relu else []),
+    ]
+    backward = found.backward
+    if not backward.startswith("not needed"):
+        backward = f"torch's derivative of {' and '.join(reversed(kernels))}; then {backward}"
+    reasons = [f"PyTorch's BatchNorm follows: {why}", *found.reasons]
+    return replace(found, reasons=reasons, kernels=[*found.kernels, *kernels], backward=backward)
 
 
-def _launches(call: BatchNormCall, in_gemm: bool, merges: bool) -> Iterator[str]:
+def _behind_product(call: BatchNormCall, in_gemm: bool, merges: bool) -> list[str]:
     """What follows the product. `merges`: the blocks are so many that a kernel of its own merges them."""
-    if not in_gemm:
-        yield _OF_BLOCKS
-    if merges:
-        yield _OF_COLUMNS
     running = call.running
-    if running.tracked is not None and running.momentum is None:
-        yield "torch add_, to the number of batches"
-    relu = "" if not call.relu else " and ReLU"
+    counts = running.tracked is not None and running.momentum is None
+    relu = " and ReLU" if call.relu else ""
     written = "" if running.mean is None else "; the running statistics"
-    yield f"{_KERNEL if merges else f'{_OF_COLUMNS};'} normalisation{relu}{written}"
+    return [
+        *([] if in_gemm else [_OF_BLOCKS]),
+        *([_OF_COLUMNS] if merges else []),
+        *(["torch add_, to the number of batches"] if counts else []),
+        f"{_KERNEL if merges else f'{_OF_COLUMNS};'} normalisation{relu}{written}",
+    ]
 
 
 _KERNEL = "epigemm CUDA kernel,"

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.tracer.results import structured
-from epigemm.explain import explanation
+from epigemm.explain import explanation, log
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, Explanation, Product
-from epigemm.explain.log import COPY, Call, CallLog, backward_of, by_torch, explained, logged
+from epigemm.explain.log import Call, CallLog, Launch, explained
 from epigemm.results_epilogue import ResultsEpilogue
 
 _SHARED = (
@@ -33,7 +33,7 @@ def takes(fn: object) -> bool:
 
 def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     """`epigemm.explain` of a function with several results, or of its `elementwise`."""
-    function, opened = logged(fn, *args, **kwargs)
+    function, opened = log.logged(fn, *args, **kwargs)
     made, is_linear = getattr(fn, "__self__", fn), isinstance(fn, ResultsEpilogue)
     options = {name: value for name, value in kwargs.items() if name not in ("out", "precision", "strict")}
     form, given = made.form(args[1 + is_linear :], options)
@@ -41,13 +41,13 @@ def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     # Where results are promoted, the first call is the product in autocast's type, which is cast then.
     product, calls = (opened.calls[0], opened.calls[1:]) if any(promoted) else (None, opened.calls)
     kernels, memory = _named(opened, product, () if is_linear else args[:1])
-    first, is_both = by_torch(args[0]), bool(calls) and len(calls[0].results) == 2
+    first, is_both = log.by_torch(args[0]), bool(calls) and len(calls[0].results) == 2
     if calls:
         shared = form.parts(calls[0].call.x.dtype).matrices[0].traced
         is_shared = shared is not None and isinstance(calls[0].call, LinearCall)
         first = explained(shared.name if is_shared else calls[0].function, calls[:1])
         first = replace(first, op=first.op.partition(": ")[2]) if is_both else first
-    needed = [each for each in map(backward_of, calls) if not each.startswith("not ")]
+    needed = [each for each in map(log.backward_of, calls) if not each.startswith("not ")]
     names = [f"r{number}" for number in range(len(form.results))]
     found = replace(
         first,
@@ -72,29 +72,29 @@ def _named(opened: CallLog, product: Call | None, z: Sequence[Tensor]) -> tuple[
 
     `product`: what is cast before all else; `z`: what an elementwise call is of.
     """
-    told = [each for each in opened.told if not isinstance(each, Product)]
     results = [_memory_of(each) for each in structured(opened.returned)[0]]
-    copied = {  # whose copies results are
+    copies = {  # whose copies results are
         _memory_of(each.results[0]): _memory_of(each.source)
-        for each in told
-        if each.source is not None and each.kernels == [COPY]
+        for each in opened.told
+        if isinstance(each, Launch) and each.source is not None and each.kernels == [log.COPY]
     }
     given = [_memory_of(each) for each in z]
-    matrices: dict[int, int] = {}  # the bytes of each
+    matrices = dict[int, int]()  # the bytes of each
     kernels = list[str]()
-    for each in told:
-        *before, kernel = each.kernels
-        read = None if each.source is None else _memory_of(each.source)
+    for each in opened.told:
+        assert not isinstance(each, Product)
+        *before, kernel = log.texts_of([each])
+        read = None if isinstance(each, Call) or each.source is None else _memory_of(each.source)
         made = {_memory_of(result): result.nbytes for result in each.results}
-        if product is not None and each.source is product.results[0]:
+        if product is not None and read == _memory_of(product.results[0]):
             given += made
-        is_call = isinstance(each, Call) and each is not product
-        if is_matrix := is_call or read in given or read in matrices:
+        is_matrix = (isinstance(each, Call) and each is not product) or read in given or read in matrices
+        if is_matrix:
             matrices |= made
         names = [
-            f"r{number}" for number, place in enumerate(results) if place in made or copied.get(place) in made
+            f"r{number}" for number, place in enumerate(results) if made.keys() & {place, copies.get(place)}
         ]
-        of_z = " of z" if kernel == COPY and read in given else ""
+        of_z = " of z" if kernel == log.COPY and read in given else ""
         others = ", which others read" if is_matrix else ""
         kernels += [*before, f"{kernel}{of_z}{': ' + ', '.join(names) if names else others}"]
     left = [size for place, size in matrices.items() if place not in results]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _BUILT_IN = (nn.Module, object)
+_Items = list[tuple[str, Any]]
 
 
 @contextmanager
@@ -22,19 +23,22 @@ def kept(module: nn.Module) -> Iterator[None]:
     hooks, other objects) and the generators of Python, NumPy, the CPU and all GPUs are restored. Changes inside an
     object that is not a buffer, such as a list, are not undone.
     """
-    was = [(each, _attributes(each)) for each in module.modules()]
-    copies: dict[int, Tensor] = {}
+    modules = list(module.modules())
+    # The attributes, and the contents of those that are dictionaries, such as buffers and hooks.
+    each_dict = [vars(each) for each in modules]
+    each_dict += [value for own in each_dict for value in own.values() if isinstance(value, dict)]
+    was = [(own, list(own.items())) for own in each_dict]
+    kinds = {kind for each in modules for kind in type(each).__mro__ if kind not in _BUILT_IN}
+    classes = [(kind, dict(vars(kind))) for kind in kinds]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     python, numpy = random.getstate(), sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
-    kinds = {kind for each in module.modules() for kind in type(each).__mro__ if kind not in _BUILT_IN}
-    classes = [(kind, dict(vars(kind))) for kind in kinds]
+    copies: dict[int, Tensor] = {}
     try:
-        for each, _ in was:
+        for each in modules:
             for name, buffer in each._buffers.items():
                 if buffer is not None:
-                    made = copies.setdefault(id(buffer), buffer.detach().clone())
-                    each._buffers[name] = made
+                    each._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
         with torch.random.fork_rng(devices):
             yield
     finally:
@@ -42,42 +46,17 @@ def kept(module: nn.Module) -> Iterator[None]:
         if numpy is not None:
             numpy.random.set_state(of_numpy)
         for kind, members in classes:
-            _restore_class(kind, members)
-        for each, attributes in was:
-            _restore(each, attributes)
+            for name in [name for name in vars(kind) if name not in members]:
+                delattr(kind, name)
+            for name, value in members.items():
+                if vars(kind).get(name) is not value:
+                    setattr(kind, name, value)
+        for own, items in was:
+            if not _are_same(list(own.items()), items):
+                own.clear()
+                own.update(items)
 
 
-def _restore_class(kind: type, members: dict[str, Any]) -> None:
-    for name, value in list(vars(kind).items()):
-        if name not in members:
-            delattr(kind, name)
-        elif value is not members[name]:
-            setattr(kind, name, members[name])
-    for name in members.keys() - vars(kind).keys():
-        setattr(kind, name, members[name])
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """All attributes, and the contents of those that are dictionaries, such as buffers and hooks."""
-    return {name: (value, _copied(value)) for name, value in vars(module).items()}
-
-
-def _copied(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else None
-
-
-def _restore(module: nn.Module, attributes: dict[str, Any]) -> None:
-    own = vars(module)
-    for name in own.keys() - attributes.keys():
-        del own[name]
-    for name, (value, items) in attributes.items():
-        if own.get(name) is not value:
-            own[name] = value
-        if items is not None and not _are_same(list(value.items()), items):
-            value.clear()
-            value.update(items)
-
-
-def _are_same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
+def _are_same(now: _Items, before: _Items) -> bool:
     pairs = zip(now, before, strict=False)
     return len(now) == len(before) and all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)

@@ -152,7 +152,7 @@ class ChainFinder:
             reasons = dict.fromkeys(region.refused.values())
             ended = "; ".join(each for each in reasons if not each.endswith((_TAKEN, _PRODUCT))) or ended
             if is_followed and not computes:
-                ended = ended or "; ".join(reasons)
+                ended = ended or "; ".join(reasons) or "what follows is of another type"
             return replace(made, ended=ended, computes=computes, is_followed=is_followed)
         raise AssertionError("a product alone is a chain")
 

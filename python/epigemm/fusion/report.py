@@ -96,10 +96,11 @@ class FusionReport:
 
 
 def _folded(named: list[tuple[str, str]]) -> Iterator[str]:
-    """One line for equal entries of blocks that differ only by their numbers: `blocks.*.fc1 (12)`."""
+    """One line for equal entries of blocks that differ only by their numbers: `blocks.*.mlp.0 (12)`."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, text in named:
         groups.setdefault((re.sub(r"\d+", "*", name), re.sub(r"_\d+\b", "", text)), []).append((name, text))
-    for (pattern, _), members in groups.items():
-        name, text = members[0]
-        yield f"  {name if len(members) == 1 else f'{pattern} ({len(members)})'}: {text}"
+    for members in groups.values():
+        parts = zip(*(re.split(r"(\d+)", name) for name, _ in members), strict=True)
+        name = "".join(each[0] if len(set(each)) == 1 else "*" for each in parts)
+        yield f"  {name}{f' ({len(members)})' if len(members) > 1 else ''}: {members[0][1]}"

@@ -26,13 +26,6 @@ def test_every_name_is_in_exactly_one_shard(count: int) -> None:
     assert sum(sizes) == len(NAMES) and min(sizes) > 0.7 * len(NAMES) / count
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_item_is_in_exactly_one_part(count: int) -> None:
-    parts = [Shard(index, count).part(NAMES) for index in range(1, count + 1)]
-    assert sorted(name for part in parts for name in part) == sorted(NAMES)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
 def test_a_name_decides_alone() -> None:
     """In every process and whatever else there is: neither a seeded hash nor an order."""
     assert [Shard(1, 3).takes(name) for name in "abcdef"] == [True, False, True, True, True, False]

@@ -1,12 +1,9 @@
-"""`python -m benchmarks --host` at tiny sizes: the record, its files, how it is timed, and the ratios."""
+"""`python -m benchmarks --host`: its variants, how they are timed, and the ratios."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +14,10 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.cases import Shape
 from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
-from benchmarks.cli import main
 from benchmarks.kinds import host
 from epigemm.tuner.timing import Run, Timer
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
-TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 FUNCTION = {"f_linear", "eager", "function", "out"}
 LINEAR = FUNCTION | {"module", "module_eager"}
 ELEMENTWISE = {"torch", "eager", "function", "out"}
@@ -45,94 +40,11 @@ CASES = {
 COMPILED = "compiled/bf16"
 
 
-# --- the record and its files ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("host")
-    trees = ",".join(f"{name}={tree}" for name, tree in TREES.items())
-    command = ["--host", "--quick", "--device", "cpu", "--sizes", str(SHAPE), "--trees", trees]
-    assert main([*command, "--output", str(path)]) == 0
-    return path
-
-
-@pytest.fixture(scope="module")
-def summary(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return loaded
-
-
-def test_summary_says_what_was_measured_and_where(summary: dict[str, Any]) -> None:
-    assert (summary["kind"], summary["schema"], summary["complete"]) == ("host", 2, True)
-    assert {name: summary[name] for name in TREES} == TREES
-    assert (summary["gpu"], summary["cuda"], summary["torch"]) == ("", "", torch.__version__)
-    assert summary["command"].startswith("python -m benchmarks")
-    assert set(summary["shapes"].values()) == {str(SHAPE)}
-
-
-def test_every_case_has_its_variants(summary: dict[str, Any]) -> None:
-    assert {name: set(case) - {host.LIMITED} for name, case in summary["cases"].items()} == CASES
-    assert all(us > 0 for case in summary["cases"].values() for us in case.values())
-    assert list(summary["skipped"]) == [COMPILED]
-
-
-def test_markdown_has_every_case_and_ratio(folder: Path, summary: dict[str, Any]) -> None:
-    text = (folder / "tables.md").read_text()
-    for table in (host.times_table(summary), host.ratio_table(summary)):
-        assert table.markdown() in text
-    assert f"{COMPILED}: skipped" in text
-
-
-# --- which cases ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("patterns", "device", "names", "skipped"),
-    [
-        ([], "cpu", [*CASES], [COMPILED]),
-        ([], "cuda", [*CASES, COMPILED], []),
-        (["compiled"], "cpu", [COMPILED], []),
-        (["sigmoid/bf16"], "cpu", ["sigmoid/bf16"], []),
-        (
-            ["train*", "linear*fp32", "custom*fp32"],
-            "cuda",
-            [
-                "linear_relu/fp32",
-                "linear_relu_small/fp32",
-                "custom_gelu/fp32",
-                "train_step/bf16",
-                "train_step/fp32",
-            ],
-            [],
-        ),
-        (["custom_gelu/bf16"], "cuda", ["custom_gelu/bf16"], []),
-    ],
-)
-def test_selection(patterns: list[str], device: str, names: list[str], skipped: list[str]) -> None:
-    found, left_out = host_cases.select(patterns, torch.device(device))
-    assert (found, list(left_out)) == (names, skipped)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sizes", "8x8"], "--host: takes one size, MxNxK"),
-        (["--sizes", "4x8x16", "8x8x8"], "--host: takes one size, MxNxK"),
-        (["--cases", "no_such_case"], "--cases: 'no_such_case' matches nothing"),
-    ],
-)
-def test_wrong_usage_exits_with_two(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--host", "--quick", "--device", "cpu", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_variants_compute_the_same(name: str) -> None:
     """All but torch's single operators, which leave the rest of the formula out."""
     case = host_cases.make(name, SHAPE, CPU)
+    assert set(case.runs) == CASES[name]
     with torch.set_grad_enabled(case.gradients):
         results = {name: run() for name, run in case.runs.items() if name not in ("f_linear", "torch")}
     expected = results.get("eager", results.get("function"))

@@ -121,18 +121,6 @@ def test_ratios_and_their_means() -> None:
     assert len(second.rows) == 3
 
 
-def test_what_differs_is_shown_beside_its_errors() -> None:
-    ours = result(not_passed={"fuse": "why"}, errors={"eager": 2e-7, "fuse": 1e-7})
-    theirs = result(not_passed={"compile": "why"})
-    itself = result(not_passed={"eager": "why"}, right=None)
-    wrong = result(not_passed={"fuse": "why"}, errors={"eager": 2e-7, "fuse": 1.0}, right=False)
-    said = [kernelbench.remarks(record((ONE, "result", each))) for each in (ours, theirs, itself, wrong)]
-    differs = "beyond the harness's tolerance: level2/1_plain: fuse: why; errors against float64: eager 2e-07, fuse 1"
-    assert said[0] == [f"{differs}e-07"] and said[1] == []
-    assert said[2] == ["fails its own harness in eager: level2/1_plain: eager: why"]
-    assert said[3] == [differs, "WRONG: level2/1_plain: {'eager': 2e-07, 'fuse': 1.0}"]
-
-
 def test_parts_become_one_record() -> None:
     parts = [
         record((ONE, "result", result()), (OTHER, "not_reached", "no time left")),
@@ -163,22 +151,3 @@ def test_parts_become_one_record() -> None:
 def test_records_of_something_else_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         kernelbench.merge([record(), record(**changes)])
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--cases", "level3/*"], "--cases: 'level3/*' matches nothing; with --kernelbench: level1/1_no"),
-        (
-            ["--kernelbench", "/"],
-            "--kernelbench: expected a checkout with KernelBench/level1 to level3, got '/'",
-        ),
-        (["--variants", "backend"], "--kernelbench: goes without --variants"),
-        (["--sizes", "8x8x8"], "--kernelbench: goes without --sizes"),
-    ],
-)
-def test_wrong_usage_is_explained(
-    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command(make_checkout(tmp_path), *flags)) == 2
-    assert said in capsys.readouterr().err

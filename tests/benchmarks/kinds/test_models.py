@@ -104,24 +104,3 @@ def test_remarks_name_what_failed() -> None:
     figures.add(found, JOB, "failed", "OutOfMemoryError")
     found |= figures.judged(found, quick=False)
     assert models.remarks(found) == [f"FAILED: OutOfMemoryError: {JOB}"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--cases", "lstm"], "--cases: 'lstm' matches nothing; with --models: bert-base/fp32_highest/inf"),
-        (["--shard", "3/2"], "--shard: expected I/N"),
-        (["--sizes", "8x8x8"], "--models: goes without --sizes"),
-        (["--dtypes", "bf16"], "--models: goes without --dtypes"),
-        (["--peers", "eager"], "--models: goes without --peers"),
-        (["--trees", "csrc=1"], "--trees: expected"),
-    ],
-)
-def test_wrong_usage_is_explained(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, *flags]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_other_records_take_no_variants(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--host", "--device", "cpu", "--variants", "eager_options"]) == 2
-    assert "--host: goes without --variants" in capsys.readouterr().err

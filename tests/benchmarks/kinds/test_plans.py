@@ -28,16 +28,6 @@ from tools import judge_costs
 SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--plans", "--random", "1"], ["--plans", "--peers", "mm"], ["--plans", "--random", "1", "--short"]],
-    ids=" ".join,
-)
-def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.startswith("benchmarks: --")
-
-
 RIGHT, OTHER, REFUSED, OTHER_ORDER = (0, 0, 0, 1, 1), (0, 1, 0, 1, 1), (0, 2, 0, 1, 1), (0, 0, 1, 2, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,9 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 import epigemm
 from benchmarks import baselines
-from benchmarks.cases import Case, Shape, make_data
+from benchmarks.cases import Case, Shape
 from benchmarks.cases import random as points
-from benchmarks.cases.random import BETWEEN, SERIES, Series
+from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
 from benchmarks.harness import records
 from benchmarks.harness.runner import Bench, Budget
@@ -30,9 +30,6 @@ from benchmarks.kinds.random import Drawing
 from epigemm.tuner.timing import Effort, Run, Timer
 
 CPU = torch.device("cpu")
-SMALL_SEED = 1272  # whose first two shapes are small: 9x192x8408 and 10457x264x8
-TINY = ["--random", str(SMALL_SEED), "--count", "2", "--device", "cpu", "--time-budget", "600"]
-TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 BY_NAME = {s.name: s for s in SERIES}
 RELU, SIGMOID = BY_NAME["bias_relu/bf16"], BY_NAME["sigmoid_scale_residual/bf16"]
 BETWEEN_SIGMOID = BY_NAME["between/sigmoid_scale_residual/bf16"]
@@ -161,58 +158,12 @@ def test_the_summary_by_hand() -> None:
     assert rows[0][3] == "0.500 0.500 4.000"
 
 
-def test_nothing_measured_has_no_numbers() -> None:
-    found = summarise(RELU, [point(1, wrong="an error")])
-    assert (found["points"], found["geomean"], found["worst"], found["worst_at"]) == (1, None, None, "")
-    assert summary_table({"case": found}).rows[0][2:6] == ["", "", "0", ""]
-
-
 # --- which cases ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("patterns", "count", "between", "names"),
-    [
-        ([], 1, True, list(BY_NAME)),
-        ([], 1, False, [name for name in BY_NAME if not name.startswith("between/")]),
-        (["between/*"], 0, True, ["between/bias_relu/bf16", "between/sigmoid_scale_residual/bf16"]),
-        (["bias_relu/bf16"], 1, True, ["bias_relu/bf16"]),
-        (["highest"], 1, True, ["bias_relu/fp32_highest_packed", "bias_relu/fp32_highest_plain"]),
-    ],
-)
-def test_selection(patterns: list[str], count: int, between: bool, names: list[str]) -> None:
-    assert [s.name for s in points.select(patterns, count=count, between=between)] == names
 
 
 def test_calls_of_one_shape_share_their_baselines() -> None:
     together = [[s.name for s in group] for group in points.groups(SERIES)]
     assert [PACKED.name, PLAIN.name] in together and len(together) == len(SERIES) - 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--between"],
-        ["--count", "3"],
-        ["--random", "1", "--count", "0"],
-        ["--random", "1", "--count", "-1", "--between"],
-        ["--random", "1", "--quick"],
-        ["--random", "1", "--sizes", "1x8x8"],
-        ["--random", "1", "--models"],
-        ["--random", "1", "--cases", "no_such_case"],
-        ["--random", "1", "--cases", "between/*"],
-    ],
-    ids=lambda a: " ".join(a),
-)
-def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--device", "cpu"]) == 2
-    assert capsys.readouterr().err
-
-
-def test_the_folder_is_named_by_the_gpu() -> None:
-    gpu = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
-    assert kind.folder(None, gpu, "random-5") == Path("benchmarks/results/nvidia-h100-80gb-hbm3/random-5")
-    assert kind.folder(Path("there"), {"gpu": None}, "quack") == Path("there/quack")
 
 
 def test_other_libraries_have_figures_of_their_own() -> None:
@@ -269,28 +220,6 @@ def test_a_point_below_its_bar_is_measured_twice_more(scripted: list[float]) -> 
     assert ratios == [[1.0], pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2]), [2.0]] and not scripted
 
 
-@pytest.mark.parametrize(("steady", "baselines", "hidden"), [(60.0, 40.0, 60.0), (60.0, 80.0, 80.0)])
-def test_the_host_is_hidden_for_the_slowest_call(
-    steady: float, baselines: float, hidden: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What our first calls cost the host does not count, and what the slowest alternative does later is covered."""
-    calls: list[Run] = []
-    given: list[float] = []
-
-    def warm_up(self: Timer, run: Run) -> float:
-        calls.append(run)
-        return baselines if run is not calls[0] else 1000.0 if len(calls) == 1 else steady
-
-    def in_turn(self: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
-        given.append(host_us)
-        return [[1.0] for _ in runs]
-
-    monkeypatch.setattr(Timer, "warm_up", warm_up)
-    monkeypatch.setattr(Timer, "in_turn", in_turn)
-    measure(drawing(), RELU, SHAPES[:1])
-    assert given == [hidden]
-
-
 def test_compile_runs_at_every_fifth_point(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     original = kind.compiled_baseline
@@ -298,19 +227,6 @@ def test_compile_runs_at_every_fifth_point(monkeypatch: pytest.MonkeyPatch) -> N
     found = measure(drawing(names=("eager", "compile")), SIGMOID, SHAPES)
     assert [("compile" in result.times()) for result in found] == [True, *[False] * 4, True, False]
     assert not any(result.failure() for result in found)
-
-
-@pytest.mark.parametrize("of", [RELU, SIGMOID], ids=lambda s: s.name)
-def test_one_compiled_function_takes_all_shapes(of: Series) -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
-    baseline = kind.compiled_baseline(of.problem, counter)
-    for shape in (*SHAPES[1:], Shape(1, 33, 64), Shape(300, 80, 7), Shape(2, 64, 64)):
-        case = Case(of.problem, shape, of.setting)
-        data = make_data(case, CPU, 0)
-        with torch.no_grad():
-            result = baseline.prepare(case, data, torch.empty(0)).run()
-            torch.testing.assert_close(result, of.problem.eager(data.x, data.weight, data.parameters))
-    assert counter.frame_count <= 4
 
 
 def test_what_does_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,95 +251,6 @@ def test_a_spent_budget_says_what_was_left_out() -> None:
 
 
 # --- from end to end ------------------------------------------------------------------------------------------
-
-MEASURED = [name for name, s in BY_NAME.items() if s.shapes != BETWEEN and not s.on_slices]
-
-
-@pytest.fixture(scope="module")
-def quick() -> Iterator[None]:
-    """Nobody looks at how long it takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "EFFORT", Effort(rounds=1, min_ms=0.0, max_rounds=1))
-        patch.setattr(kind, "_PAUSE_S", 0.0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("drawn")
-    trees = ",".join(f"{name}={tree}" for name, tree in TREES.items())
-    assert main([*TINY, "--trees", trees, "--output", str(path)]) == 0
-    return path / f"random-{SMALL_SEED}"
-
-
-def test_the_summary_file(folder: Path) -> None:
-    record = json.loads((folder / "summary.json").read_text())
-    assert {key: record[key] for key in TREES} == TREES
-    assert (record["seed"], record["points"], record["complete"], record["gpu"]) == (SMALL_SEED, 2, True, "")
-    assert record["torch"] == torch.__version__ and "benchmarks" in record["command"]
-    assert record["driver"] == "" and set(record["skipped"]) == {PACKED.name, "bias_relu/fp32_high"}
-    assert list(record["cases"]) == MEASURED
-    wanted = {"points", "geomean", "worst", "worst_at", "points_under_10us"}
-    wanted |= {"bare_geomean", "vs_eager_worst", "missed", "wrong"}
-    for case in record["cases"].values():
-        assert wanted <= set(case) and (case["points"], case["wrong"]) == (2, 0)
-        assert case["worst"] <= case["geomean"] and case["worst_at"].count("x") == 2
-
-
-def test_the_record_of_all_turns(folder: Path) -> None:
-    record = json.loads((folder / "record.json").read_text())
-    assert [case["shape"] for case in record["cases"][:2]] == [[9, 192, 8408], [10457, 264, 8]]
-    assert len(record["cases"]) == 2 * len(MEASURED)
-    for case in record["cases"]:
-        assert len(case["groups"]) in (1, 3)
-        for group in case["groups"]:
-            measurements = {m["alternative"]: m for m in group["measurements"]}
-            ours = measurements.get("epigemm") or measurements["epigemm_plain"]
-            assert set(measurements) == {ours["alternative"], "eager", "mm"}
-            assert ours["kernel"] == "torch" and ours["accuracy"]["signed"]["ok"]
-            assert all(m["in_turn"]["median_ms"] > 0 for m in measurements.values())
-
-
-def test_the_tables(folder: Path) -> None:
-    text = (folder / "tables.md").read_text()
-    assert all(f"| {name} | 2 |" in text for name in MEASURED)
-    assert text.count("| eager |") == 2 * len(MEASURED) and "needs a GPU" in text
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    ["last element", "one element infinite", "one element not written", "nothing written", "an exception"],
-)
-def test_a_wrong_result_exits_with_one(
-    mistake: str,
-    quick: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    right = epigemm.linear_relu
-
-    def wrong(*arguments: Any, out: torch.Tensor) -> torch.Tensor:
-        if mistake == "an exception":
-            raise RuntimeError("no such kernel")
-        if mistake != "nothing written":
-            right(*arguments, out=out)
-        if mistake == "last element":
-            out.view(-1)[-1] += 1.0
-        elif mistake.startswith("one element"):
-            out.view(-1)[-1] = float("inf" if mistake.endswith("infinite") else "nan")
-        return out
-
-    monkeypatch.setattr(epigemm, "linear_relu", wrong)
-    monkeypatch.setattr(baselines, "planned", lambda *_, **__: baselines.FALLBACK)
-    others = ["sigmoid"] if mistake == "last element" else []  # which are right all the same
-    assert main([*TINY, "--cases", "bias_relu/bf16", *others, "--output", str(tmp_path)]) == 1
-    target = tmp_path / f"random-{SMALL_SEED}"
-    cases = json.loads((target / "summary.json").read_text())["cases"]
-    assert cases["bias_relu/bf16"]["wrong"] == 2 and (not others or cases[SIGMOID.name]["wrong"] == 0)
-    assert cases["bias_relu/bf16"]["geomean"] is None
-    assert "WRONG: bias_relu/bf16 9x192x8408" in capsys.readouterr().out
-    assert "WRONG: bias_relu/bf16 10457x264x8" in (target / "tables.md").read_text()
 
 
 class Held:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
-import epigemm
 from benchmarks.cases import Case, Shape, short
-from benchmarks.cases.custom import decorated
 from benchmarks.cases.short import ShortSeries
 from benchmarks.cli import main
 from benchmarks.harness.records import CaseResult, Group, Measurement, Timing
@@ -55,16 +49,6 @@ def test_one_shape_in_seven_is_odd() -> None:
     assert 0.4 < sum(n for n, _ in odd) / len(odd) < 0.6
 
 
-def test_sides_are_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In halves of their octaves, before the least and most work rule some out."""
-    monkeypatch.setattr(short, "PRODUCT", (0.0, math.inf))
-    monkeypatch.setattr(short, "LARGEST_RESULT", math.inf)
-    shapes = short.draw(0, 8000)
-    for name, (low, high) in {"m": short.ROWS, "n": short.COLUMNS, "k": short.DEPTH}.items():
-        share = sum(getattr(s, name) < math.sqrt(low * high) for s in shapes) / len(shapes)
-        assert 0.47 < share < 0.53, (name, share)
-
-
 # --- the bars ---------------------------------------------------------------------------------------------------------
 
 
@@ -95,11 +79,6 @@ def test_sides_are_log_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_a_point_misses(series: ShortSeries, shape: Shape, us: dict[str, float], why: str) -> None:
     assert series.why_missed(shape, us) == why
-
-
-def test_without_both_times_nothing_is_missed() -> None:
-    assert not RELU.why_missed(MANY, {"epigemm": 1.0, "eager": 0.1})
-    assert not RELU.why_missed(MANY, {"mm": 1.0})
 
 
 def point(shape: Shape, *turns: dict[str, float]) -> CaseResult:
@@ -135,12 +114,6 @@ def test_the_summary_by_hand() -> None:
     assert row[1:7] == ["2", "0.960", f"0.922 ({MANY})", "2", "0.922", f"3.000 ({FEW})"] and row[-1] == "2"
 
 
-def test_nothing_measured_has_no_numbers() -> None:
-    found = summarise_short(RELU, [])
-    assert found["waves"]["geomean"] is found["vs_eager"]["worst"] is None and found["missed"] == []
-    assert short_table({"none": found}).rows[0][1:4] == ["0", "", ""]
-
-
 def test_layers_of_models_come_first_and_in_bf16() -> None:
     """Twenty layers with K from 256 to 1024 and M from 500 to 50000, none of them twice."""
     shapes = set(short.LAYERS.values())
@@ -152,41 +125,6 @@ def test_layers_of_models_come_first_and_in_bf16() -> None:
 
 
 # --- from end to end --------------------------------------------------------------------------------------------------
-
-
-def test_the_record_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short, "PRODUCT", (0.0, 1e7))
-    chosen = ["residual/bf16", "bias_gelu_tanh/fp16"]
-    command = ["--random", "5", "--short", "--count", "2", "--device", "cpu", "--time-budget", "600"]
-    assert main([*command, "--cases", *chosen, "--output", str(tmp_path)]) == 0
-    folder = tmp_path / "short-5"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["kind"], summary["complete"], summary["missed"]) == ("short", True, [])
-    assert set(summary["cases"]) == set(chosen) and "--peers" in summary["absent"]["quack"]
-    assert all((case["points"], case["wrong"]) == (2, 0) for case in summary["cases"].values())
-    assert all(name in (folder / "tables.md").read_text() for name in chosen)
-    cases = json.loads((folder / "record.json").read_text())["cases"]
-    assert len(cases) == 4
-    for case in cases:
-        measured = {m["alternative"]: m for m in case["groups"][0]["measurements"]}
-        assert set(measured) == {"epigemm", "eager", "mm"} and measured["epigemm"]["accuracy"]["signed"]["ok"]
-
-
-def test_a_wrong_result_exits_with_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The residual of another row."""
-    right = decorated("residual")
-
-    def wrong(*given: Any, shortcut: torch.Tensor, **named: Any) -> Any:
-        return right(*given, shortcut=shortcut.roll(1, 0), **named)
-
-    monkeypatch.setattr(short, "PRODUCT", (0.0, 1e7))
-    monkeypatch.setattr("benchmarks.baselines.decorated", lambda name: wrong)
-    monkeypatch.setattr(epigemm, "explain", lambda *_, **__: SimpleNamespace(path="fallback"))
-    command = ["--random", "5", "--short", "--count", "1", "--device", "cpu", "--time-budget", "600"]
-    assert main([*command, "--cases", "residual/bf16", "--output", str(tmp_path)]) == 1
-    assert "WRONG: residual/bf16" in capsys.readouterr().out
 
 
 @pytest.mark.gpu
@@ -203,20 +141,6 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for case in summary["cases"].values():
         assert case["waves"]["points"] + case["elsewhere"]["points"] == case["points"]
     assert [case["points"] for case in summary["cases"].values()] == [1, 3, 3]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--short"],
-        ["--random", "1", "--short", "--between"],
-        ["--random", "1", "--short", "--cases", "no_such"],
-    ],
-    ids=lambda a: " ".join(a),
-)
-def test_wrong_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--device", "cpu"]) == 2
-    assert capsys.readouterr().err
 
 
 def test_the_turn_that_counts_is_the_median() -> None:

@@ -47,16 +47,6 @@ def test_medians_and_quartiles_of_the_turns() -> None:
     assert case["chains"] == {"followed": 4, "taken": 3}
 
 
-def test_variants_of_a_case_stand_side_by_side() -> None:
-    found = empty()
-    add(found, GRAPHS, "result", result([3.0], [1.0], GRAPHS))
-    add(found, JOB, "result", result([2.0], [4.0]))
-    case = found["cases"][str(LARGE)]
-    assert (case["eager_options_vs_eager"], case["backend_vs_eager"]) == (0.5, 3.0)
-    # Eager's times are those beside fuse.
-    assert case["device_ms"] == {"eager": 4.0, "eager_options": 4.0, "whole": 1.0}
-
-
 def test_what_is_wrong_has_no_time_and_stays_wrong() -> None:
     found = empty()
     add(found, GRAPHS, "result", result([], [], GRAPHS, right=False))

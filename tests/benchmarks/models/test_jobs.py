@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.models.jobs import INFERENCE, TRAINING, VARIANTS, Case, cases, jobs
+from benchmarks.models.jobs import INFERENCE, TRAINING, Case, cases, jobs
 from benchmarks.models.registry import NETWORKS, PRECISIONS
 
 
@@ -42,8 +42,3 @@ def test_variants_one_after_another_without_training_in_graphs() -> None:
     assert [job.name for job in found] == ["eager_options"] * 8 + ["overhead"] * 6
     assert {job.case.mode for job in found if job.name == "overhead"} == {INFERENCE}
     assert str(found[0]) == "nerf/fp32_highest/inference/262144/eager_options"
-
-
-def test_ratios_have_names_of_their_own() -> None:
-    assert len({variant.ratio for variant in VARIANTS.values()}) == len(VARIANTS)
-    assert len({variant.own for variant in VARIANTS.values()}) == len(VARIANTS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import kernelbench
-from benchmarks.models.kernelbench import Prepared, Problem, problems, tree_hashes
+from benchmarks.models.kernelbench import Prepared, Problem, tree_hashes
 from benchmarks.models.measures import QUICK
 from benchmarks.models.worker import NotMeasured
 
@@ -188,39 +188,6 @@ def test_what_becomes_wrong_while_it_is_timed_is_wrong(tmp_path: Path) -> None:
     prepared.ways["backend"] = later
     found = prepared.measure(CPU, QUICK)
     assert found["right"] is False and set(found["turns_ms"]) == {"eager", "compile", "fuse"}
-
-
-def test_a_trial_without_memory_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial, tries = Prepared.trial, []
-
-    def scarce(self: Prepared, inputs: list[Any]) -> None:
-        tries.append(1)
-        if len(tries) == 2:
-            raise torch.OutOfMemoryError
-        trial(self, inputs)
-
-    monkeypatch.setattr(Prepared, "trial", scarce)
-    assert prepare(tmp_path, "level2/1_plain").trials == 5 and len(tries) == 6
-
-
-def test_memory_that_is_short_is_no_verdict(tmp_path: Path) -> None:
-    def short(x: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError
-
-    prepared = prepare(tmp_path, "level2/1_plain")
-    for where in (prepared.ways, vars(prepared)):
-        kept = dict(where)
-        where["fuse" if where is prepared.ways else "reference"] = short
-        with pytest.raises(torch.OutOfMemoryError):
-            prepared.trial([torch.rand(16, 64)])
-        where.update(kept)
-
-
-def test_problems_of_a_checkout(tmp_path: Path) -> None:
-    names = [str(problem) for problem in problems(make_checkout(tmp_path / "checkout"))]
-    assert names == ["level1/1_no_module", "level1/2_integers", *(f"level2/{name}" for name in FORWARDS)]
-    with pytest.raises(ValueError, match="--kernelbench: expected a checkout"):
-        problems(tmp_path)
 
 
 def test_hashes_are_those_of_git(tmp_path: Path) -> None:

@@ -38,25 +38,6 @@ def test_long_calls_have_fewer_turns(monkeypatch: pytest.MonkeyPatch, typical_ms
     assert len(times["a"]) == turns
 
 
-@pytest.mark.parametrize(("typical_ms", "count"), [(0.1, 9), (30.0, 5), (1000.0, 3)])
-def test_long_calls_are_timed_less_often(typical_ms: float, count: int) -> None:
-    assert measures.singles(typical_ms, Effort()) == count
-
-
-def test_warming_up_ends() -> None:
-    calls: list[int] = []
-    measures.warm_up(lambda: calls.append(1), CPU, Effort(warm_calls=5))
-    assert len(calls) == 5
-    calls.clear()
-
-    def slow() -> None:
-        calls.append(1)
-        time.sleep(0.01)
-
-    measures.warm_up(slow, CPU, Effort(warm_ms=5.0))
-    assert len(calls) == measures.LEAST_WARM_CALLS
-
-
 def test_a_cpus_times_are_of_whole_calls() -> None:
     def call() -> None:
         time.sleep(0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -111,35 +110,6 @@ def test_what_does_not_end_in_time_is_ended_before_the_next(monkeypatch: pytest.
     assert stage.log.index(("kill", 1)) < stage.log.index(("measure", 2))
 
 
-def test_an_error_of_the_record_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(*outcome: Any) -> None:
-        raise OSError("no space left")
-
-    stage = Stage(fine)
-    monkeypatch.setattr(pool, "Worker", stage.worker)
-    with pytest.raises(OSError, match="no space"):
-        Pool([CPU], tell, 60.0, size=3).run(JOBS)
-    assert not stage.alive
-
-
-def test_nothing_starts_that_is_not_expected_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answers(job: Job, word: str) -> Any:
-        if word == "result":
-            time.sleep(0.2)
-        return fine(job, word)
-
-    begin = time.monotonic()
-    _, told = run(monkeypatch, answers, budget_s=0.55)
-    assert time.monotonic() - begin < 0.75
-    assert [number for number, _ in told] == list(range(1, 8))
-    assert [what for _, what in told] == ["result"] * 2 + ["not_reached"] * 5
-
-
-def test_without_time_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, told = run(monkeypatch, fine, budget_s=0)
-    assert stage.log == [] and {what for _, what in told} == {"not_reached"}
-
-
 def test_several_gpus_measure_one_job_each(monkeypatch: pytest.MonkeyPatch) -> None:
     together, most, lock = set[str](), [0], threading.Lock()
 
@@ -156,12 +126,6 @@ def test_several_gpus_measure_one_job_each(monkeypatch: pytest.MonkeyPatch) -> N
     _, told = run(monkeypatch, answers, gpus=2, size=2)
     assert sorted(told) == [(number, "result") for number in range(1, 8)]
     assert most[0] == 2
-
-
-def test_waves_are_as_large_as_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, gpus, size in ((1, 1, 1), (2, 1, 1), (16, 1, 8), (32, 2, 8), (16, 4, 2), (128, 8, 8)):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        assert pool.wave_size(gpus) == size
 
 
 class Line:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import epigemm
 from benchmarks.models import unseen, vision
 from benchmarks.models.networks import RMSNorm, Tokens
-from benchmarks.models.registry import NETWORKS
 
 Small = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
 WORDS = 50
@@ -65,16 +64,6 @@ def test_fusion_computes_the_same(name: str) -> None:
         for right, ours in zip(*found, strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
     assert fused.fusion_report.sites
-
-
-# Of the published sources, at their own numbers of layers.
-@pytest.mark.parametrize(
-    ("name", "count"), [("nerf", 595_844), ("swin-t", 28_288_354), ("convnext-t", 28_589_128)]
-)
-def test_models_have_the_parameters_of_their_sources(name: str, count: int) -> None:
-    with torch.device("meta"):
-        model = NETWORKS[name].build(NETWORKS[name].layers)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
 def test_grouped_products() -> None:

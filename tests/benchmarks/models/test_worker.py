@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ from benchmarks.models import registry, worker
 from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
 from benchmarks.models.measures import QUICK
 from benchmarks.models.registry import Network
-from benchmarks.models.worker import NotMeasured, error, is_right
+from benchmarks.models.worker import error, is_right
 
 CPU = torch.device("cpu")
 
@@ -48,33 +45,6 @@ def test_a_job(name: str, mode: str) -> None:
     assert ("chains" in found) == (name == "eager_options")
 
 
-def test_one_job_at_a_time_is_in_float64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A second one waits until the first is out of its block, also where that ended with an error."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    order: list[str] = []
-    inside = threading.Event()
-
-    def second() -> None:
-        inside.wait()
-        with worker.alone_on(CPU):
-            order.append("second")
-
-    other = threading.Thread(target=second)
-    other.start()
-
-    def first() -> None:
-        with worker.alone_on(CPU):
-            inside.set()
-            other.join(0.2)
-            order.append("first")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        first()
-    other.join(10)
-    assert order == ["first", "second"]
-
-
 def test_what_is_wrong_is_not_timed() -> None:
     prepared = worker.prepare(job(), CPU, quick=True)
     right = prepared.calls["eager_options"]
@@ -93,13 +63,6 @@ def test_what_becomes_wrong_while_it_is_timed_is_wrong() -> None:
 
     prepared.calls["eager_options"] = later
     assert not prepared.measure(CPU, QUICK)["right"]
-
-
-def test_variants_that_are_not_there_say_why() -> None:
-    with pytest.raises(NotMeasured, match="need a GPU"):
-        worker.prepare(job("overhead"), CPU, quick=True)
-    assert worker.why_not("overhead", torch.device("cuda"), quick=True) == "a quick run has no Inductor"
-    assert worker.why_not("whole", CPU, quick=True) == ""
 
 
 class Line:
@@ -129,15 +92,6 @@ def test_what_a_process_says(name: str, words: list[str], said: list[str]) -> No
     line: Any = Line(*words)
     worker.work(line, worker.prepare, job(name), CPU, True)
     assert [next(iter(each)) for each in line.said] == said
-
-
-def test_a_failure_is_told() -> None:
-    def fail(*args: object, **kwargs: object) -> Any:
-        raise ValueError("no such model\nand more")
-
-    line: Any = Line("prepare")
-    worker.work(line, fail, job(), CPU, True)
-    assert line.said == [{"up": True}, {"failed": "ValueError: no such model"}]
 
 
 def test_the_error_is_the_worst_tensors() -> None:

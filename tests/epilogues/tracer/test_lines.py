@@ -29,14 +29,6 @@ def test_files_of_users() -> None:
         assert not lines.is_users(name)
 
 
-def asks() -> str:
-    return lines.user_line(sys._getframe(), "nowhere")
-
-
-def test_the_innermost_frame_of_the_users() -> None:
-    assert asks() == f"{HERE}:{line_of(asks, 'return')}"
-
-
 def test_frames_of_torch_and_of_contexts_are_passed_over() -> None:
     seen: list[str] = []
 
@@ -79,7 +71,3 @@ def test_the_return_behind_the_last_call(last: str, expected: str) -> None:
     file, _, number = found.rpartition(":")
     first = line_of(early, expected)
     assert file == HERE and first - 1 <= int(number) <= first + 2
-
-
-def test_what_has_no_code_keeps_its_line() -> None:
-    assert lines.return_line(torch.relu, "file.py:3") == "file.py:3"

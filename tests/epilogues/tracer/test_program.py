@@ -13,7 +13,6 @@ from epigemm.epilogues.tracer.program import (
     Step,
     Value,
     without_dead_steps,
-    words,
 )
 
 ACC, A, B = Ref(0), Ref(1), Ref(2)
@@ -25,16 +24,6 @@ def program(
     """Of two operands."""
     made = [Step(each[0], each[1], each[2] if len(each) > 2 else REAL, "file.py:1") for each in steps]
     return Program(2, tuple(made), result)
-
-
-def test_words() -> None:
-    assert words(" add  sub\nmul ") == ("add", "sub", "mul")
-
-
-def test_kinds() -> None:
-    made = program(Ref(5), ("lt", (ACC, A), BOOL), ("copy", (ACC,), HALF), ("where", (Ref(3), Ref(4), 0.5)))
-    kinds = [made.kind(value) for value in (ACC, B, Ref(3), Ref(4), Ref(5), 0.5, True, False)]
-    assert kinds == [REAL, REAL, BOOL, HALF, REAL, REAL, BOOL, BOOL]
 
 
 def test_what_it_reads() -> None:

@@ -26,25 +26,6 @@ def test_reference(dtype: torch.dtype) -> None:
         traced.reference(acc, operands[0])
 
 
-def test_reference_is_differentiable_twice_by_everything() -> None:
-    traced = trace(swish_clamp)
-    acc, operands = arguments(traced, 3, 4)
-    inputs = [value.requires_grad_() for value in (acc, *operands)]
-    inputs[4].data.abs_().add_(0.37)
-    assert torch.autograd.gradcheck(traced.reference, inputs)
-    assert torch.autograd.gradgradcheck(traced.reference, inputs)
-
-
-def test_reference_under_vmap_and_compile() -> None:
-    traced = trace(swish_clamp)
-    acc, operands = arguments(traced)
-    batch = torch.stack([acc, -acc])
-    mapped = torch.vmap(lambda one: traced.reference(one, *operands))(batch)
-    torch.testing.assert_close(mapped, torch.stack([traced.reference(one, *operands) for one in batch]))
-    compiled = torch.compile(traced.reference, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(acc, *operands), traced.reference(acc, *operands))
-
-
 def test_scalars_stay_run_time() -> None:
     def scalars(acc: Tensor, low: Scalar, high: Scalar) -> Any:
         return torch.where(acc > low, acc * (high - low) ** 2, torch.full_like(acc, high)) / abs(high)

@@ -126,22 +126,6 @@ def test_fp32_beside_fp64_is_rounded_to_fp32(activation: Any) -> None:
     torch.testing.assert_close(found, function(acc) / acc, rtol=2.0**-20, atol=0)
 
 
-SHAPES: list[Callable[..., Any]] = [
-    lambda acc: acc * 2 if acc.shape[0] == 1 else acc * 3,
-    lambda acc: acc * 2 if acc.shape[0] > 1 else acc * 3,
-    lambda acc: acc * 2 if acc.size(1) > 1 else acc * 3,
-    lambda acc: acc * 2 if acc.numel() == 1 else acc * 3,
-    lambda acc: acc * 2 if acc.stride(0) > 1 else acc * 3,
-    lambda acc: acc.squeeze(),
-]
-
-
-@pytest.mark.parametrize("function", SHAPES)
-def test_a_shape_that_decides_is_refused(function: Callable[..., Any]) -> None:
-    with pytest.raises(NotImplementedError, match=r"the shape of a tensor decides|has the shape"):
-        trace(function)
-
-
 def test_shapes_that_decide_nothing() -> None:
     for function in (
         lambda acc: acc * 2 if acc.dim() == 2 and acc.ndim == 2 and len(acc.shape) == 2 else acc * 3,

@@ -30,7 +30,7 @@ def refuse_reader(node: fx.Node) -> None:
     """Raises `NotAResult`, for a node that reads the reduction `node`."""
     name = name_of(node)
     raise NotAResult(
-        f"{name} is a reduction, and its result is read; supported are {ACCEPTED}: what reads one is another call"
+        f"{name} is a reduction, and its result is read; supported are {ACCEPTED}: read it in a second call"
     )
 
 
