@@ -1,6 +1,6 @@
 """What the planner chooses on GPUs that are described, none of which has run the mma.sync kernels.
 
-    python -m tools.mma_choices > tests/gemm/mma_choices.txt
+    python -m tools.mma_choices
 
 All times are predictions from assumed figures; nothing was measured.
 """

@@ -80,23 +80,6 @@ def tile_size(plan: dict[str, Any]) -> tuple[int, int]:
     return m, n
 
 
-def cluster_size(plan: dict[str, Any]) -> tuple[int, int]:
-    m, n = (int(part) for part in plan["cluster"].split("x")[:2])
-    return m, n
-
-
-def grid(plan: dict[str, Any], m: int, n: int) -> tuple[int, int]:
-    """Clusters that cover the output along M and along N."""
-    (tile_m, tile_n), (cluster_m, cluster_n) = tile_size(plan), cluster_size(plan)
-    return math.ceil(m / (tile_m * cluster_m)), math.ceil(n / (tile_n * cluster_n))
-
-
-def waves(plan: dict[str, Any], m: int, n: int, multiprocessors: int) -> float:
-    """How often all multiprocessors get a tile of the output."""
-    clusters, ctas = grid(plan, m, n), cluster_size(plan)
-    return clusters[0] * clusters[1] * ctas[0] * ctas[1] / multiprocessors
-
-
 def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> None:
     family, tile, raster, swizzle, splits = candidate["plan"]
     families = build_info()["families"]

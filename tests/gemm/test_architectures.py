@@ -59,10 +59,6 @@ def of_cublas(gpu: tuple[int, ...], dtype: str = "bfloat16", size: int = HUGE) -
     return 2e-6 * float(size) ** 3 / float(answer["fallback_us"])
 
 
-def test_every_known_gpu_is_held_against_something() -> None:
-    assert PUBLISHED.keys() == KNOWN.keys()
-
-
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if KNOWN[name].capability != (9, 0)])
 def test_a_gpu_reaches_what_is_published(name: str) -> None:
     """On Hopper the models are fitted instead."""
@@ -87,13 +83,8 @@ def test_limits_go_by_capability(capability: int, shared_kb: int, of_multiproces
     assert max(each["shared_bytes"] for each in answer["candidates"]) <= 1024 * shared_kb
 
 
-def test_mma_is_slower_than_cublas_on_hopper_and_blackwell() -> None:
-    """Its rate there is not published: a multiprocessor of an A100's is assumed."""
-    for capability, slower in ((80, False), (90, True), (100, True), (120, False)):
-        sizes = ("bias_gelu", HUGE, HUGE, HUGE, "bfloat16", "ieee")
-        answer = plans.ask(*sizes, gpu=(capability, 132, 1980, 4 * 10**6), any_family=True)
-        mma = [each for each in answer["candidates"] if each["family"] == "sm80_mma"]
-        assert (min(each["predicted_us"] for each in mma) > 1.5 * answer["fallback_us"]) == slower
+def test_every_known_gpu_is_held_against_something() -> None:
+    assert PUBLISHED.keys() == KNOWN.keys()
 
 
 def test_geforce_adds_fp32_sums_at_half_the_rate() -> None:
@@ -108,11 +99,3 @@ def test_geforce_adds_fp32_sums_at_half_the_rate() -> None:
             for gpu in (KNOWN[geforce], KNOWN[other])
         ]
         assert rates[0] == pytest.approx(rates[1] / 2, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    "gpu", [(80,), (80, 108, 1410), (80, 108, 1, 1, 1, 1, 1), (80, 108, 1, 1, 1, 1, 0, 5)]
-)
-def test_numbers_that_describe_no_gpu(gpu: tuple[int, ...]) -> None:
-    with pytest.raises(RuntimeError, match="gpu must be empty or"):
-        plans.ask("bias", 1, 8, 8, "bfloat16", "ieee", gpu=gpu)

@@ -64,24 +64,6 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
     assert one[()] - none[()] == pytest.approx(us, abs=1e-5 * one[()])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "arithmetic", "tile", "first_is_hidden"),
-    [("bfloat16", "ieee", 15, True), ("bfloat16", "ieee", 4, False), ("float32", "tf32", 6, False)],
-)
-def test_a_slot_for_each_pass_hides_half_of_one_matrix(
-    dtype: str, arithmetic: str, tile: int, first_is_hidden: bool
-) -> None:
-    """TMA loads no other one. In TF32 a slot has half as many numbers, and no tile has one for each pass."""
-    query = Query(m=1024, n=1024, k=256, dtype=dtype, arithmetic=arithmetic)
-
-    def us(matrices: int) -> float:
-        found = times(replace(query, epilogue=made(matrices=matrices)))
-        return min(float(time) for plan, time in found.items() if plan[:2] == (0, tile))
-
-    first, second = us(1) - us(0), us(2) - us(1)
-    assert (second > 0.95 * first) == first_is_hidden
-
-
 @pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 def test_a_longer_functor_takes_longer(size: tuple[int, int, int], dtype: str, arithmetic: str) -> None:
@@ -92,21 +74,6 @@ def test_a_longer_functor_takes_longer(size: tuple[int, int, int], dtype: str, a
     for shorter, longer in pairwise(found):
         assert all(time <= longer[plan] for plan, time in shorter.items())
         assert shorter[()] < longer[()] or m * n < 1 << 20
-
-
-def test_what_is_not_in_the_table_is_long() -> None:
-    query = Query(m=16384, n=8192, k=256)
-    known, unknown = (times(replace(query, epilogue=made(primitives=name))) for name in ("pow", "bessel_y7"))
-    assert all(time < unknown[plan] for plan, time in known.items())
-
-
-def test_accurate_functions_in_16_bits_take_longer() -> None:
-    query = Query(m=16384, n=8192, k=256)
-    short, accurate = (
-        times(replace(query, epilogue=made(primitives="pow", is_short=is_short)))
-        for is_short in (True, False)
-    )
-    assert all(time < accurate[plan] for plan, time in short.items())
 
 
 def test_an_epilogue_that_takes_longer_than_it_saves_is_an_elementwise_kernel() -> None:

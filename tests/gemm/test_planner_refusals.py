@@ -11,48 +11,87 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gemm.query import (
-    ALL_TYPES,
-    TINY,
-    WINS,
-    Query,
-    assert_well_formed,
-)
+from epigemm.planner import plans
+from tests.gemm.query import ALL_TYPES, H200, TINY, WINS, Query, assert_well_formed
 from tests.support.cases import ELEMENTWISE, LINEAR
 
 TF32: dict[str, Any] = {"dtype": "float32", "arithmetic": "tf32"}
-REFUSED: list[tuple[str, Query, list[str]]] = [
-    ("fp64", Query(dtype="float64"), ["float64"]),
-    ("ieee fp32", Query(dtype="float32", arithmetic="ieee"), ["IEEE fp32"]),
-    ("before Ampere", Query(gpu=(75, 40)), ["9.0", "8.0", "7.5"]),
-    ("not a CUDA device", Query(gpu=(0, 1)), ["CUDA"]),
-    ("odd K", Query(k=8191, **TF32), ["8191", "16 bytes"]),
-    ("odd N", Query(n=8191, **TF32), ["8191", "16 bytes"]),
-    ("K of 6 elements in TF32", Query(k=6, **TF32), ["6", "16 bytes"]),
-    ("misaligned pointer", Query(alignment=8, **TF32), ["aligned to 8 bytes", "16"]),
-    ("odd stride of x", Query(x_row_stride=8193, **TF32), ["x", "8193"]),
-    ("odd stride of weight", Query(weight_row_stride=8193, **TF32), ["weight", "8193"]),
-    ("odd stride of out", Query(out_row_stride=8193, **TF32), ["out", "8193"]),
-    ("odd K, batch invariant", Query(k=8191, invariant=True), ["8191", "16 bytes"]),
-    ("odd N, batch invariant", Query(n=8191, invariant=True), ["8191", "16 bytes"]),
-    ("misaligned, batch invariant", Query(alignment=8, invariant=True), ["aligned to 8 bytes", "16"]),
-    ("odd K, batch invariant, TF32", Query(k=8191, invariant=True, **TF32), ["8191", "16 bytes"]),
-    ("rows of x that overlap", Query(x_row_stride=8, k=12), ["rows of x overlap"]),
-    ("no rows", Query(m=0), ["empty", "M = 0"]),
-    ("no columns", Query(n=0), ["empty", "N = 0"]),
-    ("no K", Query(k=0), ["empty", "K = 0"]),
+SPLIT = Query(m=1024, dtype="float32", arithmetic="split", packed=True)
+SCALED = replace(SPLIT, arithmetic="scaled", tf32_allowed=True)
+A100 = (80, 108, 1410, 1555000)
+BEFORE_AMPERE = (
+    "fused kernels exist for compute capability 9.0 (Hopper); this device has 7.5; mma.sync kernels exist from "
+    "compute capability 8.0 (Ampere) on; this device has 7.5"
+)
+NOT_COVERED: list[tuple[Query, str]] = [
+    (
+        Query(dtype="float64"),
+        "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64",
+    ),
+    (Query(dtype="float32", arithmetic="ieee"), "IEEE fp32"),
+    (Query(gpu=(75, 40)), BEFORE_AMPERE),
+    (replace(SPLIT, gpu=(75, 40)), "(Ampere)"),
+    (Query(gpu=(0, 1)), "CUDA"),
+    (Query(gpu=()), "the tensors are not on a CUDA device"),
+    (
+        Query(k=8191, **TF32),
+        "K = 8191 elements are 32764 bytes; fused kernels need rows of a multiple of 16 bytes",
+    ),
+    (Query(n=8191, **TF32), "N = 8191"),
+    (Query(k=6, **TF32), "K = 6"),
+    (Query(alignment=8, **TF32), "an address aligned to 8 bytes; fused kernels need 16"),
+    (Query(x_row_stride=8193, **TF32), "8193"),
+    (Query(weight_row_stride=8193, **TF32), "8193"),
+    (Query(out_row_stride=8193, **TF32), "8193"),
+    (Query(k=8191, invariant=True), "K = 8191"),
+    (Query(n=8191, invariant=True), "N = 8191"),
+    (Query(alignment=8, invariant=True), "aligned to 8 bytes"),
+    (Query(k=8191, invariant=True, **TF32), "K = 8191"),
+    (Query(x_row_stride=8, k=12), "rows of x overlap"),
+    (Query(x_row_stride=8, gpu=A100), "the rows of x overlap"),
+    (Query(m=2**31, gpu=A100), "M, N and K must be at most"),
+    (replace(SPLIT, m=2**31), "M and N must be at most"),
+    (replace(SPLIT, k=2**28), "K at most"),
+    *((replace(query, m=0), "empty") for query in (Query(), SPLIT)),
+    (Query(n=0), "N = 0"),
+    (Query(k=0), "K = 0"),
+    *(
+        (Query(epilogue=name), f"epilogue '{name}' has no GEMM kernels")
+        for name in ELEMENTWISE
+        if name not in LINEAR
+    ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("query", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
-)
-def test_why_not(query: Query, words: list[str]) -> None:
+@pytest.mark.parametrize(("query", "words"), NOT_COVERED, ids=[words for _, words in NOT_COVERED])
+def test_what_no_kernel_can_run(query: Query, words: str) -> None:
+    """What several families refuse is said once."""
     plan = query.plan()
     assert plan["fused"] is False and plan["candidates"] == []
-    assert plan["why_not"] == plan["why_not_covered"], "no kernel can run it"
-    for word in words:
-        assert word in plan["why_not"], plan["why_not"]
+    assert plan["why_not"] == plan["why_not_covered"]
+    assert words in plan["why_not"], plan["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (Query(**TF32, k=200_000), "less accurate than cuBLAS"),
+        (replace(SPLIT, k=127), "K = 127 is below 128"),
+        (replace(SPLIT, m=15), "M = 15 is below 16"),
+        (replace(SCALED, k=15), "K = 15 is outside 16..8192"),
+        (replace(SCALED, k=8193), "K = 8193 is outside 16..8192"),
+        *((replace(query, gpu=A100), words) for query, words in (
+            (replace(SPLIT, k=127), "K = 127 is below 128"),
+            (replace(SPLIT, m=15), "M = 15 is below 16"),
+            (replace(SCALED, k=8193), "K = 8193 is outside 16..8192"),
+        )),
+        (TINY, "expected to be at least as fast"),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_can_run_is_told_apart(query: Query, words: str) -> None:
+    """Forced or batch-invariant it runs though the planner would not take it."""
+    plan = query.plan()
+    assert not plan["fused"] and words in plan["why_not"] and plan["why_not_covered"] == ""
 
 
 @pytest.mark.parametrize("changed", [
@@ -70,71 +109,43 @@ def test_rows_that_are_no_whole_16_bytes_are_read_by_elements(changed: dict[str,
     assert plan["fused"] or "against" in plan["why_not"]
 
 
-@pytest.mark.parametrize(
-    ("query", "why_not"),
-    [
-        (
-            Query(gpu=(75, 40)),
-            "fused kernels exist for compute capability 9.0 (Hopper); this device has 7.5; mma.sync kernels exist from "
-            "compute capability 8.0 (Ampere) on; this device has 7.5",
-        ),
-        (
-            Query(alignment=8, **TF32),
-            "x, weight or out starts at an address aligned to 8 bytes; fused kernels need 16",
-        ),
-        (
-            Query(k=8191, **TF32),
-            "K = 8191 elements are 32764 bytes; fused kernels need rows of a multiple of 16 bytes",
-        ),
-        (
-            Query(dtype="float64"),
-            "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64",
-        ),
-        (Query(epilogue="sigmoid"), "epilogue 'sigmoid' has no GEMM kernels"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_several_families_refuse_is_said_once(query: Query, why_not: str) -> None:
-    assert query.plan()["why_not"] == why_not
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        (Query(dtype="float32", arithmetic="tf32", k=200_000), "less accurate than cuBLAS"),
-        (Query(dtype="float32", arithmetic="split", k=127), "K = 127 is below 128"),
-        (TINY, "expected to be at least as fast"),
-    ],
-    ids=["long sums", "short sums", "slower"],
-)
-def test_what_a_kernel_can_run_is_told_apart(query: Query, words: str) -> None:
-    """Forced or batch-invariant it runs though the planner would not take it."""
-    plan = query.plan()
-    assert not plan["fused"] and words in plan["why_not"] and plan["why_not_covered"] == ""
-
-
-@pytest.mark.parametrize("epilogue", [name for name in ELEMENTWISE if name not in LINEAR])
-def test_elementwise_only_epilogues_have_no_fused_kernel(epilogue: str) -> None:
-    plan = Query(epilogue=epilogue).plan()
-    assert plan["fused"] is False and epilogue in plan["why_not"]
-
-
-def test_a_reason_names_the_first_obstacle_only_when_there_is_one() -> None:
+def test_a_reason_is_given_only_when_there_is_one() -> None:
     plan = WINS["bf16"].plan()
     assert plan["why_not"] == plan["why_not_covered"] == ""
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("changed", "words"),
     [
         ({"epilogue": "no_such"}, "no_such"),
         ({"dtype": "int8"}, "int8"),
         ({"arithmetic": "tf33"}, "tf33"),
+        *(
+            ({"gpu": gpu}, "gpu must be empty or")
+            for gpu in ((90,), (90, 132, 1980), (90, 132, 1980, 4285000, 1))
+        ),
+        *(
+            ({"gpu": gpu}, "gpu must be empty or")
+            for gpu in ((80, 108, 1, 1, 1, 1, 1), (80, 108, 1, 1, 1, 1, 0, 5))
+        ),
+        *(
+            ({"gpu": (90, count)}, f"multiprocessors must be in 1..65536, got {count}$")
+            for count in (0, -1, 65537, 2**32 + 132)
+        ),
     ],
+    ids=str,
 )
-def test_unknown_names_are_errors(change: dict[str, str], match: str) -> None:
-    with pytest.raises(RuntimeError, match=match):
-        replace(Query(), **change).plan()  # type: ignore[arg-type]
+def test_what_there_is_not_is_an_error(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        replace(Query(), **changed).plan()
+
+
+@pytest.mark.parametrize("device", [-2, 64, 2**31, 2**32])
+def test_a_device_has_an_index(device: int) -> None:
+    sizes = ("bias", 1, 8, 8, "bfloat16", "ieee")
+    with pytest.raises(RuntimeError, match=f"device must be the index of a CUDA device or -1, got {device}$"):
+        plans.ask(*sizes, gpu=H200, device=device)
+    assert plans.ask(*sizes, gpu=H200, device=63)["source"] == "model"
 
 
 ANY = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70000)
@@ -171,17 +182,17 @@ def test_no_numbers_crash_it(
     n=SIZE,
     k=SIZE,
     types=st.sampled_from(ALL_TYPES),
-    multiprocessors=st.sampled_from([1, 78, 114, 132]),
+    gpu=st.sampled_from([(90, 1), (90, 78), (90, 114), (90, 132), H200]),
     packed=st.booleans(),
 )
 def test_any_sensible_size_gets_a_sensible_answer(
-    m: int, n: int, k: int, types: tuple[str, str], multiprocessors: int, packed: bool
+    m: int, n: int, k: int, types: tuple[str, str], gpu: tuple[int, ...], packed: bool
 ) -> None:
-    gpu = (90, multiprocessors)
     query = Query(m=m, n=n, k=k, dtype=types[0], arithmetic=types[1], gpu=gpu, packed=packed)
     plan = query.plan()
     if plan["fused"]:
         assert_well_formed(plan, query)
+        assert plan["predicted_us"] <= plan["fallback_us"]
     else:
         assert plan["why_not"]
     assert plan["why_not"] or not plan["why_not_covered"]

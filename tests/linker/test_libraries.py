@@ -68,36 +68,59 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def test_wheels_of_cuda_13_on_the_path(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 0), (13, 0))
-    machine.add("packages/nvidia/cuda_nvrtc/lib", (12, 8))
-    machine.add("packages/nvidia/nvjitlink/lib", None, (12, 8))
-    nvrtc, linker = libraries.libraries()
-    assert nvrtc.path == machine.path("packages/nvidia/cu13/lib/libnvrtc.so.13")
-    assert linker.path == machine.path("packages/nvidia/cu13/lib/libnvJitLink.so.13")
-    assert nvrtc.version == linker.version == (13, 0)
-    assert libraries.unavailable() == ""
+PACKAGE, OTHER = "packages/nvidia/cu13/lib", "packages/nvidia/other/lib"
+Added = list[tuple[str, Version | None, Version | None]]
+FOUND: dict[str, tuple[Added, dict[str, str], list[Version]]] = {
+    "wheels of CUDA 13 beside those of 12": (
+        [(PACKAGE, (13, 0), (13, 0)), ("packages/nvidia/cuda_nvrtc/lib", (12, 8), (12, 8))], {}, [(13, 0), (13, 0)],
+    ),
+    "a toolkit": ([("toolkit/lib64", (13, 1), (13, 1))], {"CUDA_HOME": "toolkit"}, [(13, 1), (13, 1)]),
+    "another toolkit": ([("toolkit/lib64", (13, 1), (13, 1))], {"CUDA_PATH": "toolkit"}, [(13, 1), (13, 1)]),
+    "a chosen folder of packages": (
+        [("elsewhere/nvidia/cu13/lib", (13, 0), (13, 0))], {"EPIGEMM_CUDA_LIBRARIES": "elsewhere"}, [(13, 0), (13, 0)],
+    ),
+    "an NVRTC that is newer is passed over": (
+        [(PACKAGE, (13, 5), (13, 0)), (OTHER, (13, 0), None)], {}, [(13, 0), (13, 0)],
+    ),
+    "an older NVRTC goes with a newer nvJitLink": ([(PACKAGE, (13, 0), (13, 5))], {}, [(13, 0), (13, 5)]),
+    "a newer nvJitLink elsewhere": (
+        [(PACKAGE, (13, 5), (13, 0)), (OTHER, None, (13, 6))], {}, [(13, 5), (13, 6)],
+    ),
+}  # fmt: skip
 
 
-def test_builtins_are_loaded_from_the_folder_of_nvrtc(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 0), (13, 0))
+@pytest.mark.parametrize(("added", "variables", "versions"), FOUND.values(), ids=FOUND)
+def test_which_are_taken(
+    added: Added,
+    variables: dict[str, str],
+    versions: list[Version],
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVRTC's builtins are loaded from its folder, and the search is made once."""
+    for each in added:
+        machine.add(*each)
+    for name, place in variables.items():
+        monkeypatch.setenv(name, machine.path(place))
+    found = libraries.libraries()
+    assert [each.version for each in found] == versions and libraries.unavailable() == ""
+    folder, version = Path(found.nvrtc.path).parent, ".".join(map(str, found.nvrtc.version))
+    assert str(folder / f"libnvrtc-builtins.so.{version}") in machine.loads
+    tried = len(machine.loads)
     libraries.libraries()
-    assert machine.path("packages/nvidia/cu13/lib/libnvrtc-builtins.so.13.0") in machine.loads
+    assert len(machine.loads) == tried
 
 
-def test_nvrtc_without_its_builtins_is_none(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 0), (13, 0))
-    builtins = machine.root / "packages/nvidia/cu13/lib/libnvrtc-builtins.so.13.0"
-    builtins.unlink()
-    with pytest.raises(LibrariesMissingError, match=r"libnvrtc-builtins\.so\.13\.0"):
-        libraries.libraries()
-
-
-@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
-def test_a_toolkit(variable: str, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.add("toolkit/lib64", (13, 1), (13, 1))
-    monkeypatch.setenv(variable, machine.path("toolkit"))
-    assert libraries.libraries().nvrtc.version == (13, 1)
+@pytest.mark.parametrize("place", [PACKAGE, OTHER])
+def test_a_file_that_does_not_load_is_passed_over(place: str, machine: Machine) -> None:
+    machine.add(PACKAGE, (13, 0), (13, 0))
+    machine.files[machine.path(f"{PACKAGE}/libnvJitLink.so.13")] = None
+    if place == OTHER:
+        machine.add(OTHER, None, (13, 2))
+        assert libraries.libraries().nvjitlink.version == (13, 2)
+    else:
+        with pytest.raises(LibrariesMissingError):
+            libraries.libraries()
 
 
 def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +140,6 @@ def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {str(Path(each.path).parent) for each in pair} == {machine.path(place)}
 
 
-def test_the_chosen_folder_may_be_one_of_packages(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.add("elsewhere/nvidia/cu13/lib", (13, 0), (13, 0))
-    monkeypatch.setenv("EPIGEMM_CUDA_LIBRARIES", machine.path("elsewhere"))
-    assert libraries.unavailable() == ""
-
-
 def test_the_system_loader_comes_last(machine: Machine) -> None:
     for name, handle in {
         "libnvrtc.so.13": FakeNvrtc((13, 0)),
@@ -133,74 +150,37 @@ def test_the_system_loader_comes_last(machine: Machine) -> None:
     assert [each.path for each in libraries.libraries()] == ["libnvrtc.so.13", "libnvJitLink.so.13"]
 
 
-def test_an_nvrtc_that_is_newer_is_passed_over(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 5), (13, 0))
-    machine.add("packages/nvidia/other/lib", (13, 0))
-    assert libraries.libraries().nvrtc.version == (13, 0)
-
-
-def test_an_older_nvrtc_goes_with_a_newer_nvjitlink(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 0), (13, 5))
-    assert [each.version for each in libraries.libraries()] == [(13, 0), (13, 5)]
-
-
-def test_a_newer_nvjitlink_elsewhere_is_taken_for_the_nvrtc_there_is(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 5), (13, 0))
-    machine.add("packages/nvidia/other/lib", None, (13, 6))
-    assert [each.version for each in libraries.libraries()] == [(13, 5), (13, 6)]
-
-
-def test_a_file_that_does_not_load_is_passed_over(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 0), (13, 0))
-    machine.files[machine.path("packages/nvidia/cu13/lib/libnvJitLink.so.13")] = None
-    machine.add("packages/nvidia/other/lib", None, (13, 2))
-    assert libraries.libraries().nvjitlink.version == (13, 2)
-
-
 # --- what is said ----------------------------------------------------------------------------------------------------
 
+OF_12 = "packages/nvidia/nvjitlink/lib"
+SAID: dict[str, tuple[Added, str]] = {
+    "nothing": ([], "nvJitLink 13.0 or later of CUDA 13 was not found; pip install epigemm[jit]"),
+    "too old": (
+        [(OF_12, (12, 8), (12, 8))],
+        f"nvJitLink 13.0 or later of CUDA 13 was not found (found 12.8 at {{root}}/{OF_12}/libnvJitLink.so.12); pip",
+    ),
+    "no NVRTC": ([(PACKAGE, None, (13, 0))], "NVRTC 13.0 or later of CUDA 13 was not found; pip install"),
+    "too new": ([(PACKAGE, (13, 5), (13, 0))], "pip install 'nvidia-nvjitlink>=13.5,<14'"),
+    "without builtins": ([(PACKAGE, (13, 0), (13, 0))], "libnvrtc-builtins.so.13.0"),
+    "no library": (
+        [(PACKAGE, (13, 0), (13, 0))],
+        "libnvJitLink.so.13 does not load: it has no nvJitLinkVersion)",
+    ),
+}
 
-def test_nothing_is_there(machine: Machine) -> None:
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said(name: str, machine: Machine) -> None:
+    added, words = SAID[name]
+    for each in added:
+        machine.add(*each)
+    if name == "without builtins":
+        (machine.root / PACKAGE / "libnvrtc-builtins.so.13.0").unlink()
+    if name == "no library":
+        machine.files[machine.path(f"{PACKAGE}/libnvJitLink.so.13")] = object()
     with pytest.raises(LibrariesMissingError) as caught:
         libraries.libraries()
-    text = str(caught.value)
-    assert text == "nvJitLink 13.0 or later of CUDA 13 was not found; pip install epigemm[jit]"
-    assert libraries.unavailable() == text
-
-
-def test_a_version_that_is_too_old(machine: Machine) -> None:
-    machine.add("packages/nvidia/cuda_nvrtc/lib", (12, 8))
-    machine.add("packages/nvidia/nvjitlink/lib", None, (12, 8))
-    path = machine.path("packages/nvidia/nvjitlink/lib/libnvJitLink.so.12")
-    assert f"nvJitLink 13.0 or later of CUDA 13 was not found (found 12.8 at {path}); pip install" in (
-        libraries.unavailable()
-    )
-
-
-def test_nvrtc_alone_is_missing(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", None, (13, 0))
-    assert libraries.unavailable().startswith("NVRTC 13.0 or later of CUDA 13 was not found; pip install")
-
-
-def test_a_file_that_does_not_load(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 0), (13, 0))
-    path = machine.path("packages/nvidia/cu13/lib/libnvJitLink.so.13")
-    machine.files[path] = object()
-    assert f"({path} does not load: it has no nvJitLinkVersion)" in libraries.unavailable()
-
-
-def test_an_nvrtc_that_is_too_new(machine: Machine) -> None:
-    machine.add("packages/nvidia/cu13/lib", (13, 5), (13, 0))
-    text = libraries.unavailable()
-    assert text.startswith("NVRTC 13.5 (") and "is newer than nvJitLink 13.0 (" in text
-    assert text.endswith("pip install 'nvidia-nvjitlink>=13.5,<14'")
-
-
-def test_the_search_is_made_once(machine: Machine) -> None:
-    libraries.unavailable()
-    tried = len(machine.loads)
-    libraries.unavailable()
-    assert len(machine.loads) == tried
+    assert words.format(root=machine.root) in str(caught.value) == libraries.unavailable()
 
 
 def test_what_this_process_has_loaded() -> None:

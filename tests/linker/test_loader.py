@@ -81,18 +81,6 @@ def test_others_are_linked(driver: Driver) -> None:
     assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no libraries"
 
 
-def test_it_says_how_many_kernels_are_linked(
-    driver: Driver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "NOTED", 0.0)
-    caplog.set_level("DEBUG", "epigemm")
-    loader.link(BIAS_TANH, f"{SYMBOL},{OTHER}", DEVICE)
-    loader.link_each(BIAS_RELU, [SYMBOL, OTHER], DEVICE)  # of which the package has one
-    told = [text for text in caplog.messages if text.startswith("linking")]
-    assert told[0].startswith("linking 2 kernels of bias_tanh: ")
-    assert told[1].startswith("linking 1 kernel of bias_relu: ")
-
-
 def test_kernels_are_linked_for_a_gpu_that_is_not_here(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,19 +162,21 @@ def test_what_the_driver_refuses_of_what_was_linked_is_left_alone(driver: Driver
     assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
 
 
+def test_it_says_how_many_kernels_are_linked(
+    driver: Driver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "NOTED", 0.0)
+    caplog.set_level("DEBUG", "epigemm")
+    loader.link(BIAS_TANH, f"{SYMBOL},{OTHER}", DEVICE)
+    loader.link_each(BIAS_RELU, [SYMBOL, OTHER], DEVICE)  # of which the package has one
+    told = [text for text in caplog.messages if text.startswith("linking")]
+    assert told[0].startswith("linking 2 kernels of bias_tanh: ")
+    assert told[1].startswith("linking 1 kernel of bias_relu: ")
+
+
 def test_code_that_cannot_be_read_is_a_reason(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*job: object) -> bytes:
         raise LinkError("the open kernel's code cannot be read", "")
 
     monkeypatch.setattr(cubins, "find", refuse)
     assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "the open kernel's code cannot be read"
-
-
-def test_only_hopper_and_only_beside_the_packages_own_code(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert wheel.has("bias_relu", SYMBOL, (9, 0)) and not wheel.has("bias_relu", SYMBOL, (8, 0))
-    assert not wheel.has("", SYMBOL, (9, 0))
-    monkeypatch.setenv("EPIGEMM_IR_DIR", "/elsewhere")
-    assert not wheel.has("bias_relu", SYMBOL, (9, 0))
-    assert driver.loaded == []

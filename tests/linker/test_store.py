@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from epigemm.linker import store
-from epigemm.linker.store import MAGIC, Once, decoded, digest, encoded, key_of
+from epigemm.linker.store import MAGIC, decoded, digest, encoded, key_of
 
 PARTS = ("source", digest(b"b"), "symbol", "sm_90a")
 KEY, CUBIN = key_of(*PARTS), b"\x7fELF code\n more"
-
-
-def test_a_cubin_is_read_back() -> None:
-    for cubin in (CUBIN, b"\x7fELF" + bytes(range(256))):
-        assert decoded(encoded(KEY, cubin), KEY) == cubin
-
-
-@pytest.mark.parametrize("place", range(len(PARTS)))
-def test_what_a_key_is_made_of(place: int) -> None:
-    """Nothing of the libraries: newer ones do not make everything again."""
-    assert key_of(*(f"{part}." if i == place else part for i, part in enumerate(PARTS))) != KEY
 
 
 def test_a_new_format_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,26 +45,3 @@ def test_an_entry_on_disk(folder: Path) -> None:
     with pytest.warns(RuntimeWarning, match="removed and made again"):
         assert store.read(KEY) is None
     assert not list(folder.iterdir())
-
-
-def test_threads_make_a_value_once() -> None:
-    once, calls, barrier = Once[int](), list[int](), threading.Barrier(8)
-
-    def ask() -> int:
-        barrier.wait(60)
-        return once.get("key", lambda: calls.append(1) or len(calls))  # type: ignore[func-returns-value]
-
-    with ThreadPoolExecutor(8) as threads:
-        assert [each.result() for each in [threads.submit(ask) for _ in range(8)]] == [1] * 8
-    assert calls == [1] and once.values == {"key": 1}
-
-
-def test_what_cannot_be_made_is_tried_again() -> None:
-    once = Once[int]()
-
-    def fail() -> int:
-        raise OSError("none")
-
-    with pytest.raises(OSError, match="none"):
-        once.get("key", fail)
-    assert once.values == {} and once.get("key", lambda: 3) == 3 and once.get("key", fail) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epigemm.linker.cubins import architecture
-from epigemm.linker.libraries import CompileError, LibrariesMissingError, LinkError, libraries
+from epigemm.linker.libraries import CompileError, LinkError
 from epigemm.linker.toolchain import compile_functor, link, side_by_side
 from tests.linker.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
 
@@ -56,9 +56,6 @@ def test_code_that_is_refused(fake: Fakes) -> None:
     assert not fake[1].alive
     with pytest.raises(LinkError, match="does not take its options for sm_999"):
         link(KERNEL_IR, b"functor", SYMBOL, "sm_999")
-
-
-def test_a_kernel_that_the_code_does_not_have(fake: Fakes) -> None:
     fake[1].drops_the_kernel = True
     with pytest.raises(LinkError, match=f"the code has no kernel {SYMBOL}"):
         link(KERNEL_IR, b"functor", SYMBOL, "sm_90a")
@@ -79,16 +76,6 @@ def test_one_of_several_links_fails(fake: Fakes) -> None:
     with pytest.raises(LinkError, match="Malformed"):
         side_by_side(lambda job: link(*job), jobs)
     assert not fake[1].alive
-
-
-@pytest.mark.usefixtures("no_libraries")
-def test_without_libraries() -> None:
-    with pytest.raises(LibrariesMissingError):
-        libraries()
-    with pytest.raises(LibrariesMissingError, match="nvJitLink was not found"):
-        compile_functor(SOURCE, "sm_90a")
-    with pytest.raises(LibrariesMissingError):
-        link(KERNEL_IR, b"functor", SYMBOL, "sm_90a")
 
 
 @pytest.mark.parametrize(

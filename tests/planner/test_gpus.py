@@ -1,4 +1,4 @@
-"""GPUs in figures."""
+"""GPUs in figures. What they reach: tests/gemm/test_architectures.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,3 @@ def test_the_planner_takes_every_known_gpu() -> None:
         family = "sm80_mma" if gpu.capability != (9, 0) else "sm90"
         assert answer["candidates"] and not answer["is_speed_assumed"]
         assert all(each["family"].startswith(family) for each in answer["candidates"])
-
-
-def test_geforce_is_told_by_the_name() -> None:
-    assert {name for name, gpu in KNOWN.items() if gpu.is_geforce} == {
-        name
-        for name in KNOWN
-        if name in ("RTX 3080", "RTX 3090", "RTX 4080", "RTX 4090", "RTX 5080", "RTX 5090")
-    }

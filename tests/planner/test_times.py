@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import stat
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -102,17 +100,13 @@ def test_what_is_written_is_read(drawn: list[Entry]) -> None:
 
 
 def test_what_is_remembered_decides_and_lasts(cache: Path) -> None:
-    times.remember(DEVICE, [ENTRY])
+    """On disk as in the planner; a new time replaces the old one."""
+    times.remember(DEVICE, [ENTRY, replace(ENTRY, m=64)])
     assert source(ENTRY) == "cache"
     forget(DEVICE)
     assert source(ENTRY) == "model"
     times.load(DEVICE)
     assert source(ENTRY) == "cache"
-
-
-def test_what_is_remembered_replaces_what_was(cache: Path) -> None:
-    """On disk as in the planner."""
-    times.remember(DEVICE, [ENTRY, replace(ENTRY, m=64)])
     better = replace(ENTRY, plan=(0, 2, 1, 1, 1), fused_us=90.0)
     times.remember(DEVICE, [better])
     assert kept() == by_key(better, replace(ENTRY, m=64))
@@ -125,15 +119,6 @@ def test_no_file_is_no_matter(cache: Path) -> None:
         warnings.simplefilter("error")
         times.load(DEVICE)
     assert source(ENTRY) == "model"
-
-
-def test_what_source_texts_say() -> None:
-    assert times.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"
-    assert times.source_text("model", {}) == "cost model"
-    assert times.source_text("model", {"is_speed_assumed": False}) == "cost model"
-    assert times.source_text("model", {"is_speed_assumed": True}) == (
-        "cost model, for a device that does not tell its speed: an H100's is assumed"
-    )
 
 
 def test_the_first_question_about_a_device_loads_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +205,10 @@ DAMAGED = {
     "the fallback as a family": in_entry(plan=[-1, 0, 0, 1, 1]),
     "another arithmetic's family": in_entry(plan=[2, 0, 0, 1, 1]),
     "a tile that is not built": in_entry(plan=[0, 99, 0, 1, 1]),
+    "a wrong entry beside a right one": damaged(
+        lambda entries: entries.append({**entries[0], "m": 64, "plan": [0, 3, 0, 9, 1]})
+    ),
+    "bytes that are no text": "\udcff\udcfe\0",
 }
 
 
@@ -236,7 +225,7 @@ def test_it_is_the_change_that_damages(cache: Path) -> None:
 def test_a_wrong_file_is_ignored_with_one_warning_and_written_anew(text: str, cache: Path) -> None:
     """Never a plan of it, not even of the entries that are right."""
     cache.parent.mkdir(parents=True)
-    cache.write_text(text)
+    cache.write_text(text, errors="surrogateescape")
     with pytest.warns(RuntimeWarning, match="are ignored") as caught:
         repeat(lambda: times.load(DEVICE))
     (warning,) = caught
@@ -246,16 +235,6 @@ def test_a_wrong_file_is_ignored_with_one_warning_and_written_anew(text: str, ca
     times.remember(DEVICE, [replace(ENTRY, m=64)])
     assert kept() == by_key(replace(ENTRY, m=64))
     assert source(replace(ENTRY, m=64)) == "cache" and source(ENTRY) == "model"
-
-
-def test_right_entries_beside_a_wrong_one_are_ignored_too(cache: Path) -> None:
-    times.merge(GPU, [ENTRY, replace(ENTRY, m=64)])
-    table = times.read()
-    table[times.build()][GPU][0]["plan"][3] = 9
-    cache.write_text(json.dumps(table))
-    with pytest.warns(RuntimeWarning, match="swizzle must be in"):
-        times.load(DEVICE)
-    assert source(ENTRY) == source(replace(ENTRY, m=64)) == "model"
 
 
 def test_entries_are_of_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,53 +269,38 @@ def test_entries_of_another_build_are_ignored_with_one_warning_and_stay(
     assert source(ENTRY) == "cache"
 
 
-def test_a_path_that_cannot_be_looked_at(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call fails for it."""
-    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(cache.parent.parent / ("x" * 300)))
-    with pytest.warns(RuntimeWarning, match="are ignored"):
-        times.load(DEVICE)
-    assert source(ENTRY) == "model"
-
-
-def test_bytes_that_are_no_text(cache: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    cache.write_bytes(b"\xff\xfe\x00")
-    with pytest.warns(RuntimeWarning, match="are ignored"):
-        times.load(DEVICE)
-
-
-def test_a_folder_that_cannot_be_written(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One warning; choices last as long as the process."""
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(blocked))
-    with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
-        repeat(lambda: times.remember(DEVICE, [ENTRY]))
-    assert len(caught) == 1
-    assert source(ENTRY) == "cache"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder(cache: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    cache.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        with pytest.warns(RuntimeWarning, match="cannot be written"):
-            times.remember(DEVICE, [ENTRY])
-    finally:
-        cache.parent.chmod(stat.S_IRWXU)
-    assert source(ENTRY) == "cache"
-
-
-def test_a_write_that_fails_leaves_the_old_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times.merge(GPU, [ENTRY])
-
+def unwritable(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Path, target: Path) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.warns(RuntimeWarning, match="no space left"):
-        times.remember(DEVICE, [replace(ENTRY, m=64)])
-    assert kept() == by_key(ENTRY)
+
+
+def no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.parent.write_text("not a folder")
+
+
+def too_long(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(cache.parent.parent / ("x" * 300)))
+
+
+@pytest.mark.parametrize("change", [unwritable, no_folder, too_long])
+def test_what_cannot_be_written(
+    change: Callable[[Path, pytest.MonkeyPatch], None], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning; choices last as long as the process, no call fails, and what was there stays."""
+    if change is unwritable:
+        times.merge(GPU, [replace(ENTRY, m=64)])
+    change(cache, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
+        repeat(lambda: times.remember(DEVICE, [ENTRY]))
+    (warning,) = [each for each in caught if "cannot be written" in str(each.message)]
+    assert source(ENTRY) == "cache" and str(times.cache_dir()) in str(warning.message)
+    if change is unwritable:
+        assert kept() == by_key(replace(ENTRY, m=64))
+
+
+def test_an_assumed_speed_is_said() -> None:
+    assert times.source_text("model", {"is_speed_assumed": False}) == "cost model"
+    assert "an H100's is assumed" in times.source_text("model", {"is_speed_assumed": True})
+    assert times.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"

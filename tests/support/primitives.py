@@ -12,100 +12,33 @@ from torch import Tensor
 
 from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import PerColumn
+from epigemm.epilogues.tracer.program import words
 
-INF, NAN = float("inf"), float("nan")
+NAN = float("nan")
 SPECIAL = [
-    *(
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        0.5,
-        -0.5,
-        1.5,
-        2.5,
-        -2.5,
-        3.0,
-        -3.0,
-        6.0,
-        20.0,
-        20.5,
-        -20.0,
-        88.5,
-        89.5,
-        -89.5,
-        -104.0,
-    ),
-    *(
-        0.25,
-        0.95,
-        -0.95,
-        9.99,
-        10.0,
-        -0.3,
-        1e-6,
-        -1e-6,
-        1e-30,
-        3e-39,
-        -3e-39,
-        700.5,
-        -745.0,
-        1e4,
-        -1e4,
-        65519.0,
-    ),
-    *(65520.0, 6e-5, 6e-8, 1e30, -1e30, 3.4e38, INF, -INF, NAN),
+    float(each)
+    for each in words(
+        "0 -0.0 1 -1 0.5 -0.5 1.5 2.5 -2.5 3 -3 6 20 20.5 -20 88.5 89.5 -89.5 -104 0.25 0.95 -0.95 9.99 10 -0.3 "
+        "1e-6 -1e-6 1e-30 3e-39 -3e-39 700.5 -745 1e4 -1e4 65519 65520 6e-5 6e-8 1e30 -1e30 3.4e38 inf -inf nan"
+    )
 ]
 # Functions of one argument: name -> how many units in the last place the library and torch may differ by.
 UNARY: dict[str, float] = {
+    **dict.fromkeys(words("neg abs sign relu round trunc floor ceil reciprocal detach"), 0.0),
     **dict.fromkeys(
-        ["neg", "abs", "sign", "relu", "round", "trunc", "floor", "ceil", "reciprocal", "detach"], 0.0
+        words("sigmoid tanh exp exp2 expm1 sqrt log log2 log10 log1p rsqrt sin cos tan asin"), 4.0
     ),
-    **dict.fromkeys(
-        [
-            "sigmoid",
-            "tanh",
-            "exp",
-            "exp2",
-            "expm1",
-            "sqrt",
-            "log",
-            "log2",
-            "log10",
-            "log1p",
-            "rsqrt",
-            "sin",
-            "cos",
-            "tan",
-            "asin",
-        ],
-        4.0,
-    ),
-    **dict.fromkeys(["acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc"], 4.0),
-    **dict.fromkeys(["erfinv", "lgamma", "digamma", "i0", "sinc"], 8.0),
+    **dict.fromkeys(words("acos atan sinh cosh asinh acosh atanh erf erfc"), 4.0),
+    **dict.fromkeys(words("erfinv lgamma digamma i0 sinc"), 8.0),
 }
 BINARY: dict[str, float] = {
     **dict.fromkeys(
-        [
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "maximum",
-            "minimum",
-            "fmin",
-            "fmax",
-            "fmod",
-            "remainder",
-            "copysign",
-            "floor_divide",
-        ],
-        0.0,
+        words("add sub mul div maximum minimum fmin fmax fmod remainder copysign floor_divide"), 0.0
     ),
-    **dict.fromkeys(["pow", "atan2", "hypot", "xlogy", "logaddexp", "logaddexp2"], 4.0),
+    **dict.fromkeys(words("pow atan2 hypot xlogy logaddexp logaddexp2"), 4.0),
 }
-PREDICATES = {"isnan": 1, "isinf": 1, "isfinite": 1, "signbit": 1, "logical_not": 1} | dict.fromkeys(
-    ["eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"], 2
+PREDICATES = dict.fromkeys(words("isnan isinf isfinite signbit logical_not"), 1) | dict.fromkeys(
+    words("eq ne lt le gt ge logical_and logical_or logical_xor"), 2
 )
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "gelu": (F.gelu, 4.0),

@@ -8,7 +8,9 @@ import torch
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
+from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import named
+from epigemm.epilogues.registry import Epilogue
 from epigemm.planner import dry_runs, plans
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
@@ -26,6 +28,7 @@ class Problem:
     x: torch.Tensor
     weight: torch.Tensor
     operands: Operands
+    formula: reference.Formula | None = None  # of a function of a user; None: the registry's
 
     def out(self) -> torch.Tensor:
         shape = (*self.x.shape[:-1], self.weight.shape[0])
@@ -50,13 +53,24 @@ class Problem:
         """The call, as the operators take it."""
         epilogue = named(self.name)
         assert epilogue is not None
-        given = epilogue.in_order(self.operands.bias, self.operands.tensors, self.operands.scalars)
+        given = epilogue.in_order(*self.apart(epilogue))
         assert given is not None
         return LinearCall(epilogue, self.x, self.weight, given, self.arithmetic.op_precision, out=out)
 
-    def run_fused(self, plan: list[int] | None = None) -> torch.Tensor | None:
+    def apart(self, epilogue: Epilogue) -> tuple[torch.Tensor | None, list[torch.Tensor], list[float]]:
+        """The operands as operators take them: the bias of a function of a user is among the tensors here."""
+        given, place = self.operands, epilogue.bias_place
+        if self.formula is None or not place:
+            return given.bias, given.tensors, given.scalars
+        before = sum(each.kind != SCALAR for each in epilogue.operands[: place - 1])
+        tensors = list(given.tensors)
+        return tensors.pop(before), tensors, given.scalars
+
+    def run_fused(
+        self, plan: list[int] | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """The fused kernel alone, the planner's or another; None where the planner has none."""
-        out = self.out()
+        out = self.out() if out is None else out
         plans.has_gpu_kernels(
             out
         )  # the first question in a process makes the device ready; a dry run does not
@@ -71,10 +85,16 @@ class Problem:
         return out
 
     def check(self, actual: torch.Tensor, *, second_path: bool) -> None:
-        bounded = reference.linear(
-            self.name, self.x, self.weight, self.operands, self.arithmetic, second_path=second_path
+        reference.assert_within(actual, self.expected(second_path=second_path))
+
+    def expected(
+        self, formula: str | reference.Formula | None = None, *, second_path: bool = False
+    ) -> reference.Bounded:
+        """In float64. `formula`: another function of the same operands."""
+        of = formula or self.formula or self.name
+        return reference.linear(
+            of, self.x, self.weight, self.operands, self.arithmetic, second_path=second_path
         )
-        reference.assert_within(actual, bounded)
 
 
 def make(

@@ -24,6 +24,7 @@ For fp64 the reference commits the same errors as the implementation, so the bou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,9 @@ class Bounded:
     tolerance: torch.Tensor
 
 
+Formula = Callable[[torch.Tensor, Operands], torch.Tensor]
+"""What an epilogue is in place of the registry's name of one: of an accumulator and its operands, in float64."""
+
 CANCELLING = ("bias_gelu", "bias_gelu_tanh")
 """z (1 + s) / 2, as PyTorch has it, the reference in float64 as well: the sum loses its digits where s is near -1, and
 is off by a unit of 1, times z."""
@@ -67,9 +71,11 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.float64)
 
 
-def evaluate(name: str, acc: torch.Tensor, operands: Operands) -> torch.Tensor:
-    """The registry's reference in float64."""
+def evaluate(name: str | Formula, acc: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """The registry's reference in float64, or a formula."""
     exact = operands.map(wide)
+    if not isinstance(name, str):
+        return name(acc, exact)
     epilogue = registry.EPILOGUES[name]
     given = epilogue.in_order(exact.bias, exact.tensors, exact.scalars)
     assert given is not None
@@ -110,7 +116,9 @@ def product(
     return Bounded(exact, error)
 
 
-def _deviation(name: str, acc: torch.Tensor, error: torch.Tensor, operands: Operands) -> torch.Tensor:
+def _deviation(
+    name: str | Formula, acc: torch.Tensor, error: torch.Tensor, operands: Operands
+) -> torch.Tensor:
     """Step 3."""
     center = evaluate(name, acc, operands)
     ends = [evaluate(name, acc + sign * error, operands) - center for sign in (1, -1)]
@@ -135,7 +143,9 @@ def _perturbations(acc: torch.Tensor, operands: Operands) -> list[tuple[torch.Te
     return cases
 
 
-def after_epilogue(name: str, accumulator: Bounded, operands: Operands, arithmetic: Arithmetic) -> Bounded:
+def after_epilogue(
+    name: str | Formula, accumulator: Bounded, operands: Operands, arithmetic: Arithmetic
+) -> Bounded:
     """The epilogue of a bounded accumulator (steps 3 to 5)."""
     acc = accumulator.expected
     expected = evaluate(name, acc, operands)
@@ -143,7 +153,7 @@ def after_epilogue(name: str, accumulator: Bounded, operands: Operands, arithmet
     unit = EPILOGUE_OPERATIONS * arithmetic.epilogue_unit
     tolerance = tolerance + unit * expected.abs()
     if arithmetic.dtype is torch.bfloat16 and acc.is_cuda:
-        tolerance = tolerance + OWN_OF_BFLOAT16.get(name, 0.0) * expected.abs()
+        tolerance = tolerance + OWN_OF_BFLOAT16.get(str(name), 0.0) * expected.abs()
     if name in CANCELLING or name == "bias_silu":
         z = evaluate("bias", acc, operands).abs().nan_to_num(0.0, posinf=0.0)
         # Of a SiLU's sigmoid where it is no normal number.
@@ -157,7 +167,7 @@ def after_epilogue(name: str, accumulator: Bounded, operands: Operands, arithmet
 
 
 def linear(
-    name: str,
+    name: str | Formula,
     x: torch.Tensor,
     weight: torch.Tensor,
     operands: Operands,

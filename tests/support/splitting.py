@@ -10,6 +10,7 @@ from torch import Tensor
 
 from epigemm.packs.weight_packs import pack_bytes
 from tests.support.packs import INTERLEAVE
+from tests.support.split_emulation import split
 
 TINY, INFINITE, NAN = 1 << 28, 1 << 29, 1 << 30
 _ALIGNMENT = 256
@@ -17,41 +18,29 @@ _ALIGNMENT = 256
 _library = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 
 
-def _exponents(largest: Tensor) -> Tensor:
-    """Of each row, the even e with 2^13 <= largest * 2^e < 2^15, at most 126; 0 for a row of zeros."""
-    wanted = 15 - torch.frexp(largest.double()).exponent
-    return torch.where(largest > 0, (wanted - wanted % 2).clamp(max=126), 0)
-
-
-def _statistics(matrix: Tensor, scaled: Tensor, tiny: Tensor) -> Tensor:
-    size, columns = scaled.abs(), matrix.shape[1]
-    largest = size.amax(1, keepdim=True) if columns else size.new_zeros(len(size), 1)
-    found = torch.where(largest[:, 0] > 0, (size >= largest * 2.0**-8).sum(1), columns)
-    for flag, where in ((TINY, tiny), (INFINITE, matrix.isinf()), (NAN, matrix.isnan())):
-        found = found | torch.where(where.any(1), flag, 0)
-    return found
-
-
 def split_rows(matrix: Tensor, slices: int, pack: Tensor) -> None:
     """What `epigemm::_split_rows_out` writes."""
     (rows, columns), size = matrix.shape, pack_bytes(*matrix.shape, slices)
     if pack.numel() < size:
         raise RuntimeError(f"pack has {pack.numel()} bytes, expected at least {size}")
-    finite = torch.where(matrix.isfinite(), matrix, 0.0)
-    largest = finite.abs().amax(1) if columns else finite.new_zeros(rows)
-    exponents = _exponents(largest)
-    scaled = (finite.double() * torch.exp2(exponents.double())[:, None]).float()
-    high = scaled.half()
-    low = ((scaled - high.float()) * 2.0**11).half()
-    tiny = (finite != 0) & (scaled.abs() < 2.0**-14)
+    # A row of nothing has the sections of a zero, but for what is counted.
+    pieces = split(matrix if columns else matrix.new_zeros(rows, 1))
+    facts = pieces.large if columns else torch.zeros_like(pieces.large)
+    for flag, where in (
+        (TINY, pieces.tiny > 0),
+        (INFINITE, matrix.isinf().any(1)),
+        (NAN, matrix.isnan().any(1)),
+    ):
+        facts = facts | torch.where(where, flag, 0)
     width = -(-columns // INTERLEAVE) * INTERLEAVE if slices == 2 else -(-columns // 8) * 8
-    parts = [torch.nn.functional.pad(each, (0, width - columns)) for each in (high, low)[:slices]]
+    halves = [each[:, :columns].half() for each in (pieces.high, pieces.low)[:slices]]
+    parts = [torch.nn.functional.pad(each, (0, width - columns)) for each in halves]
     if slices == 2:
         parts = [each.view(rows, width // INTERLEAVE, 1, INTERLEAVE) for each in parts]
     sections = [
-        torch.exp2(-exponents.double() / 2).float(),
-        _statistics(matrix, scaled, tiny).int(),
-        tiny.sum(1).int(),
+        torch.exp2(-pieces.exponents[:, 0].double() / 2).float(),
+        facts.int(),
+        pieces.tiny.int(),
         torch.cat(parts, 2) if slices == 2 else parts[0],
     ]
     start = 0

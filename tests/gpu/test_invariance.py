@@ -10,33 +10,28 @@ import torch
 from torch import Tensor
 
 import epigemm
+from epigemm import Matrix, PerColumn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.invariant import consider_copies
 from epigemm.epilogues.library import BIAS_RELU
-from tests.support.cases import fused_unavailable, poisoned, signed
+from tests.gpu.launching import captured
+from tests.support.cases import poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
 from tests.support.layouts import LAYOUTS
 from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels", "inside")]
 
 CALLS: list[tuple[torch.dtype, str | None]] = [
-    (torch.float16, None),
-    (torch.bfloat16, None),
-    (torch.float32, "highest"),
-    (torch.float32, "high"),
-    (torch.float32, "tf32"),
-    (torch.float32, "ieee"),
+    *((torch.float16, None), (torch.bfloat16, None)),
+    *((torch.float32, each) for each in ("highest", "high", "tf32", "ieee")),
 ]
 functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
 calls = pytest.mark.parametrize(("dtype", "precision"), CALLS, ids=str)
-cuda: Any = torch.cuda
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def inside() -> Iterator[None]:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     with epigemm.batch_invariant():
         yield
 
@@ -56,7 +51,15 @@ def drawn(
 
 @functions
 @calls
-@pytest.mark.parametrize("shape", [(2300, 1024, 1024), (700, 520, 4096), (300, 72, 200)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((2300, 1024, 1024), (700, 520, 4096), (260, 264, 512), (300, 72, 200)),
+        # N and K in odd numbers: padded copies, padded results, multiply-adds.
+        *((200, 13, 77), (131, 257, 130), (40, 1, 1), (90, 30, 9001)),
+    ],
+    ids=str,
+)
 def test_rows_keep_their_bits(
     function: Public,
     dtype: torch.dtype,
@@ -66,36 +69,12 @@ def test_rows_keep_their_bits(
 ) -> None:
     call, x = drawn(function, shape, dtype, precision, rng)
     assert_rows_keep_their_bits(call, x, rng)
-    rows = [0, 1, 63, 64, 127, 128, 255, shape[0] // 2, shape[0] - 1]
-    assert_each_row_alone(call, x, rows)
+    m = shape[0]
+    every = range(m) if m == 260 else {0, 1, 7, 63, 64, 127, 128, 255, m // 2, m - 1}
+    assert_each_row_alone(call, x, [row for row in every if row < m])
     together = bits(call(x))
-    for m in (1, 2, 15, 16, 17, 64, 65, 128, 129, 256, 257):
-        assert torch.equal(bits(call(x[:m])), together[:m]), f"M = {m}"
-
-
-@functions
-@calls
-def test_each_row_alone(
-    function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
-) -> None:
-    call, x = drawn(function, (260, 264, 512), dtype, precision, rng)
-    assert_each_row_alone(call, x, list(range(260)))
-
-
-@functions
-@calls
-@pytest.mark.parametrize("shape", [(200, 13, 77), (131, 257, 130), (40, 1, 1), (90, 30, 9001)], ids=str)
-def test_sizes_that_no_kernel_is_made_for(
-    function: Public,
-    dtype: torch.dtype,
-    precision: str | None,
-    shape: tuple[int, int, int],
-    rng: torch.Generator,
-) -> None:
-    """N and K in odd numbers: padded copies, padded results, multiply-adds."""
-    call, x = drawn(function, shape, dtype, precision, rng)
-    assert_rows_keep_their_bits(call, x, rng)
-    assert_each_row_alone(call, x, [0, 1, 7, shape[0] - 1])
+    for rows in (1, 2, 15, 16, 17, 64, 65, 128, 129, 256, 257):
+        assert torch.equal(bits(call(x[:rows])), together[:rows]), f"M = {rows}"
 
 
 @calls
@@ -116,10 +95,10 @@ def test_layouts(
         assert torch.equal(bits(run(x, layout(weight))), expected), name
         out = layout(poisoned((m, n), dtype, "cuda"))
         assert torch.equal(bits(run(x, weight, out=out)), expected), name
-    assert torch.equal(bits(run(x.view(7, 19, k), weight)).view(m, n), expected)
-    assert torch.equal(
-        bits(run(x.view(7, 19, k).transpose(0, 1), weight)).transpose(0, 1).reshape(m, n), expected
-    )
+    batches = x.view(7, 19, k)
+    assert torch.equal(bits(run(batches, weight)).view(m, n), expected)
+    turned = bits(run(batches.transpose(0, 1), weight)).transpose(0, 1)
+    assert torch.equal(turned.reshape(m, n), expected)
     assert torch.equal(bits(run(x[5], weight)), expected[5])
     if dtype is torch.float32:
         packed = epigemm.pack(weight, precision=precision)
@@ -191,20 +170,6 @@ def test_the_guard_has_something_to_do(rng: torch.Generator) -> None:
 
 @functions
 @calls
-def test_the_numbers_are_those_of_the_ordinary_call(
-    function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
-) -> None:
-    for shape in ((300, 264, 512), (33, 13, 77)):
-        call, x = drawn(function, shape, dtype, precision, rng)
-        invariant = call(x).double()
-        with epigemm.batch_invariant(False):
-            ordinary = call(x).double()
-        tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2}.get(dtype, 4e-3)
-        torch.testing.assert_close(invariant, ordinary, rtol=tolerance, atol=tolerance * shape[2] ** 0.5 / 8)
-
-
-@functions
-@calls
 def test_graphs_and_repeated_calls(
     function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
 ) -> None:
@@ -213,17 +178,13 @@ def test_graphs_and_repeated_calls(
     expected = bits(call(x))
     for _ in range(3):
         assert torch.equal(bits(call(x)), expected)
-    rows = x[32:96].clone()
-    call(rows)
-    torch.cuda.synchronize()
-    graph = cuda.CUDAGraph()
-    with cuda.graph(graph):
-        captured = call(rows)
+    rows, held = x[32:96].clone(), list[Tensor]()
+    graph = captured(lambda: held.append(call(rows)))
     with epigemm.batch_invariant(False):
         for start in (0, 32, 96):
             rows.copy_(x[start : start + 64])
             graph.replay()
-            assert torch.equal(bits(captured), expected[start : start + 64])
+            assert torch.equal(bits(held[-1]), expected[start : start + 64])
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
@@ -236,10 +197,9 @@ def test_compiled(mode: str, dtype: torch.dtype, precision: str | None, rng: tor
         for _ in range(3):
             compiled(x[:40])
     expected = bits(call(x))
-    for _ in range(3):
-        assert torch.equal(bits(compiled(x[:40]).clone()), expected[:40])
-    for _ in range(3):
-        assert torch.equal(bits(compiled(x[7:8]).clone()), expected[7:8])
+    for rows in (slice(0, 40), slice(7, 8)):
+        for _ in range(3):
+            assert torch.equal(bits(compiled(x[rows]).clone()), expected[rows])
 
 
 def test_modules_and_their_packs(rng: torch.Generator) -> None:
@@ -268,6 +228,27 @@ def test_elementwise_functions(function: Public, dtype: torch.dtype, n: int, rng
         assert torch.equal(bits(function.call(layout(x), **arguments)), expected), name
 
 
+@epigemm.epilogue
+def gated(acc: Tensor, bias: PerColumn, residual: Matrix, gate: Matrix) -> Tensor:
+    return residual + gate * (acc + bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("n", "k"), [(264, 72), (259, 75)])
+def test_shared_rows(dtype: torch.dtype, n: int, k: int, rng: torch.Generator) -> None:
+    """Also where the operands are copied to rows that TMA reads."""
+
+    def random(*shape: int) -> Tensor:
+        return signed(shape, rng, mixed=False).to("cuda", dtype)
+
+    x, weight, bias, residual, gate = (
+        random(*shape) for shape in ((3, 50, k), (n, k), (n,), (3, 50, n), (3, 1, n))
+    )
+    whole = gated(x, weight, bias, residual, gate)
+    part = gated(x[1:2, :7], weight, bias, residual[1:2, :7], gate[1:2])
+    assert torch.equal(whole[1:2, :7], part)
+
+
 def test_doubles_are_refused() -> None:
     x, weight = (torch.randn(8, 16, dtype=torch.float64, device="cuda") for _ in range(2))
     with pytest.raises(RuntimeError, match=r"x: got float64 on cuda:0 in the batch-invariant mode"):
@@ -275,14 +256,13 @@ def test_doubles_are_refused() -> None:
 
 
 @calls
-def test_the_road_does_not_depend_on_m(dtype: torch.dtype, precision: str | None) -> None:
+def test_the_way_does_not_depend_on_m(dtype: torch.dtype, precision: str | None) -> None:
     for n, k in ((4096, 4096), (24, 100), (7, 12000)):
         weight = torch.empty(n, k, dtype=dtype, device="cuda")
-        roads = set()
+        found = set()
         for m in (1, 8, 64, 100, 1000, 20000):
             x = torch.empty(1, 1, dtype=dtype, device="cuda").expand(m, k)
             call = LinearCall(BIAS_RELU, x, weight, precision=precision or "default", invariant=True)
-            tried = consider_copies(call).tried
-            found = next(each for each in tried if not each.why_not)
-            roads.add((found.arithmetic, found.plan["family"], found.plan["tile"]))
-        assert len(roads) == 1
+            taken = next(each for each in consider_copies(call).tried if not each.why_not)
+            found.add((taken.arithmetic, taken.plan["family"], taken.plan["tile"]))
+        assert len(found) == 1

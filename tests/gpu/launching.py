@@ -1,0 +1,255 @@
+"""Launches of single kernels: which there are, what they are given, and how results are compared with float64.
+
+`tests.support.problems` draws what an epilogue of the registry is given, `drawn` here what a function of a user is.
+Both make a `Problem`, which `launch` runs under a kernel's plan and `checked` holds against `tests.support.reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import epigemm
+from benchmarks.gradings import products
+from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar, UserEpilogue
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
+from epigemm.epilogues.registry import typed
+from tests.support import plans
+from tests.support.arithmetic import Arithmetic
+from tests.support.cases import Operands, poisoned, signed
+from tests.support.problems import Problem
+from tests.support.watching import poisoned_memory
+
+DEVICE = torch.device("cuda")
+Sizes = tuple[int, int, int]
+RAGGED: list[Sizes] = [
+    # M, N, K: one row, ragged blocks and tiles, one stage of K and less, and more tiles than multiprocessors
+    *((1, 8, 64), (63, 200, 64), (65, 264, 136), (129, 8, 8), (1000, 200, 72), (3333, 1032, 264)),
+    *((2048, 4096, 512), (65, 264, 1032)),
+]
+cuda: Any = torch.cuda
+
+
+class Kernel(NamedTuple):
+    """A tile of a family, what it computes in, and among how many CTAs the K of a tile is divided."""
+
+    family: str
+    tile: int
+    arithmetic: Arithmetic
+    splits: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.arithmetic.dtype
+
+    def plan(self, raster: int = 0, swizzle: int = 1) -> list[int]:
+        return plans.numbers(self.family, self.tile, raster, swizzle, self.splits)
+
+    def fits(self, k: int) -> bool:
+        """Whether each part of K has a stage."""
+        return self.splits <= -(-k // 64)
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.tile}-{self.arithmetic.name}{f'-{self.splits}' * (self.splits > 1)}"
+
+
+def every_tile(
+    family: str,
+    arithmetics: Collection[Arithmetic],
+    *,
+    splits: Sequence[int] = (1,),
+    only: Collection[int] | None = None,
+) -> tuple[Kernel, ...]:
+    """Every tile that is built; one where none is, so that a skipped test is seen."""
+    found = tuple(
+        Kernel(family, tile, arithmetic, parts)
+        for arithmetic in arithmetics
+        for tile in range(plans.tile_count(family, counted_as(arithmetic)))
+        for parts in splits
+        if only is None or tile in only
+    )
+    return found or (Kernel(family, 0, next(iter(arithmetics))),)
+
+
+def counted_as(arithmetic: Arithmetic) -> str:
+    """The name under which a family's tiles are counted."""
+    return "16_bits" if arithmetic.dtype.itemsize == 2 else arithmetic.name
+
+
+def launch(
+    problem: Problem,
+    kernel: Kernel | Sequence[int],
+    raster: int = 0,
+    swizzle: int = 1,
+    *,
+    out: Tensor | None = None,
+    **beside: Any,
+) -> Tensor:
+    """The kernel alone, or what a plan in numbers is; workspace and result hold NaN before.
+
+    `beside`: of `forced_into`, such as the matrix that receives second values.
+    """
+    arithmetic = problem.arithmetic.name if problem.arithmetic.dtype.itemsize == 4 else "ieee"
+    given = problem.operands
+    with poisoned_memory():
+        return products.forced_into(
+            problem.out() if out is None else out,
+            problem.name,
+            problem.x,
+            problem.weight,
+            arithmetic,
+            bias=given.bias,
+            operands=given.tensors,
+            scalars=given.scalars,
+            plan=kernel.plan(raster, swizzle) if isinstance(kernel, Kernel) else kernel,
+            **beside,
+        )
+
+
+def checked(
+    problem: Problem, kernel: Kernel | Sequence[int], raster: int = 0, swizzle: int = 1, **beside: Any
+) -> Tensor:
+    """The same, held against float64; and again, where it may matter which of several CTAs ends last."""
+    found = launch(problem, kernel, raster, swizzle, **beside)
+    problem.check(found, second_path=False)
+    if isinstance(kernel, Kernel) and kernel.splits > 1:
+        assert torch.equal(launch(problem, kernel, raster, swizzle, **beside), found), "two runs"
+    return found
+
+
+def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of what a call launches, which has run before on a stream of its own."""
+    side = cuda.Stream()
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(side):
+        call()
+    cuda.current_stream().wait_stream(side)
+    graph: torch.cuda.CUDAGraph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        call()
+    return graph
+
+
+# --- functions of users ----------------------------------------------------------------------------------------------
+
+
+@epigemm.epilogue
+def every_kind(
+    acc: Tensor, bias: PerColumn, factor: PerColumn, row: PerRow, other: Matrix, more: Matrix, by: Scalar
+) -> Tensor:
+    return (acc + bias) * row + factor * other + more * by
+
+
+@epigemm.epilogue
+def matrix_alone(acc: Tensor, other: Matrix) -> Tensor:
+    return acc + other
+
+
+@epigemm.epilogue
+def all_vectors(
+    acc: Tensor,
+    bias: PerColumn,
+    factor: PerColumn,
+    shift: PerColumn,
+    slope: PerColumn,
+    row: PerRow,
+    more_of_row: PerRow,
+    other: Matrix,
+) -> Tensor:
+    """They take a slot's place."""
+    return (acc + bias) * row + factor * other + shift + slope * more_of_row
+
+
+@epigemm.epilogue
+def two_of_every_kind(
+    acc: Tensor, bias: PerColumn, factor: PerColumn, row: PerRow, other: Matrix, more: Matrix
+) -> tuple[Tensor, Tensor]:
+    """Each value reads what the other does not."""
+    return (acc + bias) * row + more, acc - factor * other
+
+
+@epigemm.epilogue
+def two_of_all_vectors(
+    acc: Tensor,
+    bias: PerColumn,
+    factor: PerColumn,
+    shift: PerColumn,
+    slope: PerColumn,
+    row: PerRow,
+    more: PerRow,
+    other: Matrix,
+) -> tuple[Tensor, Tensor]:
+    return (acc + bias) * row + factor * other, acc + shift + slope * more
+
+
+def drawn(
+    function: UserEpilogue | ResultsEpilogue,
+    arithmetic: Arithmetic,
+    sizes: Sizes,
+    rng: torch.Generator,
+    *,
+    wide: Collection[str] = (),
+    gap: int = 0,
+) -> Problem:
+    """What a call of the function is given. `wide`: operands in fp32; `gap`: behind the rows of matrices."""
+    m, n, k = sizes
+    operands = Operands()
+    folded = []
+    for operand in function.traced.operands:
+        is_wide = operand.kind == SCALAR or (operand.name in wide and arithmetic.dtype.itemsize == 2)
+        folded.append(is_wide)
+        if operand.kind == SCALAR:
+            operands.scalars.append(-1.75)
+            continue
+        *lead, columns = KINDS[operand.kind].shape((m,), n)
+        columns += gap * (operand.kind == MATRIX)
+        value = signed((*lead, columns), rng).to(DEVICE, torch.float32 if is_wide else arithmetic.dtype)
+        operands.tensors.append(value[..., :n] if operand.kind == MATRIX else value)
+    name = typed(function.traced, folded).name if isinstance(function, UserEpilogue) else ""
+    x, weight = (signed((rows, k), rng).to(DEVICE, arithmetic.dtype) for rows in (m, n))
+    return Problem(name, arithmetic, x, weight, operands, formula_of(function))
+
+
+def formula_of(
+    function: UserEpilogue | ResultsEpilogue, result: int | None = None
+) -> Callable[[Tensor, Operands], Tensor]:
+    """The Python function itself, or one of its results, of an accumulator and operands in float64."""
+    plain: Callable[..., Any] = vars(function)["__wrapped__"]
+
+    def evaluate(acc: Tensor, given: Operands) -> Tensor:
+        tensors, numbers = iter(given.tensors), iter(given.scalars)
+        values = [
+            next(numbers) if operand.kind == SCALAR else next(tensors) for operand in function.traced.operands
+        ]
+        found = plain(acc, *values)
+        return found if result is None else found[result]  # type: ignore[no-any-return]
+
+    return evaluate
+
+
+def both(
+    function: ResultsEpilogue,
+    problem: Problem,
+    kernel: Kernel,
+    raster: int = 0,
+    swizzle: int = 1,
+    gap: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Both results of a function, in its order, by a kernel that stores them. `gap`: behind the rows of the result."""
+    parts = function.parts(problem.x.dtype)
+    pair = parts.pair
+    assert pair is not None
+    operands = Operands(None, pair.operands(problem.operands.tensors))
+    name = typed(pair.traced, [False] * len(pair.places)).name
+    asked = Problem(name, problem.arithmetic, problem.x, problem.weight, operands)
+    m, n = len(problem.x), len(problem.weight)
+    out = poisoned((m, n + gap), problem.x.dtype, problem.x.device)[:, :n]
+    stored = poisoned((m, n), problem.x.dtype, problem.x.device)
+    found = {
+        pair.result: launch(asked, kernel, raster, swizzle, out=out, stored=stored),
+        pair.stored: stored,
+    }
+    return found[parts.sources[0]], found[parts.sources[1]]

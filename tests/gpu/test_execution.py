@@ -1,0 +1,265 @@
+"""Streams, CUDA graphs, devices, threads and the allocator: calls among other CUDA work."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from tests.gpu.launching import captured, cuda
+from tests.support.arithmetic import BF16, FP32, TF32
+from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
+from tests.support.invariance import bits
+from tests.support.problems import Problem, make
+from tests.support.public import PUBLIC, Arguments, Public, map_tensors
+
+pytestmark = pytest.mark.gpu
+
+SPIN = 200_000_000  # clock cycles, about 0.1 s: longer than any launch that could overtake it
+
+
+class Way(NamedTuple):
+    """A public function, and the tensors with which it takes certain kernels."""
+
+    function: Public
+    dtype: torch.dtype
+    shape: tuple[int, int, int]
+    precision: str | None = None
+
+    def draw(self, rng: torch.Generator) -> Arguments:
+        """Numbers in 0-d tensors."""
+        return self.function.draw(rng, shape=self.shape, dtype=self.dtype, device="cuda", tensor_scalar=True)
+
+    def __call__(self, **arguments: Any) -> Tensor:
+        options = {"precision": self.precision} if self.precision else {}
+        return self.function.call(**arguments, **options)
+
+    def __str__(self) -> str:
+        return f"{self.function.name}-{self.dtype}-{self.precision}"
+
+
+def ways() -> Iterator[Way]:
+    """Kernels of 16 bits, PyTorch's, and those on fp16 slices, which need large products."""
+    for function in PUBLIC:
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            yield Way(function, dtype, (128, 128, 128))
+        if function.is_linear:
+            yield from (
+                Way(function, torch.float32, (1024, 4096, 4096), each) for each in ("highest", "high")
+            )
+
+
+WAYS = list(ways())
+every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+def problems(rng: torch.Generator, shape: tuple[int, int, int] = (256, 256, 128)) -> list[Problem]:
+    """Every linear epilogue on the fused path (bf16, TF32) and on the second one (fp32)."""
+    return [make(name, each, shape, "cuda", rng) for name in LINEAR for each in (BF16, TF32, FP32)]
+
+
+@every_way
+def test_calls_follow_the_current_stream(way: Way, rng: torch.Generator) -> None:
+    """The input is written late on a side stream: a kernel on any other stream would read the old values."""
+    late = way.draw(rng)
+    expected = way(**late)
+    early = map_tensors(late, lambda t: torch.full_like(t, math.nan))
+    stream = cuda.Stream()
+    cuda.synchronize()
+    with cuda.stream(stream):
+        cuda._sleep(SPIN)
+        for name, tensor in early.items():
+            if isinstance(tensor, Tensor):
+                tensor.copy_(late[name])
+        actual = way(**early)
+    stream.synchronize()
+    assert torch.equal(actual, expected)
+
+
+@every_way
+def test_calls_do_not_synchronise(way: Way, rng: torch.Generator) -> None:
+    """No call waits for the device, also where a number lies there, and where the guard of slices has work to do."""
+    arguments = way.draw(rng)
+    arguments["x"][3, 3] = math.inf
+    way(**arguments)
+    cuda.synchronize()
+    cuda.set_sync_debug_mode("error")
+    try:
+        cuda._sleep(SPIN)
+        event = cuda.Event()
+        event.record()
+        way(**arguments)
+        assert not event.query(), "the call waited for the device"
+    finally:
+        cuda.set_sync_debug_mode("default")
+    cuda.synchronize()
+
+
+@every_way
+def test_graphs_follow_their_inputs(way: Way, rng: torch.Generator) -> None:
+    """Captured with ordinary numbers, replayed with others: also with infinities and rows beyond the slices' range."""
+    arguments = way.draw(rng)
+    out = torch.empty_like(way(**arguments))
+    graph = captured(lambda: way(**arguments, out=out))
+    for change in ("none", "other", "infinite", "nan", "range", "none"):
+        fresh = way.draw(rng)
+        if way.precision:  # whose slices may have been kept
+            fresh["weight"] = arguments["weight"]
+        if change == "infinite":
+            fresh["x"][17, 9] = math.inf
+        if change == "nan":
+            fresh["x"][-1, -1] = math.nan
+        if change == "range":
+            fresh["x"][50] *= 2.0**-40
+            fresh["x"][50, 3] = 2.0**10
+        for name, tensor in fresh.items():
+            if isinstance(tensor, Tensor) and tensor is not arguments[name]:
+                arguments[name].copy_(tensor.mul_(1.25) if tensor.dim() == 0 else tensor)
+        out.fill_(5.5)
+        graph.replay()
+        assert torch.equal(bits(out), bits(way(**fresh))), change
+    assert bool(out.isfinite().all())
+
+
+@every_way
+def test_streams_side_by_side(way: Way, rng: torch.Generator) -> None:
+    """Calls on several streams at once share no scratch memory, not even where a pack is kept."""
+    arguments = way.draw(rng)
+    inputs = [arguments["x"] * factor for factor in (1.0, -0.5, 3.0, 0.125)]
+    expected = [way(**(arguments | {"x": x})) for x in inputs]
+    cuda.synchronize()
+    streams = [cuda.Stream() for _ in inputs]
+    for _ in range(5):
+        results = []
+        for x, stream in zip(inputs, streams, strict=True):
+            with cuda.stream(stream):
+                results.append(way(**(arguments | {"x": x})))
+        cuda.synchronize()
+        assert all(torch.equal(mine, other) for mine, other in zip(results, expected, strict=True))
+
+
+def test_memory_does_not_grow(rng: torch.Generator) -> None:
+    """A kept pack apart, a call leaves nothing behind: its workspace goes back to torch."""
+    calls = [(way, way.draw(rng)) for way in WAYS]
+    before = 0
+    for turn in range(10):
+        for way, arguments in calls:
+            way(**arguments)
+        cuda.synchronize()
+        before = before if turn else cuda.memory_allocated()
+    assert cuda.memory_allocated() <= before
+
+
+def run_threads(count: int, work: Callable[[int], None]) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(index: int) -> None:
+        try:
+            work(index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_threads_on_streams_of_their_own(rng: torch.Generator) -> None:
+    """The current stream is thread-local; caches of attributes are filled by whoever comes first."""
+    cases = problems(rng)
+    expected = [problem.run() for problem in cases]
+    cuda.synchronize()
+
+    def work(index: int) -> None:
+        with cuda.stream(cuda.Stream()):
+            for _ in range(10):
+                for problem, value in zip(cases[index::4], expected[index::4], strict=True):
+                    assert torch.equal(problem.run(), value)
+
+    run_threads(4, work)
+
+
+def test_results_repeat_bit_for_bit(rng: torch.Generator) -> None:
+    for problem in problems(rng, (1000, 1032, 2048)):
+        first = problem.run()
+        for _ in range(5):
+            assert torch.equal(problem.run(), first)
+
+
+def second_device() -> torch.device:
+    if cuda.device_count() < 2:
+        pytest.skip("gpu: only one CUDA device")
+    return torch.device("cuda:1")
+
+
+def test_second_device(rng: torch.Generator) -> None:
+    """Tensors on device 1 while device 0 is current: the kernel must run where the tensors are."""
+    device = second_device()
+    assert cuda.current_device() == 0
+    for name in LINEAR:
+        for arithmetic in (BF16, TF32, FP32):
+            problem = make(name, arithmetic, (256, 256, 128), device, rng)
+            problem.check(problem.run(), second_path=True)
+            assert cuda.current_device() == 0
+    for name in ELEMENTWISE:
+        operands = draw_operands(name, 64, FP32, device, rng)
+        x = torch.randn(32, 64, device=device)
+        out = poisoned(x.shape, x.dtype, device)
+        torch.ops.epigemm.elementwise_out(name, x, operands.bias, operands.tensors, operands.scalars, out)
+        assert not bool(out.isnan().any())
+        assert cuda.current_device() == 0
+
+
+def test_two_devices_are_told_apart() -> None:
+    device = second_device()
+    x, weight = torch.randn(8, 16, device="cuda:0"), torch.randn(8, 16, device=device)
+    with pytest.raises(RuntimeError, match="weight: got device cuda:1; accepted is cuda:0"):
+        epigemm.linear_relu(x, weight)
+
+
+def test_side_stream_of_the_second_device(rng: torch.Generator) -> None:
+    device = second_device()
+    problem = make("bias", BF16, (256, 256, 128), device, rng)
+    stream = cuda.Stream(device)
+    stream.wait_stream(cuda.current_stream(device))
+    with cuda.stream(stream):
+        actual = problem.run()
+    stream.synchronize()
+    problem.check(actual, second_path=True)
+
+
+def test_out_of_memory_keeps_its_type() -> None:
+    """An output that can not be allocated is torch.OutOfMemoryError, which callers know how to handle."""
+    total = cuda.get_device_properties(0).total_memory
+    columns = 2**16
+    rows = total // columns  # bf16: twice the memory of the device
+    x = torch.zeros(1, 8, device="cuda", dtype=torch.bfloat16).expand(rows, 8)
+    weight = torch.zeros(columns, 8, device="cuda", dtype=torch.bfloat16)
+    with pytest.raises(torch.OutOfMemoryError):
+        epigemm.linear_relu(x, weight)
+    cuda.empty_cache()
+    assert torch.equal(epigemm.linear_relu(x[:4] + 1, weight[:8] + 1), torch.full_like(weight[:4], 8.0))
+
+
+def test_temporary_inputs_may_be_freed_at_once(rng: torch.Generator) -> None:
+    """The caching allocator may hand their memory to the next call on the same stream, which comes later."""
+    problem = make("bias_relu", BF16, (512, 512, 512), "cuda", rng)
+    expected = problem.run()
+    for _ in range(20):
+        temporary = Problem(
+            problem.name, BF16, problem.x.clone(), problem.weight.clone(), problem.operands.map(torch.clone)
+        )
+        actual = temporary.run()
+        del temporary
+        torch.full((512, 512), math.nan, device="cuda", dtype=torch.bfloat16)
+        assert torch.equal(actual, expected)

@@ -1,0 +1,159 @@
+"""Hopper's kernels of fp32 on fp16 slices."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+
+import epigemm
+from benchmarks.gradings import products
+from tests.gpu.launching import (
+    DEVICE,
+    RAGGED,
+    Kernel,
+    Sizes,
+    both,
+    checked,
+    drawn,
+    every_tile,
+    formula_of,
+    launch,
+    two_of_every_kind,
+)
+from tests.gpu.properties import (
+    Family,
+    SecondValues,
+    SharedRows,
+    Statistics,
+    check_shared,
+    check_statistics,
+    gate_last,
+    with_statistics,
+)
+from tests.gpu.slices import OnSlices
+from tests.gpu.test_tma import assert_special_statistics
+from tests.support import plans, reference
+from tests.support.arithmetic import SCALED, SPLIT, SPLIT_ARITHMETICS, Arithmetic
+from tests.support.cases import signed
+from tests.support.layouts import LAYOUTS
+from tests.support.problems import Problem, make
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
+
+arithmetics = pytest.mark.parametrize("arithmetic", SPLIT_ARITHMETICS, ids=lambda each: each.name)
+KERNELS = every_tile(plans.FP16X3, SPLIT_ARITHMETICS)
+
+
+class TestFp16x3(Family, SharedRows, SecondValues, Statistics, OnSlices):
+    kernels = KERNELS
+    sizes = (
+        *((384, 512, 256), (129, 264, 136), (1, 4, 1), (1, 8, 8)),
+        *((33, 60, 77), (200, 1032, 65), (257, 132, 1031)),
+    )
+    depths = (1, 33, 64, 77, 136, 1024, 4096, 4097, 5000)
+    lying = tuple(LAYOUTS)
+    graded: ClassVar = {
+        each.name: [(name, 2048) for name in ("uniform_linear", "positive", "columns_30")]
+        for each in SPLIT_ARITHMETICS
+    }
+
+
+def reject(problem: Problem, rows: tuple[int, ...]) -> None:
+    """Have the range check reject rows of x, of which all elements but the last are too small for slices."""
+    for row in rows:
+        problem.x[row] *= 2.0**-40
+        problem.x[row, -1] = 1.0
+    problem.weight[::3, -1] = 0.0  # where only the small elements count
+
+
+class TestBesideWhatIsComputedAgain:
+    """The fixup computes the results of rejected rows again, and all that follows from them."""
+
+    kernels = KERNELS
+
+    @pytest.mark.parametrize("sizes", [(1000, 264, 256), (130, 72, 512), (129, 1032, 1024)], ids=str)
+    def test_statistics(self, kernel: Kernel, sizes: Sizes, rng: torch.Generator) -> None:
+        problem = make("bias", kernel.arithmetic, sizes, DEVICE, rng, with_bias=False)
+        rejected = [0, 5, 63, 64, 127, 128]
+        reject(problem, tuple(rejected))
+        found = check_statistics(problem, kernel)[rejected][:, ::3].double()
+        exact = problem.x[rejected].double() @ problem.weight[::3].double().t()
+        assert float((found - exact).norm() / exact.norm()) < 2.0**-20, "nothing was computed again"
+
+    def test_infinities_and_nans(self, kernel: Kernel, rng: torch.Generator) -> None:
+        problem = make("bias", kernel.arithmetic, (333, 264, 128), DEVICE, rng, with_bias=False)
+        problem.x[7, 3], problem.x[70, 3], problem.weight[9, 5] = math.inf, -math.inf, math.nan
+        assert_special_statistics(*with_statistics(problem, kernel))
+
+    def test_second_values(self, kernel: Kernel, rng: torch.Generator) -> None:
+        for sizes in [each for each in RAGGED if each[0] > 62 and each[2] > 8]:
+            problem = drawn(two_of_every_kind, kernel.arithmetic, sizes, rng)
+            reject(problem, (0, 5, 62))
+            for place, found in enumerate(both(two_of_every_kind, problem, kernel)):
+                reference.assert_within(found, problem.expected(formula_of(two_of_every_kind, place)))
+
+    def test_shared_rows(self, kernel: Kernel, rng: torch.Generator) -> None:
+        """With the same gates."""
+        x, weight = signed((6, 50, 256), rng).to(DEVICE).float(), signed((136, 256), rng).to(DEVICE).float()
+        x[2, 7, ::2] *= 2.0**-40
+        x[2, 7, 1::2] *= 2.0**30
+        x[5, 49, 3] = math.inf
+        weight[5, 1::2] *= 2.0**-30
+        bias, residual, gate = (
+            signed(shape, rng).to(DEVICE).float() for shape in ((136,), (6, 50, 136), (6, 1, 136))
+        )
+        check_shared(gate_last, x, weight, [bias, residual, gate], kernel)
+
+
+@pytest.mark.parametrize("tile", [1, 2])
+def test_the_repair_reads_the_facts_of_its_own_call(tile: int, rng: torch.Generator) -> None:
+    """Pingpong tiles, few enough that the repair starts while the split of x runs, in a workspace of clean facts.
+
+    The repair must not decide by what the call before has left there.
+    """
+    m, n, k, calls = 512, 512, 8192, 200
+    if tile >= plans.tile_count(plans.FP16X3, SCALED.name):
+        pytest.skip("gpu: no such tile is built")
+    clean, weight = (signed((rows, k), rng, mixed=False).to(DEVICE, torch.float32) for rows in (m, n))
+    spoiled, pack = clean.clone(), products.make_pack(weight, SCALED.name)
+    spoiled[m // 2 + 5, k // 2 + 7] = math.nan
+    expected = spoiled.isnan().any(1, keepdim=True).expand(m, n)
+    out, wrong = torch.empty(m, n, device=DEVICE), torch.zeros((), dtype=torch.int64, device=DEVICE)
+    plan = plans.numbers(plans.FP16X3, tile)
+    for _ in range(calls):
+        for x in (clean, spoiled):
+            products.forced_into(out, "bias", x, weight, SCALED.name, plan=plan, pack=pack)
+        wrong += (out.isnan() != expected).sum()
+    assert int(wrong) == 0
+
+
+@arithmetics
+def test_the_fastest_plan(arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    """No plan given: the planner's own, from few rows to many."""
+    for sizes in [(16, 512, 1024), (33, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
+        checked(make("bias_gelu", arithmetic, sizes, DEVICE, rng), [])
+
+
+@arithmetics
+def test_what_does_not_fit_is_refused(arithmetic: Arithmetic, rng: torch.Generator) -> None:
+    """Outputs that no kernel can store to: before anything is written."""
+    problem = make("bias", arithmetic, (64, 64, 64), DEVICE, rng, with_bias=False)
+    frame = torch.full((64, 65), math.nan, device=DEVICE)
+    misaligned = frame.flatten()[1:].narrow(0, 0, 4096).view(64, 64)
+    for out in (frame[:, :64], misaligned, problem.out()[:32], problem.out().half()):
+        with pytest.raises(RuntimeError, match=r"NOT_STORABLE|DOES_NOT_FIT"):
+            launch(problem, KERNELS[0], out=out)
+        assert bool(out.isnan().all())
+
+
+def test_ieee_never_takes_slices(rng: torch.Generator) -> None:
+    """`ieee` is torch's own product, bit for bit, even where `highest` takes the split."""
+    x, weight = (signed((2048, 2048), rng, mixed=False).to(DEVICE, torch.float32) for _ in range(2))
+    assert torch.equal(epigemm.linear(x, weight, precision="ieee"), products.sgemm(x, weight))
+
+
+def test_every_arithmetic_has_tiles() -> None:
+    assert all(plans.tile_count(plans.FP16X3, each.name) for each in (SPLIT, SCALED))

@@ -1,0 +1,288 @@
+"""16-bit operands that TMA cannot address: copied, read by elements, or left to PyTorch, whichever is the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import resolve
+from epigemm.calls.resolve import _Linear
+from epigemm.epilogues.library import BIAS_RELU
+from epigemm.epilogues.registry import EPILOGUES
+from epigemm.fusion import profit
+from epigemm.linker import loader
+from epigemm.planner import dry_runs, plans, times
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.gpus import KNOWN
+from epigemm.planner.times import Entry
+from tests.support.choices import forget
+from tests.support.layouts import LAYOUTS
+from tests.support.plans import MMA, ON_COPIES, TMA, numbers
+
+Sizes = tuple[int, int, int]
+H200 = (90, 132, 1980, 4285000)
+HOPPER = pytest.mark.parametrize("gpu", ["H100", "H200"])
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+X, WEIGHT = "x is copied to padded rows", "weight is copied to padded rows"
+TURNED, X_TURNED = "weight is transposed by a copy", "x is transposed by a copy"
+GELU = EPILOGUES["bias_gelu_tanh"]
+FEW_TILES = [(1987, 432, 55), (113, 1568, 183), (179, 784, 159)]
+"""M, N, K. On an H100 such calls took 8 to 12 us by elements, and 11 to 17 us otherwise."""
+DEVICE = 41  # of which no test machine has so many
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+
+
+def call_of(
+    sizes: Sizes, x: str = "contiguous", weight: str = "contiguous", *, dtype: torch.dtype = torch.bfloat16
+) -> LinearCall:
+    """Bias and GELU, of tensors that lie as `tests.support.layouts` says."""
+    m, n, k = sizes
+    of_x, of_weight = torch.zeros(m, k, dtype=dtype), torch.zeros(n, k, dtype=dtype)
+    return LinearCall(GELU, LAYOUTS[x](of_x), LAYOUTS[weight](of_weight), (torch.zeros(n, dtype=dtype),))
+
+
+def run(call: LinearCall, gpu: str = "", **options: object) -> DryRun:
+    described = {"gpu": KNOWN[gpu].numbers} if gpu else {}
+    return dry_runs.dry_run(call, tried=True, **described, **options)  # type: ignore[arg-type]
+
+
+@HOPPER
+@HALVES
+@pytest.mark.parametrize(("sizes", "layouts", "copies", "copies_result"), [
+    ((1024, 1024, 1024), (), (), False),
+    ((1024, 1024, 1023), (), (X, WEIGHT), False),
+    ((1024, 1024, 1023), ("aligned_rows", "aligned_rows"), (X, WEIGHT), False),
+    ((1024, 1023, 1024), (), (), True),
+    ((1024, 1023, 1023), (), (X, WEIGHT), True),
+    ((1024, 1024, 1024), ("misaligned",), (X,), False),
+    ((1024, 1024, 1024), ("odd_rows",), (X,), False),
+    ((1024, 1024, 1024), ("padded_rows", "every_second_row"), (), False),
+    ((1024, 1024, 1024), ("contiguous", "misaligned"), (WEIGHT,), False),
+    ((8192, 3072, 768), ("contiguous", "transposed"), (TURNED,), False),
+    ((1024, 1024, 1023), ("transposed", "transposed"), (X_TURNED, TURNED), False),
+])  # fmt: skip
+def test_what_is_copied(
+    sizes: Sizes, layouts: tuple[str, ...], copies: tuple[str, ...], copies_result: bool, dtype: torch.dtype, gpu: str
+) -> None:  # fmt: skip
+    found = run(call_of(sizes, *layouts, dtype=dtype), gpu)
+    (tried,) = found.tried
+    assert found.fused and (tried.copies, tried.copies_result) == (copies, copies_result)
+    assert found.launches == [*["copy"] * bool(copies), "fused", *["copy"] * copies_result]
+    assert tried.plan["family"] != MMA
+
+
+@HOPPER
+@HALVES
+@pytest.mark.parametrize(("sizes", "weight", "copies"), ON_COPIES)
+def test_what_is_clearly_decided(
+    sizes: Sizes, weight: str, copies: int, dtype: torch.dtype, gpu: str
+) -> None:
+    """The products that tests on a GPU expect to run on copies."""
+    found = run(call_of(sizes, "contiguous", weight, dtype=dtype), gpu)
+    (tried,) = found.tried
+    assert found.fused and found.launches.count("copy") == copies
+    assert tried.plan["fallback_us"] > 1.25 * tried.plan["predicted_us"]
+
+
+@HOPPER
+@HALVES
+@pytest.mark.parametrize(("sizes", "x"), [
+    *((sizes, "contiguous") for sizes in FEW_TILES),
+    ((1024, 1024, 64), "misaligned"), ((1024, 1024, 64), "odd_rows"),
+], ids=str)  # fmt: skip
+def test_few_tiles_are_read_as_they_lie(sizes: Sizes, x: str, dtype: torch.dtype, gpu: str) -> None:
+    found = run(call_of(sizes, x, dtype=dtype), gpu)
+    (tried,) = found.tried
+    assert found.fused and found.launches == ["fused"]
+    assert {(each["family"], each["schedule"]) for each in tried.plan["candidates"]} == {(MMA, "by elements")}
+    assert (tried.copies, tried.copies_result) == ((), False)
+    name = str(dtype).removeprefix("torch.")
+    assert found.missing == [f"epigemm_open_sm80_mma_{name}_{tried.plan['plan'][1]}"]
+    assert tried.plan["fallback_us"] >= 1.2 * tried.plan["predicted_us"]
+
+
+@pytest.mark.parametrize("sizes", FEW_TILES, ids=str)
+@pytest.mark.parametrize("gpu", ["A100 80 GB", "L40S", "B200"])
+def test_other_gpus_have_no_others(sizes: Sizes, gpu: str) -> None:
+    """Or they multiply copies, whichever is expected to be faster."""
+    (tried,) = run(call_of(sizes), gpu).tried
+    on_copies = "multistage" if tried.copies else "by elements"
+    assert {(each["family"], each["schedule"]) for each in tried.plan["candidates"]} == {(MMA, on_copies)}
+
+
+def test_an_out_that_is_refused() -> None:
+    """Rows that are no whole 16 bytes; a result by columns is stored elsewhere, as before."""
+    call = call_of((1024, 1024, 1024))
+    like = torch.zeros(1024, 1024, dtype=torch.bfloat16)
+    for layout, copies in {"contiguous": 0, "padded_rows": 0, "odd_rows": 1, "misaligned": 1}.items():
+        found = run(call._replace(out=LAYOUTS[layout](like)))
+        assert found.fused and found.launches.count("copy") == copies, layout
+    found = run(call._replace(out=like.t()))
+    assert not found.fused and "out is not a row-major matrix" in found.tried[0].why_not
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (call_of((1024, 1024, 1024), "every_second_column"), "x is not a row-major matrix"),
+    (call_of((1024, 1024, 1024), "contiguous", "every_second_column"), "weight is not row-major"),
+    (call_of((64, 3072, 768), "contiguous", "transposed"), "of which copies take"),
+    (call_of((1, 1024, 1023)), "of which copies take"),
+    (call_of((131072, 256, 2)), "below 32 nothing is copied, and the kernels that read the operands as they lie"),
+    (call_of((1024, 30, 130)), "below 32 nothing is copied, and the kernels that read the operands as they lie"),
+    (call_of((1024, 256, 24), "contiguous", "transposed"), "below 32 nothing is copied, and no kernel reads"),
+    (call_of((131072, 3, 256)), "below 32 nothing is copied"),
+    (call_of((1024, 1024, 1023))._replace(invariant=True), "K = 1023 elements"),
+    *((call_of(sizes)._replace(invariant=True), "fused kernels need rows of a multiple of 16 bytes")
+      for sizes in FEW_TILES),
+    (call_of((179, 783, 160))._replace(invariant=True), "N = 783 elements"),
+    (call_of((179, 784, 160), "misaligned")._replace(invariant=True), "aligned to 2 bytes"),
+])  # fmt: skip
+def test_where_nothing_is_copied(call: LinearCall, words: str) -> None:
+    """Neither by rows nor by columns; few rows of a transposed weight; a short K or N; batch invariance, by itself."""
+    found = run(call)
+    assert not found.fused and "copy" not in found.launches
+    assert words in found.tried[0].why_not
+
+
+@pytest.mark.parametrize("turned", ["x", "weight"])
+def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far the columns of a transposed matrix are apart decides how fast cuBLAS reads it."""
+    sides, k = 2048, 256
+
+    def fuses(pitch: int, device: int) -> bool:
+        monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device)
+        columns = torch.zeros(k, pitch, dtype=torch.bfloat16)[:, :sides].t()
+        call = call_of((sides, sides, k))._replace(epilogue=BIAS_RELU)
+        return run(call._replace(x=columns) if turned == "x" else call._replace(weight=columns)).fused
+
+    for first, second, device in ((3072, 3073, 14), (3073, 3072, 15)):
+        found = [fuses(pitch, device) for pitch in (first, second)]
+        assert found == [fuses(pitch, -1) for pitch in (first, second)] == [first == 3073, second == 3073]
+
+
+def test_what_copies_take() -> None:
+    """Those of the plain problem and, at the memory's speed, of every byte that is read and written; a launch each.
+
+    To turn a matrix round takes 5.2 us more.
+    """
+    bandwidth, launch, turn = H200[3], 3.2, 5.2
+    m, n, k = 8192, 3072, 768
+    as_it_is, turned, padded, of_padded = (
+        run(call).tried[0].plan
+        for call in (
+            call_of((m, n, k)),
+            call_of((m, n, k), "contiguous", "transposed"),
+            call_of((m, n, 1023)),
+            call_of((m, n, 1024)),
+        )
+    )
+    of_turn = launch + turn + 4 * n * k / bandwidth
+    assert turned["predicted_us"] - as_it_is["predicted_us"] == pytest.approx(of_turn, rel=1e-2)
+    assert turned["fallback_us"] == as_it_is["fallback_us"], "cuBLAS reads both"
+    of_padding = launch + 2 * (m + n) * (1023 + 1024) / bandwidth
+    assert padded["predicted_us"] - of_padded["predicted_us"] == pytest.approx(of_padding, rel=1e-2)
+    assert padded["fallback_us"] > 3 * of_padded["fallback_us"], "cuBLAS loads by single elements"
+
+
+@pytest.mark.parametrize(("sizes", "layout"), [
+    ((256, 256, 255), "contiguous"), ((512, 512, 255), "contiguous"), ((256, 256, 256), "misaligned"),
+], ids=str)  # fmt: skip
+def test_how_much_faster_copies_must_be(sizes: Sizes, layout: str) -> None:
+    """By 1.5 where PyTorch's GEMM is short and slow with the tensors, too; by less of a transposed weight."""
+    plan = run(call_of(sizes, layout)).tried[0].plan
+    gain = plan["fallback_us"] / plan["candidates"][0]["predicted_us"]
+    assert not plan["fused"] and plan["fallback_us"] < 20 and 1.2 < gain < 1.5
+    assert "of which copies take" in plan["why_not"]
+    turned = run(call_of((8192, 2048, 768), "contiguous", "transposed")).tried[0].plan
+    assert turned["fused"] and turned["fallback_us"] < 1.15 * turned["predicted_us"]
+
+
+def test_plans_by_force() -> None:
+    """A plan runs on the copies, too; the fallback takes none; the fastest may be one of both."""
+    call = call_of((1024, 1023, 1023))
+    found = run(call, plan=(0, 0, 1, 1, 2, 1))
+    assert not found.refused and found.launches == ["copy", "fused", "copy"]
+    assert run(call, plan=dry_runs.FALLBACK).launches == ["torch_gemm", "elementwise"]
+    assert run(call_of(FEW_TILES[0]), plan=(0,)).launches == ["fused"]
+    assert run(call_of((1024, 1024, 1023)), plan=(0,)).launches == ["copy", "fused"]
+
+
+def test_without_memory_the_fallback_runs() -> None:
+    """It takes none; a strict call, and one whose plan is forced, end in the error."""
+    for strict, plan, falls_back in (
+        (False, None, True),
+        (True, None, False),
+        (False, (0, 0, 1, 1, 2, 1), False),
+    ):
+        attempt = _Linear(call_of((1024, 1024, 1023))._replace(strict=strict), plan)
+        resolve._do_with_less_memory(attempt)
+        assert (attempt.plan == dry_runs.FALLBACK) == falls_back
+        assert bool(attempt.circumstances & dry_runs.RAISES_SHORTAGE) != falls_back
+
+
+@pytest.mark.parametrize(("m", "is_kn", "k", "fuses"), [
+    (8192, True, 768, True), (64, True, 768, False), (8192, False, 767, True), (8192, False, 768, True),
+])  # fmt: skip
+def test_chains_count_the_copies(
+    m: int, is_kn: bool, k: int, fuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "would_link", lambda *call: "")
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    weight = empty(k, 3072).t() if is_kn else empty(3072, k)
+    call = LinearCall(GELU, empty(m, k), weight, (empty(3072),))
+    judged = profit.judged_there(call, torch.empty(0))
+    assert (judged.why_not == "") == fuses
+    plan = run(call, place=torch.empty(0)).tried[0].plan
+    assert judged.fallback_us == plan["fallback_us"]
+    assert judged.fused_us == (plan["predicted_us"] if fuses else judged.fallback_us)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of which something is measured."""
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: DEVICE)
+    yield DEVICE
+    forget(DEVICE)
+
+
+ODD = Entry("bias_gelu_tanh", "bfloat16", "ieee", False, True, False, 0, 0, 0, (), 10.0, 20.0)
+BY_ELEMENTS, BY_TMA = tuple(numbers(MMA, 9, swizzle=8)), tuple(numbers(TMA, 3))
+
+
+@pytest.mark.parametrize("sizes", [FEW_TILES[0], (1024, 1024, 1023)], ids=str)
+@pytest.mark.parametrize(("plan", "launches"), [(BY_ELEMENTS, ["fused"]), (BY_TMA, ["copy", "fused"])])
+@pytest.mark.parametrize("forced", [(), (0,)], ids=["chosen", "the fastest"])
+def test_a_measured_plan_runs_as_it_was_measured(
+    sizes: Sizes, plan: tuple[int, ...], launches: list[str], forced: tuple[int, ...], device: int
+) -> None:
+    """On copies or on the operands as they lie, whichever the models would choose."""
+    m, n, k = sizes
+    times.install(device, [replace(ODD, m=m, n=n, k=k, plan=plan)])
+    found = run(call_of(sizes), plan=forced)
+    assert found.fused and found.plan == plan and found.launches == launches
+    if not forced:
+        assert found.tried[0].plan["source"] == "cache"
+        assert not (found.tried[0].copies and plan == BY_ELEMENTS)
+
+
+def test_what_is_measured_belongs_to_sizes(device: int) -> None:
+    """Aligned tensors of the same sizes are read by TMA; another layout takes other copies."""
+    times.install(device, [replace(ODD, m=1024, n=1024, k=64, plan=BY_TMA, torch_us=5.0)])
+    for x, tunable in (("contiguous", True), ("misaligned", False), ("odd_rows", False)):
+        (tried,) = run(call_of((1024, 1024, 64), x)).tried
+        assert tried.tunable == tunable
+        assert tried.plan["source"] == ("cache" if tunable else "model")
+    for sizes in (*FEW_TILES, (1024, 1023, 1023), (1024, 1024, 1024)):
+        assert run(call_of(sizes)).tried[0].tunable
