@@ -107,6 +107,17 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
             refused(op, meta, RuntimeError, name, "device meta", "cpu")
 
 
+@rows("errors of wide operands", is_function)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_may_not_be_fp32_beside_16_bits(op: Op, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """x, the weights and their biases: of the others `test_fp32_operands_beside_16_bits` has the values."""
+    arguments = op.draw(rng, dtype=dtype)
+    tensors = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.dim()]
+    for name in set(tensors) - set(op.wide_beside_16_bits()) - {op.input}:
+        with pytest.raises(RuntimeError, match=rf"{name}: got dtype torch\.float32; accepted"):
+            op.call(**{**arguments, name: arguments[name].float()})
+
+
 @rows("errors of types", is_function)
 def test_types(op: Op, rng: torch.Generator) -> None:
     """No tensor where one is needed; None where one is required; a number that is none."""
