@@ -18,7 +18,6 @@ from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
-from epigemm.packs import weight_packs
 
 _run = ops._into.default
 M, N, K = 5, 8, 16
@@ -127,13 +126,6 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             assert graphs.in_inductor(other) is None
     assert graphs.in_inductor(call) is None
-
-
-def test_packs_are_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(weight_packs, "look_in_python", lambda: told.append(1))
-    weight_packs.keep(torch.randn(N, 64), 2)
-    assert told
 
 
 class Model(nn.Module):

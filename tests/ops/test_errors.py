@@ -38,7 +38,7 @@ VECTORS = (COLUMN, VARIANCE, TWO_COLUMNS)
 
 
 def refused(op: Op, given: Arguments, error: type[Exception], name: str, *words: object) -> str:
-    """The message; with `out=` it is the same, and nothing is written."""
+    """The message; with `out=` nothing is written, and where autograd records it is the same."""
     with pytest.raises(error) as caught:
         op.call(**given)
     text = str(caught.value)
@@ -51,6 +51,11 @@ def refused(op: Op, given: Arguments, error: type[Exception], name: str, *words:
         with pytest.raises(error):
             op.call(**given, out=out)
         assert bool(out.isnan().all())
+    first = given[op.input]
+    if isinstance(first, Tensor) and first.dtype is torch.float32 and first.layout is torch.strided:
+        with pytest.raises(error) as caught:
+            op.call(**{**given, op.input: first.clone().requires_grad_()})
+        assert str(caught.value) == text
     return text
 
 
