@@ -40,15 +40,6 @@ def test_any_size(m: int, n: int, k: int, seed: int, row: st.DataObject) -> None
         assert torch.equal(bits(together)[index], bits(epigemm.linear_relu(x[index], weight)))
 
 
-@pytest.mark.parametrize("shape", [(0, 8, 8), (4, 0, 8), (4, 8, 0)], ids=str)
-def test_empty_products(shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
-    x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
-    with epigemm.batch_invariant():
-        result = epigemm.linear_relu(x, weight, bias)
-    assert torch.equal(result, torch.relu(bias).expand(m, n) if not k else torch.empty(m, n))
-
-
 # --- what the mode refuses -------------------------------------------------------------------------------------------
 
 
@@ -118,24 +109,6 @@ def test_compiled_functions_see_the_mode_of_any_thread(rng: torch.Generator) -> 
         thread.start()
         thread.join()
     assert graphs == [[True]]
-
-
-def test_a_block_inside_a_compiled_function_breaks_its_graph(rng: torch.Generator) -> None:
-    graphs: list[list[Any]] = []
-    x, weight = torch.randn(33, 70, generator=rng), torch.randn(48, 70, generator=rng)
-
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        before = epigemm.linear_relu(x + 1, weight)
-        with epigemm.batch_invariant():
-            return before, epigemm.linear_relu(x + 1, weight)
-
-    torch.compiler.reset()
-    before, inside = torch.compile(function, backend=watching_backend(graphs))(x)
-    expected = function(x)
-    assert torch.equal(bits(before), bits(expected[0])) and torch.equal(bits(inside), bits(expected[1]))
-    assert [call for graph in graphs for call in graph] == [False, True]
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(function, backend="eager", fullgraph=True)(x)
 
 
 def test_operators_called_directly_have_an_argument_instead(rng: torch.Generator) -> None:

@@ -51,14 +51,6 @@ def test_autocast_rounds_the_bias_with_the_product(how: str, dtype: torch.dtype)
         assert_near(call(), torch.tanh(z), z)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_functional_derivatives(dtype: torch.dtype) -> None:
-    x, weight, bias = operands(dtype)
-    z = F.linear(x.double(), weight.double(), bias.double())
-    found = torch.func.vjp(lambda x: tanh_of_sum(x, weight, bias), x)[0]
-    assert_near(found, torch.tanh(z), z)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("how", ["vmap", "vjp", "compiled", "recorded", "autocast"])
 def test_a_scale_that_is_absent(how: str, dtype: torch.dtype) -> None:

@@ -161,36 +161,6 @@ def test_fp32_results_in_any_layout(launches: Launches, layout: Any, k: int) -> 
     assert {kind for kind, _ in launches.seen} == {"fp32" if k == 64 else "split"}
 
 
-def test_packs_are_used_and_made_as_ever(launches: Launches) -> None:
-    x, weight, bias = product(4, 16, 256)
-    layer = epigemm.nn.LinearReLU(256, 16)
-    with torch.no_grad():
-        epigemm.linear_relu(x, weight, bias)
-        layer(x)
-        layer(x)
-        assert list(weight_packs.kept(layer.weight)) == [2]
-        layer.weight.mul_(2)
-        check(layer(x), x, layer.weight, layer.bias)
-        packed = epigemm.pack(weight)
-        check(epigemm.linear_relu(x, packed, bias), x, weight, bias)
-    layer(x)
-    assert launches.seen == [("split", [int(packed)]) for packed in (False, True, True, True, True, False)]
-
-
-def test_without_memory_it_raises(launches: Launches) -> None:
-    """Any other kernel gives other bits. A pack that was made before memory ran out is read by the next attempt."""
-    x, weight, bias = product(4, 16, 256)
-    launches.short = 1
-    with pytest.raises(torch.OutOfMemoryError):
-        epigemm.linear_relu(x, weight, bias)
-    assert not launches.seen
-    layer = epigemm.nn.LinearReLU(256, 16)
-    launches.short = 1
-    with torch.no_grad():
-        check(layer(x), x, layer.weight, layer.bias)
-    assert launches.seen == [("split", [1])]
-
-
 def test_doubles_are_refused_before_anything_is_launched(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from tests.support.untyped import torch as untyped
 
 ROWS, IN, OUT = 9, 24, 16
 Layers = Callable[..., nn.Module]
@@ -76,80 +75,6 @@ def test_made_on_the_meta_device(make: Layers, assign: bool, context: bool) -> N
     if assign:
         assert all(value.data_ptr() == state[name].data_ptr() for name, value in module.state_dict().items())
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
-
-
-@layers
-def test_inference_mode(make: Layers) -> None:
-    module, x = make().eval(), x_of()
-    expected = module(x).detach()
-    with torch.inference_mode():
-        result = module(x)
-    assert result.is_inference() and torch.equal(result, expected)
-
-
-@layers
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_autocast(make: Layers, training: bool) -> None:
-    """The type of the product is autocast's, which a float32 operand promotes; gradients have the parameters' types."""
-    module, x = make().train(training), x_of()
-    plain = copy.deepcopy(module)
-    exact = plain(x)
-    exact.square().sum().backward()
-    with torch.autocast("cpu", torch.bfloat16):
-        result = module(x)
-    promotes = isinstance(module, WithMatrix | epigemm.nn.LinearScaleBatchNorm1d)
-    assert result.dtype is (torch.float32 if promotes else torch.bfloat16)
-    torch.testing.assert_close(result.float(), exact, rtol=0.05, atol=0.1)
-    result.float().square().sum().backward()
-    expected = [parameter.grad for parameter in plain.parameters()]
-    # Of all together: a bias before a BatchNorm in training has no gradient but for roundings.
-    size = max(float(torch.linalg.vector_norm(each)) for each in expected if each is not None)
-    for parameter, other in zip(module.parameters(), expected, strict=True):
-        assert parameter.grad is not None and other is not None and parameter.grad.dtype is parameter.dtype
-        assert float(torch.linalg.vector_norm(parameter.grad - other)) <= 0.05 * size
-
-
-@layers
-def test_deterministic_algorithms(make: Layers) -> None:
-    """Nothing of ours refuses, and forward and backward give the same bits twice."""
-    first = make()
-    second, x = copy.deepcopy(first), x_of()
-    torch.use_deterministic_algorithms(True)
-    try:
-        results = []
-        for module in (first, second):
-            module(x).square().sum().backward()
-            results.append([p.grad for p in module.parameters()])
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for one, other in zip(*results, strict=True):
-        assert one is not None and other is not None and torch.equal(one, other)
-
-
-@layers
-def test_functional_calls_and_gradients_of_samples(make: Layers) -> None:
-    """torch.func: an ensemble by vmap, and the gradient of each sample, against one at a time."""
-    modules, x = [make(dtype=torch.float64).eval() for _ in range(3)], x_of(torch.float64)
-    base = modules[0]
-    parameters, buffers = untyped.func.stack_module_state(modules)
-
-    def call(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
-        result: Tensor = untyped.func.functional_call(base, (parameters, buffers), (x,))
-        return result
-
-    ensemble = untyped.func.vmap(call, (0, 0, None))(parameters, buffers, x)
-    torch.testing.assert_close(ensemble, torch.stack([module(x) for module in modules]))
-
-    def loss(parameters: Any, row: Tensor) -> Tensor:
-        return call(parameters, dict(base.named_buffers()), row.unsqueeze(0)).square().sum()
-
-    own = {name: p.detach() for name, p in base.named_parameters()}
-    found = untyped.func.vmap(untyped.func.grad(loss), (None, 0))(own, x)
-    for row in range(ROWS):
-        base.zero_grad()
-        base(x[row : row + 1]).square().sum().backward()
-        for name, parameter in base.named_parameters():
-            torch.testing.assert_close(found[name][row], parameter.grad)
 
 
 @pytest.mark.parametrize("convert", ["half", "bfloat16", "double"])
@@ -215,12 +140,3 @@ def test_what_a_caller_gave_is_not_drawn_anew() -> None:
         module.reset_parameters()
         assert torch.equal(getattr(module, name), vector)
     epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, None, bn).reset_parameters()
-
-
-def test_a_layer_uses_new_parameters_after_a_reset() -> None:
-    layer, x = epigemm.nn.LinearReLU(IN, OUT), x_of()
-    with torch.no_grad():
-        before = layer(x)
-        layer.reset_parameters()
-        assert not torch.equal(before, layer(x))
-        torch.testing.assert_close(layer(x), torch.relu(nn.functional.linear(x, layer.weight, layer.bias)))

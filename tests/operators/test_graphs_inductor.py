@@ -80,22 +80,6 @@ def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
         call_of(BIAS, x, weight, [bias], BIAS_RELU.number)
 
 
-@pytest.mark.parametrize("given", [[], [torch.ones(N)] * 2, [torch.ones(N), None, torch.ones(N)]])
-def test_operands_that_do_not_fit(given: list[Tensor | None]) -> None:
-    if not given:
-        torch.testing.assert_close(
-            call_of(BIAS, torch.ones(M, K), torch.ones(N, K), given), torch.full((M, N), float(K))
-        )
-        return
-    with pytest.raises(RuntimeError):
-        call_of(BIAS, torch.ones(M, K), torch.ones(N, K), given)
-
-
-def test_an_epilogue_of_another_process() -> None:
-    with pytest.raises(RuntimeError, match="this process has not made"):
-        by_digest(0, 12345, torch.ones(M, K), torch.ones(N, K), [])
-
-
 def test_another_epilogue_folds_nothing() -> None:
     out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), *[None] * 12)
     with pytest.raises(RuntimeError, match="accepts"):

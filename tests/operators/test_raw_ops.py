@@ -97,15 +97,6 @@ def test_elementwise_only_epilogues_are_refused_by_linear(name: str, requires_gr
         ops.linear(name, x, torch.zeros(4, 3), None, [], [], "default")
 
 
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-def test_a_bias_beside_folded_vectors_is_refused(requires_grad: bool) -> None:
-    vector = torch.randn(4, requires_grad=requires_grad)
-    with pytest.raises(RuntimeError, match="bias: got a tensor"):
-        ops.linear(
-            "scale_batch_norm", torch.zeros(2, 3), torch.zeros(4, 3), vector, [vector, vector], [], "default"
-        )
-
-
 def _derivative(grad: torch.Tensor, name: str, *arguments: Any) -> None:
     ops._derivative_out(name, grad, *arguments)
 
