@@ -86,7 +86,8 @@ def refuses(eps: float) -> bool:
     return False
 
 
-CALLS = [(way, eps) for eps in (0.0, 1e-50, 1e-40, 1e-5) for way in (by_function, elementwise, by_layer, compiled, fused)]  # fmt: skip
+WAYS: list[Callable[[Layer, Tensor], Tensor]] = [by_function, elementwise, by_layer, compiled, fused]
+CALLS = [(way, eps) for eps in (0.0, 1e-50, 1e-40, 1e-5) for way in WAYS]
 SETTINGS = [
     {"bias": bias, "scaled": scaled, "relu": relu}
     for bias in (False, True)
@@ -94,7 +95,11 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "setting"), in_turn(CALLS, SETTINGS), ids=lambda v: getattr(v[0], "__name__", "") if isinstance(v, tuple) else str(v))  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "setting"),
+    in_turn(CALLS, SETTINGS),
+    ids=lambda v: f"{v[0].__name__}-{v[1]}" if isinstance(v, tuple) else "-".join(k for k in v if v[k]),
+)
 @pytest.mark.usefixtures("fresh_compiler")
 def test_batch_norm_without_an_eps(
     call: tuple[Callable[[Layer, Tensor], Tensor], float], setting: dict[str, bool], device: torch.device
