@@ -112,7 +112,7 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
             refused(op, meta, RuntimeError, name, "device meta", "cpu")
 
 
-@rows("errors of wide operands", is_function)
+@rows("errors of wide operands", lambda op: is_function(op) and op.is_linear)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_what_may_not_be_fp32_beside_16_bits(op: Op, dtype: torch.dtype, rng: torch.Generator) -> None:
     """x, the weights and their biases: of the others `test_fp32_operands_beside_16_bits` has the values."""
