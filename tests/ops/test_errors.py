@@ -115,10 +115,11 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
 @rows("errors of wide operands", lambda op: is_function(op) and op.is_linear)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_what_may_not_be_fp32_beside_16_bits(op: Op, dtype: torch.dtype, rng: torch.Generator) -> None:
-    """x, the weights and their biases: of the others `test_fp32_operands_beside_16_bits` has the values."""
+    """The weights, and a bias where the functor is C++: `test_fp32_operands_beside_16_bits` has the others' values."""
     arguments = op.draw(rng, dtype=dtype)
-    tensors = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.dim()]
-    for name in set(tensors) - set(op.wide_beside_16_bits()) - {op.input}:
+    is_program = bool(op.of_kind(MATRIX)) or op.name.startswith(("@", "linear_batch_norm_relu"))
+    biases = [] if is_program else op.of_kind(COLUMN, TWO_COLUMNS)
+    for name in {*op.of_kind(WEIGHT, TWO_WEIGHTS), *biases} - set(op.wide_beside_16_bits()):
         with pytest.raises(RuntimeError, match=rf"{name}: got dtype torch\.float32; accepted"):
             op.call(**{**arguments, name: arguments[name].float()})
 
