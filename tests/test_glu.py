@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import epigemm
-from epigemm import route
-from epigemm.arguments.calls import LinearCall
-from epigemm.explain.log import logged
 from tests.support.gated import Pair, assert_right, draw
 from tests.support.stage import Stage
 
@@ -40,16 +36,6 @@ def test_the_first_half_is_activated() -> None:
         x, weight[N:], bias[N:], weight2=weight[:N], bias2=bias[:N], activation="sigmoid"
     )
     torch.testing.assert_close(turned, F.glu(F.linear(x, weight, bias), -1))
-
-
-def test_no_copy_of_a_weight_is_made() -> None:
-    """Both products are of views."""
-    x, weight, bias = draw((M,), N, K, torch.float32).whole
-    _, opened = logged("linear_glu", x, weight, bias)
-    second, first = (each.call for each in opened.calls)
-    assert isinstance(first, LinearCall) and isinstance(second, LinearCall)
-    assert first.weight.data_ptr() == weight.data_ptr() and first.weight.shape == (N, K)
-    assert second.weight.data_ptr() == weight[N:].data_ptr() and second.weight.shape == (N, K)
 
 
 # --- compilers and modes ---------------------------------------------------------------------------------------------
@@ -101,41 +87,4 @@ def test_tuned(stage: Stage) -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 x, weight, bias = torch.randn(M, K), torch.randn(2 * N, K), torch.randn(2 * N)
-half = weight[:N]
 # Of each call the argument that the error names; tests/net/errors.txt has the words.
-REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("weight", (x, weight[1:]), {}),
-    ("weight", (x, None), {}),
-    ("weight", (x, epigemm.pack(weight)), {}),
-    ("bias", (x, weight, bias[:N]), {}),
-    ("bias", (x, half, bias), {"weight2": half}),
-    ("bias2", (x, half), {"weight2": half, "bias2": bias}),
-    ("bias2", (x, weight), {"bias2": bias[:N]}),
-    ("weight2", (x, half), {"weight2": weight}),
-    ("weight2", (x, half), {"weight2": half[:, 1:]}),
-    ("weight2", (x, half), {"weight2": half.double()}),
-    ("weight2", (x, half), {"weight2": half.to("meta")}),
-    ("weight2", (x, half), {"weight2": [1.0]}),
-    ("x", (x[:, 1:], weight), {}),
-    ("activation", (x, weight), {"activation": "swish"}),
-    ("activation", (x, weight), {"activation": None}),
-    ("precision", (x, weight), {"precision": "best"}),
-    ("strict", (x, weight), {"strict": 1}),
-    ("strict", (x, weight), {"strict": True}),
-    ("out", (x, weight), {"out": torch.empty(M, 2 * N)}),
-    ("out", (x, half), {"weight2": half.clone(), "out": half.reshape(-1)[: M * N].view(M, N)}),
-    ("out", (x, half.clone()), {"weight2": half, "out": half.reshape(-1)[: M * N].view(M, N)}),
-    (r"linear_glu\(\)", (x, weight.clone().requires_grad_()), {"out": torch.empty(M, N)}),
-]
-
-
-@pytest.mark.parametrize(("named", "args", "options"), REFUSED)
-def test_refused_before_anything_is_launched(
-    named: str, args: tuple[Any, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def launched(*call: Any) -> Tensor:
-        raise AssertionError("the second product was launched")
-
-    monkeypatch.setattr(route, "linear", launched)
-    with pytest.raises((RuntimeError, TypeError, ValueError), match=f"^{named}: "):
-        epigemm.linear_glu(*args, **options)

@@ -1,4 +1,4 @@
-"""Functions with several results: values, shapes, dtypes, and every way to call them."""
+"""Functions with several results: accuracy, equal results, and what is rounded on the way. Rows: tests/ops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -21,30 +20,12 @@ from tests.support.results import (
     late,
     squares,
     statistics,
-    the_product_twice,
     wanted,
 )
 from tests.support.thorough import in_turn
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 of_each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-
-
-def test_results_are_returned_as_the_function_returns_them(rng: torch.Generator) -> None:
-    given = draw(statistics, rng, torch.float32)
-    z, (variance, mean), rest = statistics(given.x, given.weight, *given.operands)
-    assert z.shape == (37, 24) and variance.shape == mean.shape == (24,) and isinstance(rest, list)
-    assert torch.equal(variance, torch.var_mean(z, 0, correction=0)[0])
-    product, same = the_product_twice(given.x, given.weight)
-    assert product is same
-    assert isinstance(squares(given.x, given.weight), Tensor)
-
-    @epigemm.epilogue
-    def one(acc: Tensor) -> tuple[Tensor]:
-        return (acc.float(),)
-
-    (found,) = one(given.x.bfloat16(), given.weight.bfloat16())
-    assert found.dtype == torch.float32
 
 
 def test_var_mean_is_as_accurate_as_torchs(device: torch.device, rng: torch.Generator) -> None:
@@ -89,9 +70,6 @@ def test_reductions_of_16_bits_are_in_fp32(
     assert torch.equal(squares.elementwise(ones), torch.full((24,), 5000.0, device=device))
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
-
-
 # --- equal results, and what is rounded on the way --------------------------------------------------------------------
 
 
@@ -115,6 +93,7 @@ SAME: dict[str, Any] = {
 WAYS = [(way, name) for name in SAME for way in ("linear", "elementwise", "recorded", "aot_eager", "vmap")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("call", "dtype"), in_turn(WAYS, [*DTYPES.values()]), ids=str)
 def test_equal_results_are_tensors_of_their_own(
     call: tuple[str, str], dtype: torch.dtype, device: torch.device, rng: torch.Generator
@@ -218,6 +197,15 @@ def test_a_mean_is_never_var_means(way: str, axis: int, device: torch.device) ->
             torch.testing.assert_close(one, other, equal_nan=True)
 
 
+def test_gradients_of_ties(device: torch.device) -> None:
+    """As torch's: shared evenly."""
+    z = torch.tensor([[1.0, 3.0], [1.0, 2.0], [1.0, 3.0]], device=device, requires_grad=True)
+    epigemm.epilogue(lambda acc: (acc, acc.amax(0))).elementwise(z)[1].sum().backward()
+    assert z.grad is not None
+    third = pytest.approx(1 / 3)
+    assert z.grad.tolist() == [[third, 0.5], [third, 0.0], [third, 0.5]]
+
+
 def test_a_layer(rng: torch.Generator) -> None:
     layer = epigemm.nn.Linear(40, 24, epilogue=in_fp32)
     x, residual = torch.randn(2, 5, 40, generator=rng), torch.randn(2, 5, 24, generator=rng)
@@ -228,26 +216,3 @@ def test_a_layer(rng: torch.Generator) -> None:
     assert layer.bias is not None and layer.bias.grad is not None
     made = epigemm.nn.Linear.from_linear(torch.nn.Linear(40, 24), gelu_and_product)
     assert len(made(x)) == 2
-
-
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(40, 24)
-        self.second = torch.nn.Linear(24, 24)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y, z = gelu_and_product(x, self.first.weight, self.first.bias)
-        return F.relu(self.second(y)) + z, squares(y, self.second.weight)
-
-
-def test_a_model_that_calls_them_is_fused(rng: torch.Generator) -> None:
-    model = Model().eval()
-    x = torch.randn(8, 40, generator=rng)
-    with torch.no_grad():
-        want = model(x)
-        torch.testing.assert_close(
-            epigemm.fuse(model, options={"backend": "eager"})(x), want, rtol=1e-5, atol=1e-5
-        )
-        products = epigemm.explain(model, x).products
-    assert [each.function for each in products][:2] == ["linear", "gelu_and_product_result0"]

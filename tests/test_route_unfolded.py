@@ -25,12 +25,16 @@ class Layer(nn.Module):
         super().__init__()
         self.fc, self.bn, self.relu = nn.Linear(K, N, bias), nn.BatchNorm1d(N, eps), relu
         self.scale = nn.Parameter(torch.randn(N)) if scaled else None
-        assert self.bn.running_mean is not None and self.bn.running_var is not None
-        self.bn.running_mean.normal_()
-        self.bn.running_var.copy_(torch.tensor(VARIANCES))
-        nn.init.normal_(self.bn.weight)
-        nn.init.normal_(self.bn.bias)
+        with torch.no_grad():
+            for name, each in self.bn.state_dict().items():
+                if name != "num_batches_tracked":
+                    each.copy_(torch.tensor(VARIANCES) if name == "running_var" else torch.randn(N))
         self.eval()
+
+    @property
+    def norm(self) -> tuple[Any, ...]:
+        bn = self.bn
+        return bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.fc(x)
@@ -39,26 +43,23 @@ class Layer(nn.Module):
 
     def expected(self, x: Tensor) -> Tensor:
         """By the operator itself: `F.batch_norm` of torch 2.11 refuses an eps of 0."""
-        z, bn = self.fc(x), self.bn
+        z = self.fc(x)
         z = z if self.scale is None else z * self.scale
-        statistics = (bn.running_mean, bn.running_var)
-        y = torch.batch_norm(z, bn.weight, bn.bias, *statistics, False, 0.0, bn.eps, False)
+        mean, var, weight, bias, eps = self.norm
+        y = torch.batch_norm(z, weight, bias, mean, var, False, 0.0, eps, False)
         return torch.relu(y) if self.relu else y
 
 
 def by_function(layer: Layer, x: Tensor) -> Tensor:
-    bn: Any = layer.bn
-    norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
+    given = x, layer.fc.weight, layer.fc.bias
     out = None if x.requires_grad else x.new_empty(M, N)
     if layer.relu:
-        return epigemm.linear_batch_norm_relu(x, layer.fc.weight, layer.fc.bias, *norm, out=out)
-    return epigemm.linear_scale_batch_norm(x, layer.fc.weight, layer.fc.bias, layer.scale, *norm, out=out)
+        return epigemm.linear_batch_norm_relu(*given, *layer.norm, out=out)
+    return epigemm.linear_scale_batch_norm(*given, layer.scale, *layer.norm, out=out)
 
 
 def elementwise(layer: Layer, x: Tensor) -> Tensor:
-    bn: Any = layer.bn
-    norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, bn.eps)
-    y = epigemm.scale_batch_norm(F.linear(x, layer.fc.weight, layer.fc.bias), layer.scale, *norm)
+    y = epigemm.scale_batch_norm(layer.fc(x), layer.scale, *layer.norm)
     return torch.relu(y) if layer.relu else y
 
 
@@ -76,53 +77,47 @@ def fused(layer: Layer, x: Tensor) -> Tensor:
     return epigemm.fuse(layer, strict=True, options={"backend": "eager"})(x)  # type: ignore[no-any-return]
 
 
-def _takes(eps: float) -> bool:
+def refuses(eps: float) -> bool:
+    """Whether `F.batch_norm` of this torch does."""
     try:
         F.batch_norm(torch.ones(2, 1), torch.zeros(1), torch.ones(1), eps=eps)
     except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 WAYS: list[Callable[[Layer, Tensor], Tensor]] = [by_function, elementwise, by_layer, compiled, fused]
-
-
 CALLS = [(way, eps) for eps in (0.0, 1e-50, 1e-40, 1e-5) for way in WAYS]
-# A bias, a scale, a ReLU.
 SETTINGS = [
-    (bias, *rest) for bias in (False, True) for rest in ((False, False), (True, False), (False, True))
+    {"bias": bias, "scaled": scaled, "relu": relu}
+    for bias in (False, True)
+    for scaled, relu in ((False, False), (True, False), (False, True))
 ]
 
 
 @pytest.mark.parametrize(
-    ("call", "setting"), in_turn(CALLS, SETTINGS), ids=lambda v: getattr(v[0], "__name__", "") + str(v[1:])
+    ("call", "setting"),
+    in_turn(CALLS, SETTINGS),
+    ids=lambda v: f"{v[0].__name__}-{v[1]}" if isinstance(v, tuple) else "-".join(k for k in v if v[k]),
 )
+@pytest.mark.usefixtures("fresh_compiler")
 def test_batch_norm_without_an_eps(
-    call: tuple[Callable[[Layer, Tensor], Tensor], float],
-    setting: tuple[bool, bool, bool],
-    device: torch.device,
+    call: tuple[Callable[[Layer, Tensor], Tensor], float], setting: dict[str, bool], device: torch.device
 ) -> None:
-    torch.compiler.reset()
-    (way, eps), (bias, scaled, relu) = call, setting
-    layer = Layer(eps, bias=bias, scaled=scaled, relu=relu).to(device)
+    (way, eps), layer = call, Layer(call[1], **setting).to(device)
+    if way in (compiled, fused) and refuses(eps):
+        pytest.skip("F.batch_norm of this torch refuses the eps")
     x = torch.randn(M, K, device=device)
     with torch.no_grad():
         expected = layer.expected(x)
-        if way in (compiled, fused) and not _takes(eps):
-            pytest.skip("F.batch_norm of this torch refuses the eps")
         torch.testing.assert_close(way(layer, x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
-    x.requires_grad_()
-    torch.testing.assert_close(way(layer, x), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+    recorded = way(layer, x.requires_grad_())
+    torch.testing.assert_close(recorded, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
-def test_strict() -> None:
-    layer, x = Layer(0.0, bias=True, scaled=False, relu=False), torch.randn(M, K)
-    bn: Any = layer.bn
-    norm = (bn.running_mean, bn.running_var, bn.weight, bn.bias, 0.0)
-    functions: list[tuple[Any, tuple[Any, ...]]] = [
-        (epigemm.linear_scale_batch_norm, (layer.fc.bias, None)),
-        (epigemm.linear_batch_norm_relu, (layer.fc.bias,)),
-    ]
-    for function, given in functions:
-        with pytest.raises(RuntimeError, match="strict: got True with an eps that rounds to 0"):
-            function(x, layer.fc.weight, *given, *norm, strict=True)
+@pytest.mark.parametrize("function", [epigemm.linear_scale_batch_norm, epigemm.linear_batch_norm_relu])
+def test_strict(function: Any) -> None:
+    layer = Layer(0.0, bias=True, scaled=False, relu=False)
+    names = ("running_mean", "running_var", "bn_weight", "bn_bias", "eps")
+    with pytest.raises(RuntimeError, match="strict: got True with an eps that rounds to 0"):
+        function(torch.randn(M, K), layer.fc.weight, **dict(zip(names, layer.norm, strict=True)), strict=True)

@@ -16,12 +16,7 @@ import epigemm
 from epigemm.arguments import invariance
 from epigemm.planner import plans
 from tests.support.cases import poisoned
-from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
-from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-linear_functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+from tests.support.invariance import bits
 
 
 @pytest.fixture(autouse=True)
@@ -31,27 +26,6 @@ def mode_is_left() -> Iterator[None]:
 
 
 # --- bits on a CPU ---------------------------------------------------------------------------------------------------
-
-
-@linear_functions
-def test_layouts_and_out(function: Public, rng: torch.Generator) -> None:
-    """Leading dimensions, strides, a transposed or odd x, and `out` in any layout: the same bits."""
-    arguments = function.draw(rng, shape=(24, 20, 36))
-    x = arguments.pop("x")
-    with epigemm.batch_invariant():
-        expected = bits(function.call(x, **arguments))
-        assert torch.equal(bits(function.call(x.view(2, 3, 4, 36), **arguments)).view(24, 20), expected)
-        assert torch.equal(bits(function.call(x[5], **arguments)), expected[5])
-        assert torch.equal(bits(function.call(x.t().contiguous().t(), **arguments)), expected)
-        wide = torch.zeros(24, 39)
-        wide[:, 1:37] = x
-        assert torch.equal(bits(function.call(wide[:, 1:37], **arguments)), expected)
-        for out in (torch.empty(24, 20), torch.empty(20, 24).t(), torch.empty(24, 23)[:, 1:21]):
-            assert function.call(x, **arguments, out=out) is out
-            assert torch.equal(bits(out), expected)
-        transposed = torch.empty(4, 3, 2, 20).permute(2, 1, 0, 3)
-        function.call(x.view(2, 3, 4, 36), **arguments, out=transposed)
-        assert torch.equal(bits(transposed).view(24, 20), expected)
 
 
 @given(
@@ -66,62 +40,7 @@ def test_any_size(m: int, n: int, k: int, seed: int, row: st.DataObject) -> None
         assert torch.equal(bits(together)[index], bits(epigemm.linear_relu(x[index], weight)))
 
 
-@pytest.mark.parametrize("shape", [(0, 8, 8), (4, 0, 8), (4, 8, 0)], ids=str)
-def test_empty_products(shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
-    x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
-    with epigemm.batch_invariant():
-        result = epigemm.linear_relu(x, weight, bias)
-    assert torch.equal(result, torch.relu(bias).expand(m, n) if not k else torch.empty(m, n))
-
-
-@pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
-@dtypes
-def test_elementwise_functions(function: Public, dtype: torch.dtype, rng: torch.Generator) -> None:
-    """Vectors, what is left over beside them, strides and odd addresses: one function of each element."""
-    for n in (1, 3, 16, 37, 515):
-        arguments = function.draw(rng, shape=(70, n, 1), dtype=dtype)
-        x = arguments.pop("x")
-        with epigemm.batch_invariant():
-            assert_rows_keep_their_bits(lambda rows: function.call(rows, **arguments), x, rng)  # noqa: B023
-            assert_each_row_alone(lambda rows: function.call(rows, **arguments), x, [0, 1, 2, 33, 69])  # noqa: B023
-            expected = bits(function.call(x, **arguments))
-            assert torch.equal(bits(function.call(x.t().contiguous().t(), **arguments)), expected)
-
-
 # --- what the mode refuses -------------------------------------------------------------------------------------------
-
-
-def test_batch_statistics_are_refused(rng: torch.Generator) -> None:
-    module = epigemm.nn.LinearScaleBatchNorm1d(8, 4)
-    x = torch.randn(5, 8, generator=rng)
-    before = module.bn.num_batches_tracked
-    assert before is not None
-    with epigemm.batch_invariant():
-        with pytest.raises(RuntimeError, match=r"bn: got .*accepted there are running statistics and eval"):
-            module(x)
-        assert int(before) == 0
-        module.eval()
-        assert torch.equal(bits(module(x))[2:3], bits(module(x[2:3])))
-    untracked = epigemm.nn.LinearScaleBatchNorm1d(8, 4)
-    untracked.bn = torch.nn.BatchNorm1d(4, track_running_stats=False).eval()
-    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch's own statistics"):
-        untracked(x)
-
-
-@linear_functions
-def test_functional_derivatives_are_refused(function: Public, rng: torch.Generator) -> None:
-    arguments = function.draw(rng)
-    x = arguments.pop("x")
-
-    def loss(x: Tensor) -> Tensor:
-        return function.call(x, **arguments).sum()
-
-    with (
-        epigemm.batch_invariant(),
-        pytest.raises(RuntimeError, match=r"got a call under a derivative of torch\.func"),
-    ):
-        torch.func.grad(loss)(x)
 
 
 def test_other_devices_are_refused() -> None:
@@ -134,21 +53,6 @@ def test_other_devices_are_refused() -> None:
 
 
 # --- what calls pass through -----------------------------------------------------------------------------------------
-
-
-@linear_functions
-def test_under_autograd(function: Public, rng: torch.Generator) -> None:
-    """The forward call keeps the promise; gradients are those of the ordinary call."""
-    arguments = function.draw(rng, shape=(12, 16, 24))
-    plain = arguments.pop("x")
-    x = plain.clone().requires_grad_()
-    with epigemm.batch_invariant():
-        expected = bits(function.call(plain, **arguments))
-        result = function.call(x, **arguments)
-        assert torch.equal(bits(result.detach()), expected)
-        (found,) = torch.autograd.grad(result.sum(), x)
-    (ordinary,) = torch.autograd.grad(function.call(x, **arguments).sum(), x)
-    torch.testing.assert_close(found, ordinary)
 
 
 def test_under_vmap(rng: torch.Generator) -> None:
@@ -204,31 +108,6 @@ def test_compiled_functions_see_the_mode_of_any_thread(rng: torch.Generator) -> 
         thread = threading.Thread(target=function, args=(x,))
         thread.start()
         thread.join()
-    assert graphs == [[True]]
-
-
-def test_a_block_inside_a_compiled_function_breaks_its_graph(rng: torch.Generator) -> None:
-    graphs: list[list[Any]] = []
-    x, weight = torch.randn(33, 70, generator=rng), torch.randn(48, 70, generator=rng)
-
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        before = epigemm.linear_relu(x + 1, weight)
-        with epigemm.batch_invariant():
-            return before, epigemm.linear_relu(x + 1, weight)
-
-    torch.compiler.reset()
-    before, inside = torch.compile(function, backend=watching_backend(graphs))(x)
-    expected = function(x)
-    assert torch.equal(bits(before), bits(expected[0])) and torch.equal(bits(inside), bits(expected[1]))
-    assert [call for graph in graphs for call in graph] == [False, True]
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(function, backend="eager", fullgraph=True)(x)
-
-
-def test_a_decorated_compiled_function(rng: torch.Generator) -> None:
-    graphs: list[list[Any]] = []
-    weight = torch.randn(8, 16, generator=rng)
-    epigemm.batch_invariant()(compiled_linear(graphs, weight))(torch.randn(4, 16, generator=rng))
     assert graphs == [[True]]
 
 
@@ -302,12 +181,6 @@ def test_limits_of_k_are_those_of_the_arithmetic(kind: str) -> None:
         assert short["why_not"].startswith("K = 64 is below 128")
     if kind == "scaled":
         assert long["why_not"].startswith("K = 65536 is outside 16..8192")
-
-
-def test_sizes_that_are_no_sizes_are_refused() -> None:
-    for kind in KINDS:
-        with pytest.raises(RuntimeError, match="m, n and k must not be negative"):
-            fixed_plan(-1, 8, 8, kind)
 
 
 def test_explain_says_so(rng: torch.Generator) -> None:

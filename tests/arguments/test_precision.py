@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,35 +38,32 @@ def order(wish: str, device: str) -> precision.Order:
 ACCEPTED = {"highest": "split", "ieee": "ieee", "high": "scaled", "medium": "scaled", "tf32": "tf32"}
 
 
-@pytest.mark.parametrize(("value", "arithmetic"), ACCEPTED.items())
-def test_per_call_values(value: str, arithmetic: str) -> None:
-    """The call's own wish wins over whatever torch is set to."""
+SETTINGS: list[tuple[str, Any, str]] = [
+    *((name, lambda name=name: torch.set_float32_matmul_precision(name), each)
+      for name, each in (("highest", "split"), ("high", "scaled"), ("medium", "scaled"))),
+    *((f"new {name}", lambda name=name: configure(name, "none"), each)
+      for name, each in (("ieee", "split"), ("tf32", "scaled"), ("none", "split"))),
+    ("of all backends", lambda: configure("none", "tf32"), "scaled"),
+    ("tf32 of the new one, highest of the old",
+     lambda: (torch.set_float32_matmul_precision("highest"), configure("tf32", "none")), "scaled"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("choose", "default"), [each[1:] for each in SETTINGS], ids=[s[0] for s in SETTINGS])
+def test_the_first_arithmetic(choose: Callable[[], Any], default: str) -> None:
+    """The call's own wish wins over whatever torch is set to, by either of its APIs."""
+    choose()
+    assert order("default", "cuda").fused[0] == default
     assert precision.ARITHMETIC == ACCEPTED
-    for setting in ("highest", "high", "medium"):
-        torch.set_float32_matmul_precision(setting)
+    for value, arithmetic in ACCEPTED.items():
         assert order(value, "cuda").fused[0] == arithmetic
+        is_coarser = default == "scaled" and MATMUL.fp32_precision == "tf32"
+        assert precision.needs_override(value, "cuda") == (is_coarser and arithmetic in ("split", "ieee"))
 
 
-@pytest.mark.parametrize(
-    ("setting", "arithmetic"), [("highest", "split"), ("high", "scaled"), ("medium", "scaled")]
-)
-def test_default_follows_the_old_api(setting: str, arithmetic: str) -> None:
-    torch.set_float32_matmul_precision(setting)
-    assert order("default", "cuda").fused[0] == arithmetic
-
-
-@pytest.mark.parametrize(
-    ("setting", "arithmetic"), [("ieee", "split"), ("tf32", "scaled"), ("none", "split")]
-)
-def test_default_follows_the_new_api(setting: str, arithmetic: str) -> None:
-    MATMUL.fp32_precision = setting
-    assert order("default", "cuda").fused[0] == arithmetic
-
-
-def test_default_follows_the_setting_of_all_backends() -> None:
-    backends.fp32_precision = "tf32"
-    MATMUL.fp32_precision = "none"
-    assert order("default", "cuda").fused[0] == "scaled"
+def test_bf16_of_a_cpu_asks_for_no_more_than_ten_bits() -> None:
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert order("default", "cpu").fused[0] == "scaled"
 
 
 def test_mixing_both_apis_never_raises() -> None:
@@ -78,17 +77,6 @@ def test_mixing_both_apis_never_raises() -> None:
                 epigemm.linear_relu(x, weight, precision=wish)
             expected = "scaled" if new == "tf32" else "split"
             assert order("default", "cuda").fused[0] == expected or new == "none"
-
-
-def test_tf32_of_the_new_api_wins_over_an_older_highest() -> None:
-    torch.set_float32_matmul_precision("highest")
-    MATMUL.fp32_precision = "tf32"
-    assert order("default", "cuda").fused[0] == "scaled"
-
-
-def test_bf16_asks_for_no_more_than_ten_bits() -> None:
-    backends.mkldnn.matmul.fp32_precision = "bf16"
-    assert order("default", "cpu").fused[0] == "scaled"
 
 
 @pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
@@ -108,15 +96,6 @@ def test_what_runs_in_which_order(setting: str) -> None:
     for wish, each in expected.items():
         found = order(wish, "cuda")
         assert (found.fused, found.tf32_allowed) == each, wish
-
-
-@pytest.mark.parametrize("setting", ["none", "ieee", "tf32"])
-def test_an_override_is_needed_where_torch_would_be_less_accurate(setting: str) -> None:
-    MATMUL.fp32_precision = setting
-    for wish, arithmetic in ACCEPTED.items():
-        expected = setting == "tf32" and arithmetic in ("split", "ieee")
-        assert precision.needs_override(wish, "cuda") == expected
-    assert not precision.needs_override("default", "cuda")
 
 
 @pytest.mark.parametrize("wish", [None, *ACCEPTED])
@@ -212,11 +191,3 @@ def test_the_setting_reaches_the_kernel() -> None:
         error = (actual.double() - bounds["ieee"].expected).abs()
         assert bool((error > bounds["ieee"].tolerance).any()) == (arithmetic == "tf32")
         reference.assert_within(epigemm.linear(x, weight, precision="ieee"), bounds["ieee"])
-
-
-@pytest.mark.parametrize("value", ["fast", "", "TF32"])
-def test_unknown_values_list_the_accepted(value: str) -> None:
-    with pytest.raises(ValueError, match="precision: got") as caught:
-        order(value, "cuda")
-    for accepted in ACCEPTED:
-        assert repr(accepted) in str(caught.value)

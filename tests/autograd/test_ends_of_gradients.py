@@ -96,23 +96,6 @@ def test_calls(epilogue: UserEpilogue) -> None:
     assert_alike(epilogue.elementwise, epilogue.__wrapped__, [z, b, m])  # type: ignore[attr-defined]
 
 
-@epilogues
-def test_some_leaves_require_no_gradient(epilogue: UserEpilogue) -> None:
-    for off in range(4):
-        leaves = given()
-        leaves[off].requires_grad_(False)
-
-        def of_others(*others: Tensor, off: int = off, constant: Tensor = leaves[off]) -> list[Tensor]:
-            return [*others[:off], constant, *others[off:]]
-
-        others = [*leaves[:off], *leaves[off + 1 :]]
-        assert_alike(
-            lambda *ones: epilogue(*of_others(*ones)),
-            lambda *ones: plain(epilogue, *of_others(*ones)),
-            others,
-        )
-
-
 @pytest.mark.parametrize("epilogue", [detached, gate], ids=lambda e: e.traced.name)
 def test_under_torch_compile(epilogue: UserEpilogue) -> None:
     def layer(*leaves: Tensor) -> Tensor:
@@ -120,11 +103,3 @@ def test_under_torch_compile(epilogue: UserEpilogue) -> None:
 
     compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert_alike(compiled, lambda *leaves: plain(epilogue, *leaves), given())
-
-
-def test_a_kept_weight() -> None:
-    x, weight, b, m = given()
-    with epigemm.keep_packs():
-        torch.testing.assert_close(gate(x, weight, b, m), plain(gate, x, weight, b, m))
-    packed = epigemm.pack(weight.detach())
-    torch.testing.assert_close(gate(x, packed, b, m), plain(gate, x, weight, b, m))

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as untyped_checkpoint
 
 import epigemm
-from epigemm.packs import weight_packs
+from epigemm._native import ops
 from epigemm.planner import plans
-from epigemm.planner.reasons import Reason
 from tests.support.untyped import backward
+from tests.support.untyped import torch as untyped
 from tests.support.watching import WITH_ENTRY
 
 pytestmark = WITH_ENTRY
@@ -74,26 +74,6 @@ def test_what_is_left_to_a_node_of_ours(name: str, rng: torch.Generator) -> None
         setting.matmul.fp32_precision = before
 
 
-@functions
-@pytest.mark.parametrize("lead", [(), (2, 3), (0,)], ids=str)
-def test_results_are_no_views(
-    name: str, lead: tuple[int, ...], device: torch.device, rng: torch.Generator
-) -> None:
-    x, weight, bias = drawn(rng, device, torch.float32, *lead)
-    result = getattr(epigemm, name)(x, weight, bias)
-    assert not result._is_view() and result.is_contiguous()
-    assert torch.equal(result, FUNCTIONS[name](torch.nn.functional.linear(x, weight, bias)))
-
-
-def test_packs_of_a_changing_weight_expire(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    expired: list[Tensor] = []
-    monkeypatch.setattr(weight_packs, "expire", expired.append)
-    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
-    backward(epigemm.linear_relu(x, weight, bias).sum())
-    epigemm.linear_relu(x, weight.detach(), bias)
-    assert len(expired) == 1 and expired[0] is weight
-
-
 def test_explain_says_so(device: torch.device, rng: torch.Generator) -> None:
     x, weight, bias = drawn(rng, device, torch.float32)
     found = epigemm.explain("linear_relu", x, weight, bias)
@@ -118,6 +98,21 @@ def test_a_checkpoint_saves_the_same_twice(rng: torch.Generator) -> None:
         assert tensor.grad is not None and torch.equal(tensor.grad, expected)
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_functional_tensors_outside_of_a_mode(learns: bool) -> None:
+    """Neither PyTorch's nodes nor ours see through them."""
+    x, weight, bias = torch.randn(2, 8), torch.randn(4, 8), torch.randn(4)
+    wrapped = [untyped._to_functional_tensor(t) for t in (x, weight.clone().requires_grad_(learns), bias)]
+    untyped._enable_functionalization(reapply_views=True)
+    try:
+        result = ops.linear("relu_div", *wrapped, [], [2.0], "default")
+        untyped._sync(result)
+        plain = untyped._from_functional_tensor(result)
+    finally:
+        untyped._disable_functionalization()
+    torch.testing.assert_close(plain.detach(), torch.relu(torch.nn.functional.linear(x, weight, bias)) / 2)
+
+
 def test_a_precision_of_the_calls_own_holds_in_its_backward_pass(rng: torch.Generator) -> None:
     """PyTorch's nodes follow the setting that is in force by then."""
     x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
@@ -125,10 +120,3 @@ def test_a_precision_of_the_calls_own_holds_in_its_backward_pass(rng: torch.Gene
     assert "_Linear" not in node_name(
         epigemm.linear_relu(*(t.double() for t in (x, weight, bias)), precision="ieee")
     )
-
-
-def test_explain_runs_no_call(rng: torch.Generator, answered: list[Any]) -> None:
-    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
-    epigemm.explain("linear_relu", x, weight, bias)
-    epigemm.explain("linear_relu_div", x, weight, bias, 2.0)
-    assert "done" not in answered and Reason.RECORDED_BY_TORCH in answered

@@ -1,8 +1,7 @@
-"""Recorded calls save no more than PyTorch's operators, and have derivatives where those have."""
+"""Recorded calls have derivatives where PyTorch's operators have. What they save: tests/ops/test_autograd.py."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,15 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 import epigemm
 from epigemm import Matrix, PerColumn, UserEpilogue
-from tests.support.every_function import CASES, Given, N, draw
 from tests.support.primitives import FUNCTIONS, traced_of
 from tests.support.untyped import backward
-
-VECTORS = 4 * 4 * N  # bytes: of an operand that is not read the size is saved; of a fold its vectors
 
 
 @epigemm.epilogue
@@ -35,72 +30,6 @@ def gelu_and_sum(acc: Tensor, b: PerColumn, r: Matrix, s: Matrix) -> Any:
 @epigemm.epilogue
 def product_apart(acc: Tensor, r: Matrix, s: Matrix) -> Any:
     return acc + torch.tanh(r) * s
-
-
-def saved_bytes(call: Callable[[], Any], inputs: list[Tensor]) -> int:
-    """What autograd saves beside the inputs, each storage once."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    seen: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        seen[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = call()
-    del result
-    return sum(each.untyped_storage().nbytes() for place, each in seen.items() if place not in own)
-
-
-def both(name: str) -> tuple[Callable[[Given], Any], Callable[[Given], Any]]:
-    """The function, and PyTorch's operators."""
-    case = CASES[name]
-
-    def plain(given: Given) -> Any:
-        return case.plain(F.linear(given.x, given.weight, given.bias), *given.operands)
-
-    return lambda given: case.call(given.x, given.weight, given.bias, *given.operands), plain
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_no_more_is_saved_than_by_the_operators(name: str) -> None:
-    """Whatever learns: all, one of the tensors alone, or all but one."""
-    case = CASES[name]
-    given = draw(case, [False] * len(case.operands), torch.float32, recorded=True, lead=(64,))
-    every = [each for each in given.leaves if each.requires_grad]
-    for learning in (
-        every,
-        *([each] for each in every),
-        *([e for e in every if e is not each] for each in every),
-    ):
-        for each in every:
-            each.requires_grad_(any(each is other for other in learning))
-        found, allowed = (saved_bytes(functools.partial(f, given), every) for f in both(name))
-        assert found <= allowed + VECTORS, [list(each.shape) for each in learning]
-        totals = [sum(each.sum() for each in tree_leaves(f(given))) for f in both(name)]
-        assert totals[0].requires_grad == totals[1].requires_grad
-        if totals[0].requires_grad:
-            ours, theirs = (torch.autograd.grad(each, learning, materialize_grads=True) for each in totals)
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].operands])
-def test_operands_may_be_written_where_pytorch_allows_it(name: str) -> None:
-    case = CASES[name]
-    for place in range(len(case.operands)):
-        errors = []
-        for function in both(name):
-            given = draw(case, [False] * len(case.operands), torch.float32)
-            given.x.requires_grad_()
-            results = [each for each in tree_leaves(function(given)) if each.requires_grad]
-            given.operands[place].mul_(2.0)
-            try:
-                torch.autograd.backward(results, [torch.ones_like(each) for each in results])
-                errors.append(False)
-            except RuntimeError:
-                errors.append(True)
-        # Operators save the mask of a comparison; a derivative here compares again.
-        assert errors[0] <= errors[1] or (name == "compared" and case.operands[place] == "matrix")
 
 
 def fused(epilogue: UserEpilogue, road: str) -> Callable[..., Tensor]:

@@ -51,22 +51,6 @@ def test_autocast_rounds_the_bias_with_the_product(how: str, dtype: torch.dtype)
         assert_near(call(), torch.tanh(z), z)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_default_device_is_no_other_call(dtype: torch.dtype) -> None:
-    x, weight, bias = operands(dtype)
-    z = F.linear(x.double(), weight.double(), bias.double())
-    with torch.device("cpu"):
-        assert_near(epigemm.linear_scale(x, weight, bias, torch.ones(8, dtype=dtype)), z, z)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_functional_derivatives(dtype: torch.dtype) -> None:
-    x, weight, bias = operands(dtype)
-    z = F.linear(x.double(), weight.double(), bias.double())
-    found = torch.func.vjp(lambda x: tanh_of_sum(x, weight, bias), x)[0]
-    assert_near(found, torch.tanh(z), z)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("how", ["vmap", "vjp", "compiled", "recorded", "autocast"])
 def test_a_scale_that_is_absent(how: str, dtype: torch.dtype) -> None:
@@ -89,13 +73,3 @@ def test_a_scale_that_is_absent(how: str, dtype: torch.dtype) -> None:
         found = calls[how]()
     z = F.linear(x.double(), weight.double(), bias.double())
     assert_near(found, z, z)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_out_may_not_be_the_weight(dtype: torch.dtype) -> None:
-    x, weight, bias = (each[:8] for each in operands(dtype))
-    x = x[:8]
-    weight = torch.cat([weight] * 8)[:8].contiguous()
-    out = weight.view(-1)[:64].view(8, 8)
-    with pytest.raises(RuntimeError, match="out: some of its elements share memory with weight"):
-        epigemm.linear_scale(x, weight, bias, torch.ones(8, dtype=dtype), out=out)

@@ -23,11 +23,6 @@ def call_on(device: torch.device) -> tuple[ElementwiseCall, Tensor]:
     return ElementwiseCall(typed(gated.traced, [False, False]), x, operands), grad
 
 
-def test_on_a_cpu_there_is_no_kernel() -> None:
-    call, grad = call_on(torch.device("cpu"))
-    assert derivative.gradients(call, grad, (True,) * 3) is None
-
-
 @pytest.mark.gpu
 def test_only_what_is_needed_is_computed() -> None:
     call, grad = call_on(torch.device("cuda"))

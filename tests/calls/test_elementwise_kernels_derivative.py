@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-from unittest import mock
-
 import pytest
 import torch
 from torch import Tensor
 
 import epigemm
 from epigemm._native import ops
-from epigemm.autograd import gradient_products
-from epigemm.calls import entry
 from epigemm.epilogues.library import RELU_DIV, SCALE_BATCH_NORM, SIGMOID_SCALE_RESIDUAL
 from epigemm.epilogues.registry import EPILOGUES
 from tests.support.arithmetic import STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, Operands, draw_operands, poisoned, signed
-from tests.support.untyped import backward
 
 dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
 epilogues = pytest.mark.parametrize("name", ELEMENTWISE)
@@ -139,35 +133,6 @@ def test_what_relu_cuts_stays_zero_behind_a_division(arithmetic: Arithmetic, div
     torch.testing.assert_close(actual[:3], torch.zeros_like(actual[:3]), rtol=0, atol=0)
     if abs(divisor) != 1e-40:  # CUDA's division by a number below 2^-128 is torch's, a CPU's is another
         torch.testing.assert_close(actual, expected, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    "name", ["linear_relu", "linear_relu_div", "linear_sigmoid_scale_residual", "linear_scale"]
-)
-def test_a_first_derivative_takes_no_further_product(name: str, device: torch.device) -> None:
-    """Two products of the backward pass, for x and for the weight, beside the forward's one."""
-    x, weight, bias = (
-        torch.randn(*size, device=device, requires_grad=True) for size in ((8, 16), (32, 16), (32,))
-    )
-    extra: tuple[Any, ...] = {"linear_relu_div": (2.0,), "linear_sigmoid_scale_residual": (2.0,)}.get(
-        name, ()
-    )
-    if name == "linear_scale":
-        extra = (torch.randn(32, device=device, requires_grad=True),)
-    # Those of the backward pass are torch's own, but for fp32 ones on a GPU, which are one call.
-    where, what = (entry, "products") if device.type == "cuda" else (gradient_products, "_mm")
-    with (
-        mock.patch.object(entry, "call_linear", wraps=entry.call_linear) as forward,
-        mock.patch.object(where, what, wraps=getattr(where, what)) as multiplied,
-        mock.patch.object(entry, "derivative", wraps=entry.derivative) as derivatives,
-    ):
-        # A precision of the call's own keeps it from PyTorch's operators, which record small layers.
-        result = getattr(epigemm, name)(x, weight, bias, *extra, precision="highest")
-        backward(result, torch.randn_like(result))
-    assert forward.call_count == 1
-    assert multiplied.call_count == (1 if device.type == "cuda" else 2)
-    sums_at_once = device.type == "cuda" and name == "linear_relu"  # beside the bias's gradient
-    assert derivatives.call_count == (sums_at_once or name not in ("linear_relu", "linear_scale"))
 
 
 @pytest.mark.gpu

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 import threading
 from typing import Any
@@ -16,10 +14,7 @@ import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.planner.reasons import Reason
-from tests.support.public import PUBLIC, Public
-from tests.support.untyped import backends
-from tests.support.watching import DONE, WITH_ENTRY, linear_arguments
+from tests.support.watching import WITH_ENTRY, linear_arguments
 
 pytestmark = WITH_ENTRY
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -28,107 +23,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def test_the_entry_is_there() -> None:
     """A build that lost it would be right, and slow."""
     assert entry._module is not None
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
-@pytest.mark.parametrize("where", ["new", "out"])
-def test_answers_are_those_of_the_cold_path(
-    function: Public, dtype: torch.dtype, where: str, answered: list[Reason | str], device: torch.device,
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    arguments = function.draw(rng, dtype=dtype, device=device)
-    shape = function.call(**arguments).shape
-    answered.clear()
-
-    def run() -> Tensor:
-        out = torch.full(shape, float("nan"), dtype=dtype, device=device) if where == "out" else None
-        result = function.call(**arguments, out=out)
-        assert out is None or result is out
-        return result
-
-    found = run()
-    assert answered == [DONE]
-    elementwise = entry.elementwise
-
-    def refuse(*given: Any) -> Tensor | Reason:
-        return elementwise(*given) if len(given) > 5 and given[5] else Reason.NOT_READABLE
-
-    monkeypatch.setattr(entry, "linear", lambda *given: Reason.NOT_READABLE)
-    monkeypatch.setattr(entry, "elementwise", refuse)
-    expected = run()
-    assert found.dtype == dtype and found.stride() == expected.stride()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
-def test_without_the_module_torch_computes(
-    function: Public, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a CPython without the stable ABI."""
-    arguments = function.draw(rng, dtype=dtype)
-    expected = function.call(**arguments)
-    monkeypatch.setattr(entry, "_module", None)
-    out = torch.full_like(expected, float("nan"))
-    assert function.call(**arguments, out=out) is out
-    for found in (out, function.call(**arguments)):
-        torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", ["rows", "transposed", "strided"])
-def test_products_of_a_backward_pass(
-    dtype: torch.dtype, layout: str, answered: list[Reason | str], device: torch.device, rng: torch.Generator
-) -> None:
-    """rows @ matrix as `linear` computes it with the transposed weight."""
-    rows = torch.randn(48, 64, generator=rng).to(device, dtype)
-    matrix = torch.randn(64, 32, generator=rng).to(device, dtype)
-    if layout == "transposed":
-        rows, matrix = rows.t().contiguous().t(), matrix.t().contiguous().t()
-    elif layout == "strided":
-        rows, matrix = rows[:, ::2], matrix[::2]
-    found, _ = entry.products(rows, None, matrix, "default")
-    assert answered == [DONE] and found is not None
-    expected = epigemm.linear(rows, matrix.t())
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("wanted", ["x", "weight", "both"])
-def test_both_products_of_a_backward_pass(
-    dtype: torch.dtype, wanted: str, device: torch.device, rng: torch.Generator
-) -> None:
-    rows, x, weight = (
-        torch.randn(*size, generator=rng).to(device, dtype) for size in ((48, 64), (48, 32), (64, 32))
-    )
-    given = (None if wanted == "x" else x, None if wanted == "weight" else weight)
-    of_x, of_weight = entry.products(rows, *given, "default")
-    for found, left, right in ((of_x, rows, given[1]), (of_weight, rows.t(), given[0])):
-        assert (found is None) == (right is None)
-        if right is not None:
-            torch.testing.assert_close(found, epigemm.linear(left, right.t()), rtol=0, atol=0)
-
-
-def test_products_that_the_entry_leaves_to_others() -> None:
-    rows, x, weight = torch.randn(4, 6), torch.randn(4, 8), torch.randn(6, 8)
-    assert entry.products(rows[0], x, weight, "default") == (None, None)
-    assert entry.products(rows, x.requires_grad_(), weight, "default") == (None, None)
-    of_x, of_weight = entry.products(rows, x.detach()[:3], weight, "default")
-    assert of_x is not None and of_weight is None
-
-
-def test_products_more_accurate_than_torchs_setting() -> None:
-    """The setting is switched for both; the one that does not fit stays open."""
-    backends.mkldnn.matmul.fp32_precision = "bf16"
-    rows, x, weight = torch.randn(48, 64), torch.randn(48, 32), torch.randn(64, 32)
-    of_x, of_weight = entry.products(rows, x, weight, "ieee")
-    assert of_x is not None and of_weight is not None
-    torch.testing.assert_close(of_x.double(), rows.double() @ weight.double(), rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(of_weight.double(), rows.double().t() @ x.double(), rtol=1e-5, atol=1e-4)
-    of_x, of_weight = entry.products(rows, x[:3], weight, "ieee")
-    assert of_x is not None and of_weight is None
-    assert backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
 @pytest.mark.gpu
@@ -162,26 +56,6 @@ def test_derivatives_are_those_of_the_operator(
         torch.testing.assert_close(point, found[0, 0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "axes swapped"])
-def test_an_out_of_three_dimensions(layout: str) -> None:
-    x, weight, out = torch.randn(2, 3, 8), torch.randn(16, 8), torch.zeros(2, 3, 16)
-    if layout == "axes swapped":
-        x = torch.randn(3, 2, 8).transpose(0, 1)
-    assert entry.linear(*linear_arguments(x, weight, out=out)) is out
-    torch.testing.assert_close(out, torch.nn.functional.linear(x, weight))
-
-
-@pytest.mark.parametrize("with_out", [False, True])
-def test_a_folded_bias_has_the_dtype_of_x(with_out: bool) -> None:
-    """As every other bias has, whatever computes the call. The other folded vectors may be fp32 beside 16 bits."""
-    x, weight, bias = torch.ones(2, 4).half(), torch.ones(3, 4).half(), torch.ones(3)
-    out = torch.zeros(2, 3).half() if with_out else None
-    with pytest.raises(RuntimeError, match=r"bias: got dtype torch\.float32"):
-        epigemm.linear_scale(x, weight, bias, torch.ones(3), out=out)
-    assert out is None or not out.any()
-    assert epigemm.linear_scale(x, weight, bias.half(), torch.ones(3)).shape == (2, 3)
-
-
 @pytest.mark.gpu
 def test_no_memory_for_a_fold() -> None:
     """The cold path answers where torch.empty finds no memory for the workspace; other errors are the caller's."""
@@ -205,89 +79,6 @@ def test_no_memory_for_a_fold() -> None:
     finally:
         native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), entry.members())
     assert calls
-
-
-def test_bad_functions_are_refused() -> None:
-    native = sys.modules["epigemm._entry"]
-    exchange = Tensor.__dlpack_c_exchange_api__
-    for given, error in (
-        ((exchange, 0, entry.members()), ImportError),
-        ((exchange, torch.ops.epigemm._call_functions(), {}), KeyError),
-        ((None, torch.ops.epigemm._call_functions(), entry.members()), ValueError),
-    ):
-        with pytest.raises(error):
-            native.init(*given)
-    assert epigemm.linear(torch.ones(2, 8), torch.ones(4, 8)).shape == (2, 4)
-
-
-@pytest.mark.parametrize("where", ["new", "out"])
-def test_a_call_more_accurate_than_torchs_setting(
-    where: str, answered: list[Reason | str], device: torch.device
-) -> None:
-    """The fallback runs under another setting, for that call alone."""
-    setting = backends.cuda.matmul if device.type == "cuda" else backends.mkldnn.matmul
-    setting.fp32_precision = reduced = "tf32" if device.type == "cuda" else "bf16"
-    x, weight = torch.randn(64, 48, device=device), torch.randn(32, 48, device=device)
-    out = torch.empty(64, 32, device=device) if where == "out" else None
-    result = entry.linear(*linear_arguments(x, weight, precision="ieee", out=out))
-    assert isinstance(result, Tensor) and answered == [Reason.OTHER_SETTING, DONE]
-    assert out is None or result is out
-    assert setting.fp32_precision == reduced
-    exact = x.double() @ weight.double().t()
-    assert float((result - exact).abs().max()) < 1e-4
-    assert entry.linear(*linear_arguments(x, weight, precision="ieee", strict=True)) is Reason.NOT_FUSED
-    assert answered[2:] == [Reason.NOT_FUSED]
-
-
-def test_writes_are_counted(device: torch.device) -> None:
-    out = torch.empty(4, 16, device=device)
-    before = out._version
-    epigemm.linear(torch.randn(4, 8, device=device), torch.randn(16, 8, device=device), out=out)
-    assert out._version > before
-
-
-def test_nothing_leaks(device: torch.device) -> None:
-    """References of arguments and results, over calls that are answered and calls that are not."""
-    x, weight, bias = (torch.randn(*size, device=device) for size in ((4, 8), (16, 8), (16,)))
-    others = (torch.randn(15, device=device), x.double())
-    kept = (x, weight, bias, *others)
-
-    def count() -> list[int]:
-        return [sys.getrefcount(tensor) for tensor in kept]
-
-    def call() -> None:
-        for _ in range(100):
-            entry.linear(*linear_arguments(x, weight, bias=bias))
-            entry.linear(*linear_arguments(x, weight, bias=others[0]))
-            entry.linear(*linear_arguments(others[1], weight))
-            epigemm.sigmoid(x)
-
-    call()
-    before, tensors = count(), _live_tensors()
-    call()
-    assert count() == before and _live_tensors() == tensors
-
-
-def _live_tensors() -> int:
-    gc.collect()
-    return sum(type(found) is Tensor for found in gc.get_objects())
-
-
-def test_threads() -> None:
-    x, weight = torch.randn(64, 128), torch.randn(32, 128)
-    expected, wrong = x @ weight.t(), []
-
-    def work() -> None:
-        for _ in range(200):
-            if not torch.allclose(epigemm.linear(x, weight), expected, atol=1e-4):
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 @pytest.mark.gpu
@@ -323,15 +114,6 @@ def test_the_current_device_stays_what_it_is() -> None:
     found = entry.linear(*linear_arguments(x, weight))
     assert isinstance(found, Tensor) and found.device == x.device and torch.cuda.current_device() == 0
     torch.testing.assert_close(found, x @ weight.t(), rtol=1e-3, atol=1e-3)
-
-
-def test_a_child_process_may_call() -> None:
-    x, weight = torch.randn(4, 8), torch.randn(16, 8)
-    expected = epigemm.linear(x, weight)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if torch.equal(epigemm.linear(x, weight), expected) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_results_can_be_resized() -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.testing._internal import two_tensor as _two_tensor
 
 import epigemm
+from tests.support.thorough import in_turn
 from tests.support.untyped import torch as untyped
 
 ROWS, IN, OUT = 9, 24, 16
@@ -170,15 +171,12 @@ TAKES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("takes", TAKES.values(), ids=TAKES)
-@pytest.mark.parametrize(("make", "error", "words"), ODD.values(), ids=ODD)
-def test_refused_by_name(
-    make: Callable[[], nn.Module], error: type[Exception], words: str, takes: Callable[[Any], object]
-) -> None:
+@pytest.mark.parametrize(("odd", "takes"), in_turn([*ODD], [*TAKES]))
+def test_refused_by_name(odd: str, takes: str) -> None:
+    make, error, words = ODD[odd]
     with pytest.raises(error, match=r"^linear: got .*; accepted is") as caught:
-        takes(make())
+        TAKES[takes](make())
     assert type(caught.value) is error and words in str(caught.value)
 
 
@@ -230,66 +228,6 @@ def test_taken(make: Callable[[], nn.Linear]) -> None:
     x = torch.randn(ROWS, linear.in_features)
     expected = linear(x).double().relu()
     torch.testing.assert_close(epigemm.nn.LinearReLU.from_linear(linear)(x).double(), expected)
-
-
-def test_what_is_shared() -> None:
-    linear = nn.Linear(IN, OUT, dtype=torch.float64).eval()
-    linear.weight.requires_grad_(False)
-    layer = epigemm.nn.LinearReLU.from_linear(linear)
-    assert layer.weight is linear.weight and layer.bias is linear.bias and not layer.training
-    x = torch.randn(ROWS, IN, dtype=torch.float64)
-    layer(x).sum().backward()
-    assert linear.weight.grad is None
-    torch.testing.assert_close(linear.bias.grad, (linear(x) > 0).double().sum(0))
-
-
-OVER: dict[str, Callable[..., object]] = {
-    "from_linear": lambda **o: epigemm.nn.LinearGELU.from_linear(nn.Linear(IN, OUT), **o),
-    "from_linears": lambda **o: epigemm.nn.LinearGLU.from_linears(
-        nn.Linear(IN, OUT), nn.Linear(IN, OUT), **o
-    ),
-    "from_layers": lambda **o: epigemm.nn.LinearScaleBatchNorm1d.from_layers(
-        nn.Linear(IN, OUT), VECTOR, nn.BatchNorm1d(OUT), **o
-    ),
-}
-
-
-@pytest.mark.parametrize("take", OVER.values(), ids=OVER)
-@pytest.mark.parametrize("option", ["dtype", "device", "bias"])
-def test_options_that_the_parameters_decide(option: str, take: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match=f"^{option}: got one .*; accepted are precision and strict"):
-        take(**{option: torch.float16})
-
-
-MADE: dict[str, Callable[..., nn.Module]] = {
-    "LinearReLU": lambda **o: epigemm.nn.LinearReLU(IN, OUT, **o),
-    "from_linear": lambda **o: epigemm.nn.LinearReLU.from_linear(nn.Linear(IN, OUT), **o),
-    "LinearBatchNormReLU": lambda **o: epigemm.nn.LinearBatchNormReLU(IN, OUT, **o),
-    "from_layers": lambda **o: epigemm.nn.LinearBatchNormReLU.from_layers(
-        nn.Linear(IN, OUT), nn.BatchNorm1d(OUT), **o
-    ),
-}
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_options_are_checked_when_a_layer_is_made(make: Callable[..., nn.Module]) -> None:
-    with pytest.raises(ValueError, match=r"^precision: got 'zz'; accepted are"):
-        make(precision="zz")
-    with pytest.raises(TypeError, match=r"^precision: got int; accepted is"):
-        make(precision=1)
-    with pytest.raises(TypeError, match=r"^strict: got str; accepted is"):
-        make(strict="yes")
-    make(precision="ieee", strict=True)
-
-
-def test_the_function_compiles() -> None:
-    linear, norm, x = nn.Linear(IN, OUT), nn.BatchNorm1d(OUT).eval(), torch.randn(ROWS, IN)
-
-    def call(x: Tensor) -> Tensor:
-        return epigemm.nn.linear_scale_batch_norm1d(x, linear, VECTOR, norm)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), norm(linear(x)))
 
 
 @pytest.mark.parametrize(

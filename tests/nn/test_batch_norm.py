@@ -1,43 +1,69 @@
-"""Layers with a BatchNorm: in training and evaluation what PyTorch's layers compute one after the other."""
+"""Layers with a BatchNorm: in training and evaluation what PyTorch's layers compute, whoever computes it.
+
+Rows of tests/ops have the values and the gradients; here are BatchNorm's options, types, modes and hooks, and when a
+BatchNorm by the batch's own statistics runs in epigemm's passes.
+"""
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import epigemm
 from tests.support import norm_calls
+from tests.support.untyped import backward, torch
 
 ROWS, IN, OUT = 9, 24, 16
+untyped_nn: Any = nn
+Layer = epigemm.nn.LinearScaleBatchNorm1d | epigemm.nn.LinearBatchNormReLU
 
 
-@pytest.fixture(params=["where it runs", "everywhere"], autouse=True)
-def _own_batch_norm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of calls in epigemm's passes, which run on the CPU, too."""
+    return norm_calls.counted(monkeypatch)
+
+
+@pytest.fixture(params=["where it runs", "everywhere"])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU PyTorch's BatchNorm is called; the formulas of the kernels are in PyTorch's operators there."""
     if request.param == "everywhere":
         norm_calls.pretended(monkeypatch)
 
 
-def batch_norm_pair(**options: Any) -> tuple[nn.Linear, nn.Parameter, nn.BatchNorm1d, nn.Module]:
-    """The plain layers and our module made from copies of them."""
-    torch.manual_seed(5)
-    linear, scale = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT))
-    norm = nn.BatchNorm1d(OUT, **options)
+def layer(dtype: Any = torch.float32, *, relu: bool = False, **options: Any) -> Any:
+    kind = epigemm.nn.LinearBatchNormReLU if relu else epigemm.nn.LinearScaleBatchNorm1d
+    made = kind(IN, OUT, **options).to(dtype)
     with torch.no_grad():
-        for parameter in norm.parameters():
+        for parameter in made.bn.parameters():
             parameter.normal_()
-    ours = epigemm.nn.LinearScaleBatchNorm1d.from_layers(
-        copy.deepcopy(linear), copy.deepcopy(scale), copy.deepcopy(norm)
-    )
-    return linear, scale, norm, ours
+        if not relu:
+            made.scale.normal_()
+    return made
+
+
+def plain(made: Any, x: Tensor) -> Tensor:
+    """What PyTorch's layers compute."""
+    z = made.linear(x)
+    scale = getattr(made, "scale", None)
+    y: Tensor = made.bn(z if scale is None else z * scale)
+    return torch.relu(y) if isinstance(made, epigemm.nn.LinearBatchNormReLU) else y  # type: ignore[no-any-return]
+
+
+def assert_same_buffers(made: nn.Module, other: nn.Module) -> None:
+    for mine, theirs in zip(made.buffers(), other.buffers(), strict=True):
+        assert mine.dtype is theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {},
     {"affine": False},
     {"momentum": None},
     {"momentum": 0.0},
@@ -46,115 +72,258 @@ OPTIONS: list[dict[str, Any]] = [
     {"track_running_stats": False},
     {"track_running_stats": False, "affine": False},
 ]
-options_cases = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 
-def plain_gradients(
-    linear: nn.Linear, scale: nn.Parameter, norm: nn.BatchNorm1d
-) -> dict[str, torch.Tensor | None]:
-    """Gradients of the plain layers under the names that our module has for them."""
-    named = {f"linear.{name}": parameter.grad for name, parameter in linear.named_parameters()}
-    return {**named, "scale": scale.grad, **{f"bn.{name}": p.grad for name, p in norm.named_parameters()}}
-
-
-def assert_same_gradients(ours: nn.Module, expected: dict[str, torch.Tensor | None]) -> None:
-    actual = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert gradient is not None
-        torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-3, msg=name)
-
-
-def statistics(module: nn.Module) -> list[torch.Tensor]:
-    """Buffers in order, whatever prefix their names have: running mean, running variance, batches tracked."""
-    return list(module.buffers())
-
-
-@options_cases
-def test_batch_norm_in_training_equals_torch(options: dict[str, Any], device: torch.device) -> None:
-    """Outputs, gradients and running statistics over several batches of different sizes."""
-    linear, scale, norm, ours = batch_norm_pair(**options)
-    for module in (linear, norm, ours):
-        module.to(device).train()
-    scale = nn.Parameter(scale.detach().to(device))
-    for rows in (9, 2, 30):
-        x = torch.randn(rows, IN, device=device) + 0.5
-        expected = norm(linear(x) * scale)
-        actual = ours(x)
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-        upstream = torch.randn_like(expected)
-        for each in (linear, norm, ours):
-            each.zero_grad()
-        scale.grad = None
-        expected.backward(upstream)
-        actual.backward(upstream)
-        assert_same_gradients(ours, plain_gradients(linear, scale, norm))
-        for mine, other in zip(statistics(ours), statistics(norm), strict=True):
-            assert mine.dtype is other.dtype
-            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-
-
-@options_cases
-def test_batch_norm_in_evaluation_equals_torch(options: dict[str, Any], device: torch.device) -> None:
-    linear, scale, norm, ours = batch_norm_pair(**options)
-    for module in (linear, norm, ours):
-        module.to(device)
-    scale = nn.Parameter(scale.detach().to(device))
-    for _ in range(3):
-        x = torch.randn(ROWS, IN, device=device)
-        norm(linear(x) * scale)
-        ours(x)
-    for module in (norm, ours):
-        module.eval()
-    before = [buffer.clone() for buffer in statistics(ours)]
-    for rows in (1, 9):
-        if rows == 1 and not options.get("track_running_stats", True):
-            continue
-        x = torch.randn(rows, IN, device=device)
-        torch.testing.assert_close(ours(x), norm(linear(x) * scale), rtol=1e-4, atol=1e-4)
-    for kept, buffer in zip(before, statistics(ours), strict=True):
-        assert torch.equal(kept, buffer)
-
-
-def test_batch_norm_of_one_row_in_training_is_torchs_error() -> None:
-    linear, scale, norm, ours = batch_norm_pair()
-    x = torch.randn(1, IN)
-    with pytest.raises(ValueError, match="more than 1 value per channel") as theirs:
-        norm(linear(x) * scale)
-    before = [buffer.clone() for buffer in statistics(ours)]
-    with pytest.raises(ValueError, match="more than 1 value per channel") as mine:
-        ours(x)
-    assert str(mine.value) == str(theirs.value)
-    assert torch.equal(statistics(ours)[0], before[0]) and torch.equal(statistics(ours)[1], before[1])
-
-
-@options_cases
-def test_batch_norm_and_relu_in_training_equals_torch(options: dict[str, Any], device: torch.device) -> None:
-    linear, _, norm, _ = batch_norm_pair(**options)
-    ours = epigemm.nn.LinearBatchNormReLU.from_layers(copy.deepcopy(linear), copy.deepcopy(norm)).to(device)
-    plain = nn.Sequential(linear, norm, nn.ReLU()).to(device)
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_as_pytorchs_layers(options: dict[str, Any], relu: bool, device: torch.device) -> None:
+    """Results, gradients and running statistics over batches of different sizes; then evaluated, which changes none."""
+    made = layer(relu=relu, **options).to(device)
+    other = copy.deepcopy(made)
     for rows in (9, 2, 30):
         x, upstream = torch.randn(rows, IN, device=device) + 0.5, torch.randn(rows, OUT, device=device)
-        found, expected = ours(x), plain(x)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        for module, result in ((ours, found), (plain, expected)):
+        for run, module in ((made, made), (lambda x: plain(other, x), other)):
             module.zero_grad()
+            result = run(x)
             result.backward(upstream)
-        for own, its in zip(ours.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(own.grad, its.grad, rtol=1e-3, atol=1e-3)
-        for mine, other in zip(statistics(ours), statistics(plain), strict=True):
-            assert mine.dtype is other.dtype
-            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made(x), plain(other, x), rtol=1e-4, atol=1e-4)
+        for mine, theirs in zip(made.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+        assert_same_buffers(made, other)
+    made.eval(), other.eval()
+    for rows in (1, 9) if options.get("track_running_stats", True) else (9,):
+        x = torch.randn(rows, IN, device=device)
+        torch.testing.assert_close(made(x), plain(other, x), rtol=1e-4, atol=1e-4)
+    assert_same_buffers(made, other)
 
 
-def test_a_batch_norm_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"bn: got num_features=5; accepted is 4, linear's out_features"):
-        epigemm.nn.LinearBatchNormReLU.from_layers(nn.Linear(3, 4), nn.BatchNorm1d(5))
+@pytest.mark.usefixtures("passes")
+def test_one_row_in_training_is_torchs_error() -> None:
+    made = layer()
+    before = copy.deepcopy(made)
+    errors = []
+    for run in (made, lambda x: plain(before, x)):
+        with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+            run(torch.randn(1, IN))
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1] and torch.equal(made.bn.running_mean, before.bn.running_mean)
 
 
-def test_batch_norm_from_layers_shares_their_objects() -> None:
+def test_evaluation_reads_live_statistics_and_parameters() -> None:
+    made, x = layer().eval(), torch.randn(ROWS, IN)
+    before = made(x)
+    with torch.no_grad():
+        for tensor in (made.scale, *made.bn.parameters(), made.bn.running_mean, made.bn.running_var):
+            kept = tensor.clone()
+            tensor.add_(0.5)
+            assert not torch.allclose(made(x), before)
+            tensor.copy_(kept)
+    assert torch.equal(made(x), before)
+
+
+def test_from_layers_shares_their_objects() -> None:
     linear, scale, norm = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT)), nn.BatchNorm1d(OUT)
     ours = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, scale, norm)
     shared = {id(tensor) for tensor in [*ours.parameters(), *ours.buffers()]}
-    plain = [*linear.parameters(), scale, *norm.parameters(), *norm.buffers()]
-    assert shared == {id(tensor) for tensor in plain}
+    assert shared == {
+        id(tensor) for tensor in [*linear.parameters(), scale, *norm.parameters(), *norm.buffers()]
+    }
+
+
+# --- in epigemm's passes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_run() -> None:
+    result = layer().cuda()(torch.randn(ROWS, IN, device="cuda"))
+    assert "LinearBatchNorm" in type(result.grad_fn).__name__
+
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("of_layer", TYPES, ids=str)
+@pytest.mark.parametrize("of_norm", TYPES, ids=str)
+def test_types_are_as_with_pytorch(of_layer: Any, of_norm: Any, calls: list[int]) -> None:
+    made = layer(of_layer)
+    made.bn.to(of_norm)
+    other, x = copy.deepcopy(made), torch.randn(ROWS, IN).to(of_layer)
+    try:
+        expected = plain(other, x)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            made(x)
+        assert not calls
+        return
+    found = made(x)
+    assert found.dtype is expected.dtype and calls
+    tolerance = {torch.float16: 2e-2, torch.bfloat16: 1e-1}.get(of_layer, 1e-4)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(made.bn.buffers(), other.bn.buffers(), strict=True):
+        assert mine.dtype is theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_autocast(calls: list[int]) -> None:
+    """The product in 16 bits, BatchNorm's parameters in fp32. PyTorch's BatchNorm runs where a scale is, too."""
+    narrow = layer()
+    narrow.scale = nn.Parameter(narrow.scale.detach().bfloat16())
+    for made, is_wide in ((layer(), True), (narrow, False), (layer(relu=True), False)):
+        other, x = copy.deepcopy(made), torch.randn(ROWS, IN)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = made(x), plain(other, x)
+        assert found.dtype is expected.dtype is (torch.float32 if is_wide else torch.bfloat16)
+        torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
+        upstream = torch.randn_like(found)
+        backward(found, upstream)
+        backward(expected, upstream)
+        for mine, theirs in zip(made.parameters(), other.parameters(), strict=True):
+            assert mine.grad is not None and mine.grad.dtype is mine.dtype
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-1, atol=2e-1)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, nullcontext])
+def test_the_running_statistics_follow_in_every_mode(mode: Callable[[], Any], calls: list[int]) -> None:
+    made = layer(momentum=None)
+    other = copy.deepcopy(made)
+    for _ in range(3):
+        x = torch.randn(ROWS, IN)
+        with mode():
+            torch.testing.assert_close(made(x), plain(other, x), rtol=1e-4, atol=1e-4)
+    assert_same_buffers(made, other)
+    assert len(calls) == 3 and made.bn.num_batches_tracked.item() == 3
+
+
+def test_a_number_of_batches_that_is_not_counted(calls: list[int]) -> None:
+    """nn.BatchNorm1d without it does not move its running statistics, if they are cumulative."""
+    made = layer(momentum=None)
+    made.bn.num_batches_tracked = None
+    made(torch.randn(ROWS, IN))
+    assert calls and torch.equal(made.bn.running_mean, torch.zeros(OUT))
+
+
+class Seen(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Other(nn.BatchNorm1d):
+    """A subclass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def negating(made: Any) -> Any:
+    made.bn.forward = torch.neg
+    return made
+
+
+def with_other(made: Any) -> Any:
+    made.bn = Other(OUT)
+    return made
+
+
+def in_mode(made: Any) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with Seen():
+            return made(x)  # type: ignore[no-any-return]
+
+    return run
+
+
+def untracked(run: Callable[[Any], Any]) -> Callable[[], tuple[Any, Any]]:
+    """A layer that keeps no statistics, and how it is run."""
+    made = layer(track_running_stats=False)
+    return lambda: (made, run(made))
+
+
+BY_TORCH: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "another batch norm": lambda: (made := with_other(layer()), made),
+    "synchronised": lambda: (made := untyped_nn.SyncBatchNorm.convert_sync_batchnorm(layer()), made),
+    "a forward of its own": lambda: (made := negating(layer()), made),
+    "a mode": untracked(in_mode),
+    "vmap": untracked(lambda made: lambda x: torch.func.vmap(made)(x.unsqueeze(0)).squeeze(0)),
+    "compiled, eager": lambda: (made := layer(), torch.compile(copy.deepcopy(made), backend="eager")),
+    "compiled": lambda: (made := layer(), torch.compile(copy.deepcopy(made), backend="aot_eager")),
+    "no rows": untracked(lambda made: lambda x: torch.cat((made(x[:0]), plain(made, x)))),
+}
+
+
+@pytest.mark.parametrize("name", BY_TORCH)
+def test_pytorchs_batch_norm_computes(name: str, calls: list[int], fresh_compiler: None) -> None:
+    made, run = BY_TORCH[name]()
+    x = torch.randn(ROWS, IN)
+    expected = plain(copy.deepcopy(made), x)
+    torch.testing.assert_close(run(x), expected, rtol=1e-4, atol=1e-4)
+    assert not calls
+
+
+def test_functional_derivatives(calls: list[int]) -> None:
+    made, x = layer(track_running_stats=False), torch.randn(ROWS, IN)
+    expected = torch.autograd.functional.jacobian(lambda x: plain(made, x).square().sum(), x)
+    found = torch.func.grad(lambda x: made(x).square().sum())(x)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    tangent = torch.randn_like(x)
+    derivative = torch.func.jvp(lambda x: made(x).square().sum(), (x,), (tangent,))[1]
+    torch.testing.assert_close(derivative, (expected * tangent).sum(), rtol=1e-2, atol=1e-2)
+    assert not calls
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "global"])
+def test_hooks_run(register: str, calls: list[int]) -> None:
+    made, seen = layer(), []
+    of_all = nn.modules.module.register_module_forward_hook
+    handle = (of_all if register == "global" else getattr(made.bn, register))(
+        lambda module, *_: seen.append(type(module))
+    )
+    made(torch.randn(ROWS, IN))
+    handle.remove()
+    assert nn.BatchNorm1d in seen and not calls
+
+
+def _too_few_features(made: Any) -> None:
+    made.bn = nn.BatchNorm1d(OUT + 1)
+
+
+def _half_of_the_statistics(made: Any) -> None:
+    made.bn.running_var = None
+
+
+def _an_eps_of_zero(made: Any) -> None:
+    made.bn.eps, made.bn.bias = 0.0, nn.Parameter(torch.ones(OUT + 1))
+
+
+def _a_wrong_scale(made: Any) -> None:
+    made.scale = nn.Parameter(torch.randn(OUT + 1))
+
+
+def _another_type(made: Any) -> None:
+    made.linear.double()
+
+
+@pytest.mark.parametrize(
+    "change", [_too_few_features, _half_of_the_statistics, _an_eps_of_zero, _a_wrong_scale, _another_type]
+)
+def test_what_does_not_fit_is_an_error_of_before(change: Callable[[Any], None], calls: list[int]) -> None:
+    made = layer()
+    change(made)
+    with pytest.raises((RuntimeError, ValueError)):
+        made(torch.randn(ROWS, IN))
+    assert not calls
+
+
+def test_the_batch_invariant_mode_refuses(calls: list[int]) -> None:
+    """Statistics of the batch, of a layer that keeps none too; in evaluation a row has its bits."""
+    made, x = layer(), torch.randn(ROWS, IN)
+    for refused in (made, layer(track_running_stats=False).eval()):
+        with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch's own statistics"):
+            refused(x)
+    assert not calls and made.bn.num_batches_tracked.item() == 0
+    made.eval()
+    with epigemm.batch_invariant():
+        assert torch.equal(made(x)[2:3], made(x[2:3]))

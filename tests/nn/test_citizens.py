@@ -77,45 +77,6 @@ def test_made_on_the_meta_device(make: Layers, assign: bool, context: bool) -> N
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
 
 
-@layers
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_autocast(make: Layers, training: bool) -> None:
-    """The type of the product is autocast's, which a float32 operand promotes; gradients have the parameters' types."""
-    module, x = make().train(training), x_of()
-    plain = copy.deepcopy(module)
-    exact = plain(x)
-    exact.square().sum().backward()
-    with torch.autocast("cpu", torch.bfloat16):
-        result = module(x)
-    promotes = isinstance(module, WithMatrix | epigemm.nn.LinearScaleBatchNorm1d)
-    assert result.dtype is (torch.float32 if promotes else torch.bfloat16)
-    torch.testing.assert_close(result.float(), exact, rtol=0.05, atol=0.1)
-    result.float().square().sum().backward()
-    expected = [parameter.grad for parameter in plain.parameters()]
-    # Of all together: a bias before a BatchNorm in training has no gradient but for roundings.
-    size = max(float(torch.linalg.vector_norm(each)) for each in expected if each is not None)
-    for parameter, other in zip(module.parameters(), expected, strict=True):
-        assert parameter.grad is not None and other is not None and parameter.grad.dtype is parameter.dtype
-        assert float(torch.linalg.vector_norm(parameter.grad - other)) <= 0.05 * size
-
-
-@layers
-def test_deterministic_algorithms(make: Layers) -> None:
-    """Nothing of ours refuses, and forward and backward give the same bits twice."""
-    first = make()
-    second, x = copy.deepcopy(first), x_of()
-    torch.use_deterministic_algorithms(True)
-    try:
-        results = []
-        for module in (first, second):
-            module(x).square().sum().backward()
-            results.append([p.grad for p in module.parameters()])
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for one, other in zip(*results, strict=True):
-        assert one is not None and other is not None and torch.equal(one, other)
-
-
 @pytest.mark.parametrize("convert", ["half", "bfloat16", "double"])
 def test_a_scale_that_is_a_tensor_is_converted_and_copied(convert: str) -> None:
     """A buffer or a parameter: it follows the layer's type, and is in its copies."""
@@ -179,12 +140,3 @@ def test_what_a_caller_gave_is_not_drawn_anew() -> None:
         module.reset_parameters()
         assert torch.equal(getattr(module, name), vector)
     epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, None, bn).reset_parameters()
-
-
-def test_a_layer_uses_new_parameters_after_a_reset() -> None:
-    layer, x = epigemm.nn.LinearReLU(IN, OUT), x_of()
-    with torch.no_grad():
-        before = layer(x)
-        layer.reset_parameters()
-        assert not torch.equal(before, layer(x))
-        torch.testing.assert_close(layer(x), torch.relu(nn.functional.linear(x, layer.weight, layer.bias)))

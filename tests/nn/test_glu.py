@@ -1,20 +1,19 @@
-"""`LinearGLU` over one layer with the rows of both products, and over two layers. See test_citizens.py, too."""
+"""`LinearGLU` over one layer with the rows of both products, and over two layers.
+
+See test_citizens.py, and packs of both weights in tests/packs/test_packs.py.
+"""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import epigemm
-from epigemm import glu
-from epigemm.packs import weight_packs
-from tests.support.pieces import Road
 from tests.support.untyped import backward
 
 M, K, N = 6, 24, 16
@@ -55,22 +54,6 @@ def test_over_two_layers() -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_packs_are_kept_of_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another weight may be gone after the call, and its pack would be made for one call alone."""
-    uses: list[str] = []
-    run = glu.run
-
-    def note(*args: Any) -> Tensor:
-        uses.append(args[-1].pack_use)
-        return run(*args)
-
-    monkeypatch.setattr(glu, "run", note)
-    layer = epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), nn.Linear(K, N))
-    for given in ({}, {"weight": torch.randn(N, K)}, {"weight2": torch.randn(N, K)}):
-        torch.func.functional_call(layer, given, (x,))
-    assert uses == [weight_packs.KEEP, weight_packs.FIND, weight_packs.FIND]
-
-
 def test_made_as_a_linear_layer_is() -> None:
     torch.manual_seed(1)
     layer = epigemm.nn.LinearGLU(K, N, activation="tanh", dtype=torch.float64)
@@ -83,51 +66,8 @@ def test_made_as_a_linear_layer_is() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(ValueError, match="activation: got 'swish'; accepted are gelu,"):
-        epigemm.nn.LinearGLU(K, N, activation="swish")
+    """Other words: tests/net/errors.txt."""
     with pytest.raises(ValueError, match="linear: got 15 out_features; accepted is an even number"):
         epigemm.nn.LinearGLU.from_linear(nn.Linear(K, 15))
-    with pytest.raises(ValueError, match=r"linear2: got a weight of shape \[8, 24\]; accepted is \[16, 24\]"):
-        epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), nn.Linear(K, 8))
-    with pytest.raises(
-        ValueError, match=r"linear2: got a weight of torch.float64; accepted is torch.float32"
-    ):
-        epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), nn.Linear(K, N).double())
-    given: Any = nn.ReLU()
-    with pytest.raises(TypeError, match="linear2: got ReLU; accepted is a torch"):
-        epigemm.nn.LinearGLU.from_linears(nn.Linear(K, N), given)
     with pytest.raises(RuntimeError, match=r"x: got shape \[2, 3, 23\]"):
         epigemm.nn.LinearGLU(K, N)(x[..., 1:])
-
-
-@pytest.mark.parametrize("is_whole", [True, False], ids=["one layer", "two layers"])
-def test_packs_of_both_weights(is_whole: bool, road: Road) -> None:
-    """Made by the first call, found by the next ones, made again when a weight has changed."""
-    _, n, k = road.size
-    if is_whole:
-        layer = epigemm.nn.LinearGLU(k, n, bias=False, device=road.device)
-    else:
-        linears = [nn.Linear(k, n, bias=False, device=road.device) for _ in range(2)]
-        layer = epigemm.nn.LinearGLU.from_linears(*linears)
-    rows = road.x()
-
-    def check() -> set[int | None]:
-        with torch.no_grad():
-            found = layer(rows)
-            weights = layer.weight.chunk(2) if layer.weight2 is None else (layer.weight, layer.weight2)
-            first, second = (F.linear(rows, each) for each in weights)
-            torch.testing.assert_close(found, F.silu(first) * second, rtol=1e-4, atol=1e-4)
-        launches = road.take()
-        assert [launch.packed for launch in launches] == [True, True]
-        return {launch.pack for launch in launches}
-
-    packs = check()
-    assert len(packs) == 2 and check() == packs
-    with torch.no_grad():
-        layer.weight.mul_(2)
-    assert check() == packs
-    layer.weight.data.mul_(-0.5)  # which nothing counts
-    layer.repack()
-    assert check() == packs
-    if is_whole:
-        assert not weight_packs.kept(layer.weight), "nothing is held twice"

@@ -55,26 +55,6 @@ def test_without_an_epilogue_it_is_a_linear_layer() -> None:
         layer(x, residual)
 
 
-def test_a_bias_is_there_if_the_epilogue_reads_one() -> None:
-    layer = epigemm.nn.Linear(K, N, epilogue=doubled)
-    assert layer.bias is None
-    torch.testing.assert_close(layer(x), 2 * nn.functional.linear(x, layer.weight))
-    with pytest.raises(TypeError, match="bias: got True for an epilogue without"):
-        epigemm.nn.Linear(K, N, True, epilogue=doubled)
-    with pytest.raises(TypeError, match="bias: got False for an epilogue that needs"):
-        epigemm.nn.Linear(K, N, False, epilogue=clamped)
-
-
-def test_over_the_parameters_of_a_layer() -> None:
-    linear = nn.Linear(K, N)
-    layer = epigemm.nn.Linear.from_linear(linear, clamped)
-    assert layer.weight is linear.weight and layer.bias is linear.bias
-    torch.testing.assert_close(layer(x, residual, 0.5), expected(linear, 0.5))
-    layer(x, residual, 0.5).sum().backward()
-    inside = (nn.functional.linear(x, linear.weight, linear.bias).abs() < 0.5).float()
-    torch.testing.assert_close(linear.weight.grad, inside.t() @ x, rtol=1e-4, atol=1e-4)
-
-
 def test_copies_and_what_is_printed() -> None:
     layer = epigemm.nn.Linear(K, N, epilogue=clamped)
     again = copy.deepcopy(layer)

@@ -1,4 +1,4 @@
-"""`FlopCounterMode` counts for each call what it counts for PyTorch's."""
+"""`FlopCounterMode` counts for models what it counts for PyTorch's; calls: tests/ops/test_flops.py."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import epigemm
 from epigemm._native import ops
-from tests.support.every_function import CASES, LEAD, Case, Given, K, N, draw
-from tests.support.thorough import in_turn
 
+LEAD, N, K = (2, 3), 6, 8
 PRODUCT = 2 * LEAD[0] * LEAD[1] * N * K
 Run = Callable[..., Any]
 
@@ -31,40 +29,6 @@ def counted(run: Callable[[], Any], *, backward: bool) -> tuple[int, int]:
         if backward:
             sum(each.float().square().sum() for each in found).backward()
     return forward.get_total_flops(), after.get_total_flops()
-
-
-def by_torch(case: Case, given: Given) -> Any:
-    x, weight, bias, operands = given
-    return case.plain(F.linear(x, weight, bias), *operands)
-
-
-def products(name: str) -> int:
-    return 2 if name == "glu" else 1  # the table's PyTorch computes its two equal products once
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize(("name", "graph"), in_turn([*CASES], [None, "eager", "aot_eager"]))
-def test_calls_of_every_function(name: str, recorded: bool, graph: str | None) -> None:
-    torch._dynamo.reset()
-    case = CASES[name]
-    call: Run = case.call if graph is None else torch.compile(case.call, backend=graph)
-    narrow = [False] * len(case.operands)
-    for _ in range(2):  # the second one is not the compiler's
-        given, other = (draw(case, narrow, torch.float32, recorded=recorded) for _ in range(2))
-        x, weight, bias, operands = given
-        found = counted(lambda: call(x, weight, bias, *operands), backward=recorded)  # noqa: B023
-        expected = counted(lambda: by_torch(case, other), backward=recorded)  # noqa: B023
-        assert expected[0] == PRODUCT
-        assert found == tuple(products(name) * each for each in expected)
-
-
-@pytest.mark.parametrize("given_out", [False, True])
-def test_inference_of_strict_and_out(given_out: bool) -> None:
-    x, weight = torch.randn(*LEAD, K), torch.randn(N, K)
-    out: dict[str, Any] = {"out": torch.empty(*LEAD, N)} if given_out else {}
-    assert counted(lambda: epigemm.linear_relu(x, weight, **out), backward=False) == (PRODUCT, 0)
-    assert counted(lambda: epigemm.linear_relu(x[0, 0], weight), backward=False)[0] == 2 * N * K
-    assert counted(lambda: epigemm.linear_relu(x[:0], weight), backward=False)[0] == 0
 
 
 def model() -> nn.Module:

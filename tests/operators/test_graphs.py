@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 # A type of 16 bits and a wider one by each backend.
-RIGHT = in_turn([FP32, FP64, BF16, FP16], ["eager", "aot_eager"])
 
 
 @pytest.mark.parametrize(
@@ -42,37 +41,6 @@ def test_one_native_operator(
     graphs = recorded(function.call, **arguments)
     assert len(graphs.nodes) == 1
     assert graphs.is_native()
-
-
-@pytest.mark.parametrize(
-    ("function", "way"),
-    in_turn(PUBLIC, RIGHT),
-    ids=lambda v: v.name if isinstance(v, Public) else f"{v[0].name}-{v[1]}",
-)
-def test_right(
-    function: Public,
-    way: tuple[Arithmetic, str],
-    rng: torch.Generator,
-    no_python: Callable[[], None],
-) -> None:
-    """On a CPU what PyTorch's GEMM computes alone runs without Python."""
-    arithmetic, backend = way
-    arguments = function.draw(rng, dtype=arithmetic.dtype)
-    call = torch.compile(function.call, fullgraph=True, backend=backend)
-    expected = function.call(**arguments)
-    exact = function.eager(**{name: in_fp64(value) for name, value in arguments.items()})
-    call(**arguments)
-    if function.name == "linear":
-        no_python()
-    result = call(**arguments)
-    assert result.dtype == arithmetic.dtype and result.stride() == expected.stride()
-    torch.testing.assert_close(result, expected)
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(arithmetic.dtype, 2e-2)
-    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
-
-
-def in_fp64(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) else value
 
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
@@ -102,8 +70,6 @@ def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
     def chain(x: Tensor) -> tuple[Tensor, ...]:
         return (
             epigemm.linear(x, weight, bias),
-            epigemm.linear_relu(x, weight, bias),
-            epigemm.linear_relu(x, weight, None),
             epigemm.linear_scale_batch_norm(x, weight, bias, *vectors),
             epigemm.sigmoid(x),
         )
@@ -115,35 +81,6 @@ def test_layouts_of_x(layout: str, rng: torch.Generator) -> None:
     given = recorded(lambda x: epigemm.linear(x, weight, bias), x).nodes[0].args[2]
     has_no_rows = layout in ("axes swapped", "transposed in a batch")
     assert (given.target == "contiguous") == has_no_rows, "the graph copies x, for no kernel reads it"
-
-
-WRONG: dict[str, dict[str, Any]] = {
-    "x of another length": {"x": torch.randn(3, 5)},
-    "a bias of another length": {"bias": torch.randn(7)},
-    "a weight of one dimension": {"weight": torch.randn(24)},
-    "x without dimensions": {"x": torch.tensor(1.0)},
-    "another dtype": {"x": torch.randn(3, 24).bfloat16()},
-    "integers": {"x": torch.ones(3, 24, dtype=torch.int64)},
-    "no tensor": {"x": None},
-    "an unknown precision": {"precision": "lowest"},
-    "strict on a CPU": {"strict": True},
-    "strict by a word": {"strict": "yes"},
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_arguments_say_what_eager_says(wrong: str) -> None:
-    arguments: dict[str, Any] = {
-        "x": torch.randn(3, 24),
-        "weight": torch.randn(8, 24),
-        "bias": torch.randn(8),
-    }
-    arguments |= WRONG[wrong]
-    with pytest.raises(Exception) as eager:  # noqa: PT011  # whatever it is
-        epigemm.linear_relu(**arguments)
-    with pytest.raises(Exception) as found:  # noqa: PT011
-        torch.compile(epigemm.linear_relu, backend="eager")(**arguments)
-    assert str(eager.value).split(";")[0] in str(found.value)
 
 
 def test_other_operands_are_the_operators() -> None:
@@ -278,17 +215,3 @@ def test_fp32_on_a_gpu(precision: Any) -> None:
     exact = F.linear(x.double(), weight.double()).relu()
     result = torch.compile(call, backend="eager")(x)
     torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.gpu
-def test_out_of_memory_keeps_its_type() -> None:
-    weight = torch.randn(1 << 16, 64, device="cuda", dtype=torch.bfloat16)
-
-    def layer(x: Tensor) -> Tensor:
-        return epigemm.linear_relu(x, weight, None)
-
-    call = torch.compile(layer, fullgraph=True)
-    call(torch.randn(8, 64, device="cuda", dtype=torch.bfloat16))
-    rows = torch.cuda.get_device_properties(0).total_memory // (2 * (1 << 16)) + 1
-    with pytest.raises(torch.OutOfMemoryError):
-        call(torch.zeros(1, 64, device="cuda", dtype=torch.bfloat16).expand(rows, 64))

@@ -18,7 +18,6 @@ from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
-from epigemm.packs import weight_packs
 
 _run = ops._into.default
 M, N, K = 5, 8, 16
@@ -81,22 +80,6 @@ def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
         call_of(BIAS, x, weight, [bias], BIAS_RELU.number)
 
 
-@pytest.mark.parametrize("given", [[], [torch.ones(N)] * 2, [torch.ones(N), None, torch.ones(N)]])
-def test_operands_that_do_not_fit(given: list[Tensor | None]) -> None:
-    if not given:
-        torch.testing.assert_close(
-            call_of(BIAS, torch.ones(M, K), torch.ones(N, K), given), torch.full((M, N), float(K))
-        )
-        return
-    with pytest.raises(RuntimeError):
-        call_of(BIAS, torch.ones(M, K), torch.ones(N, K), given)
-
-
-def test_an_epilogue_of_another_process() -> None:
-    with pytest.raises(RuntimeError, match="this process has not made"):
-        by_digest(0, 12345, torch.ones(M, K), torch.ones(N, K), [])
-
-
 def test_another_epilogue_folds_nothing() -> None:
     out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), *[None] * 12)
     with pytest.raises(RuntimeError, match="accepts"):
@@ -127,13 +110,6 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             assert graphs.in_inductor(other) is None
     assert graphs.in_inductor(call) is None
-
-
-def test_packs_are_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(weight_packs, "look_in_python", lambda: told.append(1))
-    weight_packs.keep(torch.randn(N, 64), 2)
-    assert told
 
 
 class Model(nn.Module):

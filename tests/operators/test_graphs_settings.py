@@ -94,17 +94,6 @@ def test_exported_programs_hold_the_public_operators() -> None:
         torch.testing.assert_close(program.module()(x), layer(x))
 
 
-def test_autocast_as_eager(rng: torch.Generator) -> None:
-    x, weight, bias = (torch.randn(size, generator=rng) for size in ((3, 24), (8, 24), (8,)))
-    graphs = Graphs()
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend=graphs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        result, expected = call(x), epigemm.linear_relu(x, weight, bias)
-    assert result.dtype == torch.bfloat16
-    assert graphs.is_native()
-    torch.testing.assert_close(result, expected)
-
-
 def test_batch_invariance_goes_by_the_operator() -> None:
     x, weight, bias = torch.randn(3, 24), torch.randn(8, 24), torch.randn(8)
 

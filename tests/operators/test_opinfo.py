@@ -6,7 +6,6 @@ Gradients: those of torch's operators, in float64.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import epigemm
 from epigemm.epilogues.registry import fold_batch_norm_reference
@@ -69,40 +68,6 @@ def linear_cases(sample: Sample) -> Iterator[Case]:
             return after(F.linear(*args))
 
         yield Case(ours, theirs, leaves, bound)
-
-
-def addmm_cases(sample: Sample) -> Iterator[Case]:
-    """beta * input + alpha * (x @ w): a bias that is one row is the epilogue's, any other is added behind it."""
-    x, matrix = sample.args
-    beta, alpha = sample.kwargs.get("beta", 1), sample.kwargs.get("alpha", 1)
-    columns = matrix.shape[1]
-
-    def theirs(bias: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
-        return torch.addmm(bias, x, matrix, beta=beta, alpha=alpha)
-
-    def ours(bias: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
-        if bias.dim() == 2:
-            return torch.add(beta * bias, epigemm.linear(x, matrix.t()), alpha=alpha)
-        row = bias.expand(columns) * (beta / alpha)
-        return epigemm.linear_scale(x, matrix.t(), row, torch.full_like(row, alpha))
-
-    def bound(arithmetic: Arithmetic) -> reference.Bounded:
-        if sample.x.dim() == 2:
-            product = reference.product(x, matrix.t(), arithmetic, second_path=True)
-            parts = beta * sample.x.detach().double(), alpha * product.expected
-            # The caller's own: both numbers, both products and the sum are rounded.
-            rounding = 4 * arithmetic.output_unit * (parts[0].abs() + parts[1].abs())
-            return reference.Bounded(parts[0] + parts[1], 2 * alpha * product.tolerance + rounding)
-        row = sample.x.detach().double().expand(columns) * (beta / alpha)
-        scaling = (row, torch.full_like(row, alpha), None, None, None, None)
-        multiplier, offset = fold_batch_norm_reference(row, scaling, 0.0)
-        operands = Operands(None, [multiplier, offset])
-        bounded = reference.linear("scale_batch_norm", x, matrix.t(), operands, arithmetic, second_path=True)
-        # The caller has rounded the scaled row and the scale.
-        rounding = 4 * arithmetic.output_unit * bounded.expected.abs().add(abs(alpha) * row.abs())
-        return reference.Bounded(bounded.expected, bounded.tolerance + rounding)
-
-    yield Case(ours, theirs, (sample.x, x, matrix), bound)
 
 
 def pointwise(name: str, ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor]) -> Any:
@@ -161,7 +126,6 @@ class Operator:
 
 OPERATORS = [
     Operator("nn.functional.linear", linear_cases),
-    Operator("addmm", addmm_cases),
     Operator("sigmoid", pointwise("sigmoid", epigemm.sigmoid, torch.sigmoid), reference=True),
     Operator(
         "nn.functional.relu",
@@ -210,47 +174,3 @@ def test_gradients(operator: Operator) -> None:
                 torch.testing.assert_close(mine, other)
             ran += 1
     assert ran >= 6
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_batch_norm_layers(dtype: torch.dtype) -> None:
-    """The layer over an identity product, in training mode too: results, statistics and gradients are torch's."""
-    ran = 0
-    for sample in samples("nn.functional.batch_norm", dtype):
-        x, (mean, variance, *affine), options = sample.x, sample.args, sample.kwargs
-        training = options.get("training", False)
-        rows = x.movedim(1, -1).flatten(0, -2) if x.dim() > 1 else x
-        if rows.dim() != 2 or (training and rows.shape[0] < 2):
-            continue
-        columns = rows.shape[1]
-        weight, bias = (*affine, None, None)[:2]
-        norm = nn.BatchNorm1d(
-            columns, options.get("eps", 1e-5), options.get("momentum", 0.1), weight is not None
-        )
-        norm.to(dtype).train(training)
-        with torch.no_grad():
-            for target, source in (
-                (norm.running_mean, mean),
-                (norm.running_var, variance),
-                (norm.weight, weight),
-                (norm.bias, bias),
-            ):
-                if target is not None and source is not None:
-                    target.copy_(source)
-        linear = nn.Linear(columns, columns, bias=False, dtype=dtype)
-        with torch.no_grad():
-            linear.weight.copy_(torch.eye(columns))
-        results = []
-        for ours in (True, False):
-            twin, leaf = copy.deepcopy(norm), rows.detach().clone().requires_grad_()
-            layer = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, None, twin)
-            layer.train(training)
-            result = layer(leaf) if ours else twin(linear(leaf))
-            wanted = [leaf, *twin.parameters()]
-            upstream = torch.linspace(-1, 1, result.numel(), dtype=dtype).view_as(result)
-            gradients = torch.autograd.grad(result, wanted, upstream)
-            results.append([result, *gradients, *twin.buffers()])
-        for mine, other in zip(*results, strict=True):
-            torch.testing.assert_close(mine, other)
-        ran += 1
-    assert ran >= 10

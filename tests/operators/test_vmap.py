@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.operators.vmap import linear_batched, vmap_rule
-from tests.support.every_function import CASES, draw
 from tests.support.untyped import torch as untyped
 
 x, weight, bias = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5)
@@ -24,22 +19,6 @@ x, weight, bias = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5)
 
 def linear(x: Any, weight: Any, bias: Any) -> Any:
     return ops.linear("bias_relu", x, weight, bias, [], [], "default")
-
-
-@pytest.mark.parametrize(
-    "in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (1, None, None), (0, 1, None)]
-)
-def test_a_batch_of_any_argument(in_dims: tuple[int | None, ...]) -> None:
-    full = (x, weight, bias)
-    given = [
-        each[0] if place is None else each.movedim(0, place)
-        for each, place in zip(full, in_dims, strict=True)
-    ]
-    found = torch.vmap(linear, in_dims)(*given)
-    for index in range(4):
-        one = [each[0] if place is None else each[index] for each, place in zip(full, in_dims, strict=True)]
-        expected = torch.relu(torch.nn.functional.linear(*one))
-        torch.testing.assert_close(found[index], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -62,55 +41,6 @@ def test_a_batch_of_x_alone_is_one_call(in_dims: tuple[int | None, ...], calls: 
     found, place = rule(SimpleNamespace(batch_size=4), dims, "bias_relu", *given, [], [], "default")
     assert len(seen) == calls and place == 0
     torch.testing.assert_close(found, torch.vmap(linear, in_dims)(*given))
-
-
-def test_empty_batches() -> None:
-    found = torch.vmap(linear, (0, None, None))(x[:0], weight[0], bias[0])
-    assert found.shape == (0, 6, 5)
-    found = torch.vmap(linear, (None, 0, None))(x[0], weight[:0], bias[0])
-    assert found.shape == (0, 6, 5)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_empty_batches_of_every_function(name: str) -> None:
-    """Of any of the arguments: as PyTorch's operators, with gradients of zero."""
-    case = CASES[name]
-    count = 2 + case.has_bias + len(case.operands)
-    choices = [
-        dims for dims in itertools.product((None, 0, 1), repeat=count) if any(d is not None for d in dims)
-    ]
-    for dims in choices if count <= 4 else random.Random(0).sample(choices, 60):
-        given = draw(case, [False] * len(case.operands), untyped.bfloat16)
-        spread = [
-            leaf
-            if dim is None or dim > leaf.dim()
-            else leaf.new_zeros((*leaf.shape[:dim], 0, *leaf.shape[dim:]))
-            for leaf, dim in zip(given.leaves, dims, strict=True)
-        ]
-        dims = tuple(
-            None if s is leaf else dim for s, leaf, dim in zip(spread, given.leaves, dims, strict=True)
-        )
-        if "scalar" in case.operands and dims[-1] is not None:
-            continue  # PyTorch's division refuses an empty batch of 0-d tensors
-        if all(dim is None for dim in dims):
-            continue
-        kinds = ["x", "weight", *["bias"] * case.has_bias, *case.operands]
-        for each, kind in zip(spread, kinds, strict=True):
-            each.requires_grad_(kind not in ("mean", "var"))
-
-        def run(call: Any, dims: Any = dims, spread: Any = spread) -> Any:
-            def flat(x: Any, weight: Any, *rest: Any) -> Any:
-                bias, operands = (rest[0], rest[1:]) if case.has_bias else (None, rest)
-                return tuple(tree_leaves(call(x, weight, bias, *operands)))
-
-            return torch.vmap(flat, dims)(*spread)
-
-        found = run(case.call)
-        want = run(lambda x, w, b, *operands: case.plain(F.linear(x, w, b), *operands))
-        assert [each.shape for each in found] == [each.shape for each in want]
-        assert all(each.requires_grad for each in found)
-        sum(each.sum() for each in found).backward()
-        assert all(each.grad is None or not each.grad.any() for each in spread)
 
 
 def test_a_batch_of_vectors_that_are_folded() -> None:

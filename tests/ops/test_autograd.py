@@ -27,7 +27,7 @@ from tests.ops.op import (
 )
 from tests.ops.table import few, rows
 from tests.ops.test_values import ieee
-from tests.support.untyped import backward
+from tests.support.untyped import backends, backward
 
 Call = Callable[..., Any]
 
@@ -101,6 +101,23 @@ def test_gradients(op: Op, dtype: torch.dtype, device: torch.device, rng: torch.
 
 def in_fp64(value: Tensor) -> Tensor:
     return value.double() if value.is_floating_point() else value
+
+
+@rows("precision of gradients", lambda op: op.takes_precision and few(op))
+def test_a_precision_holds_in_the_backward_pass(op: Op, rng: torch.Generator) -> None:
+    """Whatever torch's setting is by then, which stays as it is."""
+    arguments = op.draw(rng, (64,), 40, 96, tensor_numbers=True)
+    exact = with_leaves(op, map_tensors(arguments, torch.Tensor.double))
+    upstream = upstream_of(results_of(op.reference(**exact)), rng)
+    wanted = gradients(op, op.reference, exact, upstream)
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    for precision in ("highest", "ieee"):
+        given = with_leaves(op, arguments)
+        found = gradients(op, op.call, {**given, "precision": precision}, upstream)
+        for one, other in zip(found, wanted, strict=True):
+            error = torch.linalg.vector_norm(one.double() - other)
+            assert float(error) <= 2.0**-16 * float(torch.linalg.vector_norm(other))
+        assert backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
 @rows("layouts of upstream gradients", lambda op: len(op.results) == 1)
@@ -246,8 +263,53 @@ def test_a_saved_input_changed_in_place_is_noticed(op: Op, rng: torch.Generator)
         except RuntimeError as error:
             if "modified" not in str(error) or "inplace" not in str(error):
                 raise
+            if op.is_linear and not op.name.startswith("@") and "running_mean" not in op.operands:
+                assert notices(op, arguments, name)  # others compute again from what they read
         else:
             torch.testing.assert_close(list(found), expected)
+
+
+def notices(op: Op, arguments: Arguments, name: str) -> bool:
+    """Whether PyTorch's program notices a change of this argument."""
+    given = with_leaves(op, arguments)
+    results: Any = [each for each in results_of(op.reference(**given)) if each.requires_grad]
+    with torch.no_grad():
+        given[name].add_(1)
+    try:
+        backward(sum(each.sum() for each in results))
+    except RuntimeError:
+        return True
+    return False
+
+
+def saved_bytes(call: Call, given: Arguments) -> int:
+    """What autograd saves beside the arguments, each storage once."""
+    own = {value.untyped_storage().data_ptr() for value in tensors_of(given).values()}
+    seen: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        results = call(**given)
+    del results
+    return sum(each.untyped_storage().nbytes() for place, each in seen.items() if place not in own)
+
+
+@rows("saved memory", lambda op: not op.of_kind(COUNT))
+def test_no_more_is_saved_than_by_pytorchs_program(op: Op, rng: torch.Generator) -> None:
+    """But for some vectors. Whatever learns: all, one of the tensors alone, or all but one."""
+    arguments = op.draw(rng, (64,), tensor_numbers=True)
+    names = [name for name in op.leaves(arguments) if "running" not in name]
+    for learning in (
+        names,
+        *([name] for name in names),
+        *([n for n in names if n != name] for name in names),
+    ):
+        given = with_leaves(op, arguments, learning)
+        found, allowed = (saved_bytes(call, given) for call in (op.call, op.reference))
+        assert found <= allowed + 4 * 4 * 16, (learning, found, allowed)
 
 
 @rows("saved tensors")

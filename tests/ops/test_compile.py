@@ -82,6 +82,11 @@ def test_a_new_number_is_not_traced_again(op: Op, rng: torch.Generator) -> None:
         given = {**arguments, name: number}
         assert_right(op, compiled(**given), given, torch.float32)
     assert counter.frame_count <= 2
+    traced = counter.frame_count
+    for number in (1.5, 2.5, -3.5):
+        given = {**arguments, name: torch.tensor(number)}
+        assert_right(op, compiled(**given), given, torch.float32)
+    assert counter.frame_count == traced + 1, "a tensor is never a constant of the graph"
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ VECTORS = (COLUMN, VARIANCE, TWO_COLUMNS)
 
 
 def refused(op: Op, given: Arguments, error: type[Exception], name: str, *words: object) -> str:
-    """The message; with `out=` it is the same, and nothing is written."""
+    """The message; with `out=` nothing is written, and where autograd records it is the same."""
     with pytest.raises(error) as caught:
         op.call(**given)
     text = str(caught.value)
@@ -51,6 +51,11 @@ def refused(op: Op, given: Arguments, error: type[Exception], name: str, *words:
         with pytest.raises(error):
             op.call(**given, out=out)
         assert bool(out.isnan().all())
+    first = given[op.input]
+    if isinstance(first, Tensor) and first.dtype is torch.float32 and first.layout is torch.strided:
+        with pytest.raises(error) as caught:
+            op.call(**{**given, op.input: first.clone().requires_grad_()})
+        assert str(caught.value) == text
     return text
 
 
@@ -105,6 +110,18 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
                 refused(op, other, RuntimeError, name, dtype, "torch.float32")
             meta = {**arguments, name: value.to("meta")}
             refused(op, meta, RuntimeError, name, "device meta", "cpu")
+
+
+@rows("errors of wide operands", lambda op: is_function(op) and op.is_linear)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_may_not_be_fp32_beside_16_bits(op: Op, dtype: torch.dtype, rng: torch.Generator) -> None:
+    """The weights, and a bias where the functor is C++: `test_fp32_operands_beside_16_bits` has the others' values."""
+    arguments = op.draw(rng, dtype=dtype)
+    is_program = bool(op.of_kind(MATRIX)) or op.name.startswith(("@", "linear_batch_norm_relu"))
+    biases = [] if is_program else op.of_kind(COLUMN, TWO_COLUMNS)
+    for name in {*op.of_kind(WEIGHT, TWO_WEIGHTS), *biases} - set(op.wide_beside_16_bits()):
+        with pytest.raises(RuntimeError, match=rf"{name}: got dtype torch\.float32; accepted"):
+            op.call(**{**arguments, name: arguments[name].float()})
 
 
 @rows("errors of types", is_function)

@@ -36,6 +36,10 @@ def test_filled_and_returned(op: Op, dtype: torch.dtype, device: torch.device, r
         out = poisoned(*lead, N, like=expected)
         assert op.call(**arguments, out=out) is out
         assert torch.equal(out, expected)
+        if len(lead) == 2:
+            swapped = arguments[op.input].transpose(0, 1).contiguous().transpose(0, 1)
+            assert op.call(**{**arguments, op.input: swapped}, out=out.zero_()) is out
+            assert_within(op, [out], *bounded(op, arguments, dtype), dtype)
     want, allowed = bounded(op, arguments, dtype)
     for out in (
         poisoned(N, 9, like=expected).t(),

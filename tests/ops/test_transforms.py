@@ -84,11 +84,11 @@ def test_results_of_vmap_require_what_pytorchs_do(op: Op, rng: torch.Generator) 
 
 @rows("empty vmap", lambda op: op.is_vmappable)
 def test_vmap_over_nothing(op: Op, rng: torch.Generator) -> None:
-    """A batch of no elements, of x, and of everything that has a row for each of x."""
+    """A batch of no elements, of each argument, of everything that has a row for each of x, and of all."""
     arguments = op.draw(rng, (3,), 4, 5)
     op.call(**arguments)
     every = tensors_of(arguments)
-    for names in ((op.input,), tuple(op.inputs())):
+    for names in (*((name,) for name in every), tuple(op.inputs()), tuple(every)):
         shapes = []
         for of in (op.call, op.reference):
             found = torch.vmap(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from epigemm.operators import graphs
 from epigemm.packs import keep_mode, weight_packs
 from tests.support.pieces import Road
 from tests.support.public import PUBLIC_LINEAR, Public
-from tests.support.untyped import backward
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +40,7 @@ def packed(road: Road) -> list[bool]:
     return [launch.packed for launch in road.take()]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
 def test_plain_calls_keep_the_packs_of_parameters(function: Public, road: Road, rng: torch.Generator) -> None:
     arguments = function.draw(rng, shape=road.size, device=road.device)
@@ -60,60 +59,6 @@ def test_plain_calls_keep_the_packs_of_parameters(function: Public, road: Road, 
         arguments["weight"].mul_(2)
         function.call(**arguments)
         assert packed(road) == [False], "but not made again"
-
-
-def test_other_weights_have_none(road: Road) -> None:
-    weight, x = road.weight(), road.x()
-    parameter = nn.Parameter(weight)
-    with torch.no_grad(), epigemm.keep_packs():
-        for other in (weight, parameter.detach(), parameter[:], nn.Buffer(weight)):
-            road.check(epigemm.linear(x, other), x, weight)
-            assert not weight_packs.kept(other)
-        assert not weight_packs.kept(parameter)
-    assert packed(road) == [False] * 4
-
-
-def test_nothing_is_kept_while_a_gradient_is_asked_for(road: Road) -> None:
-    """Hand-written training writes the weight where nothing counts it."""
-    weight, x = nn.Parameter(road.weight()), road.x()
-    with epigemm.keep_packs():
-        with torch.no_grad():
-            epigemm.linear(x, weight)
-        for _ in range(2):
-            backward(epigemm.linear(x, weight).square().mean())
-            assert weight.grad is not None
-            weight.data -= weight.grad
-        assert packed(road)[:2] == [True, False]
-        with torch.no_grad():
-            road.check(epigemm.linear(x, weight), x, weight)
-
-
-def test_a_frozen_weight_keeps_its_pack_while_x_is_trained(road: Road) -> None:
-    weight, x = nn.Parameter(road.weight(), requires_grad=False), road.x().requires_grad_()
-    with epigemm.keep_packs():
-        road.check(epigemm.linear(x, weight), x, weight)
-    assert packed(road) == [True]
-
-
-def test_changes_are_followed_and_memory_is_given_back(road: Road) -> None:
-    weight, x = nn.Parameter(road.weight()), road.x()
-    gc.collect()  # what earlier tests have left
-    owners = len(weight_packs._owners)
-    with torch.no_grad(), epigemm.keep_packs():
-        for _ in range(3):
-            road.check(epigemm.linear(x, weight), x, weight)
-            weight.mul_(-1.5)
-        assert weight_packs.kept(weight)[2].buffer.nbytes == weight_packs.pack_bytes(*weight.shape, 2)
-    del weight
-    gc.collect()
-    assert len(weight_packs._owners) == owners
-
-
-def test_autocast_casts_make_no_packs(road: Road) -> None:
-    weight, x = nn.Parameter(road.weight()), road.x()
-    with torch.no_grad(), epigemm.keep_packs(), torch.autocast(road.device.type, torch.bfloat16):
-        epigemm.linear(x, weight)
-    assert not weight_packs.kept(weight)
 
 
 def test_explain_says_so(road: Road) -> None:
@@ -177,11 +122,7 @@ def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("by_operator")
 @pytest.mark.parametrize(
     ("function", "expected"),
-    [
-        (block_inside, ["keep", "find", "find"]),
-        (decorated, ["keep"]),
-        (calls_decorated, ["keep", "find"]),
-    ],
+    [(block_inside, ["keep", "find", "find"]), (calls_decorated, ["keep", "find"])],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_compiled_code_may_use_it(function: Callable[..., Any], expected: list[str]) -> None:
@@ -193,20 +134,6 @@ def test_compiled_code_may_use_it(function: Callable[..., Any], expected: list[s
         assert not keep_mode.enabled() and keep_mode.traced is None
         compiled(x, nn.Parameter(torch.randn(3, 8)))
         assert uses == expected, "compiled again"
-
-
-@pytest.mark.usefixtures("by_operator")
-def test_compiled_code_may_switch_for_all(rng: torch.Generator) -> None:
-    compiled, uses = uses_of(statement_inside)
-    x, weight = torch.randn(4, 8), nn.Parameter(torch.randn(3, 8))
-    with torch.no_grad():
-        compiled(x, weight)
-    assert uses == ["keep"] and keep_mode.enabled() and in_a_thread(keep_mode.enabled)
-    with epigemm.keep_packs(False):
-        assert not keep_mode.enabled()
-    assert keep_mode.enabled(), "a block puts back what was before"
-    epigemm.set_keep_packs(False)
-    assert not keep_mode.enabled()
 
 
 @pytest.mark.usefixtures("by_operator")
@@ -241,16 +168,3 @@ def test_a_graph_break_inside_of_a_block() -> None:
     with torch.no_grad():
         assert broken(torch.randn(4, 8), nn.Parameter(torch.randn(3, 8)))[0]
     assert not keep_mode.enabled() and keep_mode.traced is None
-
-
-def test_compiled_calls_keep_packs(road: Road) -> None:
-    """AOTAutograd hands the operator the parameter itself."""
-    torch._dynamo.reset()
-    weight, x = nn.Parameter(road.weight()), road.x()
-    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
-    with torch.no_grad():
-        compiled(x, weight)
-        with epigemm.keep_packs():
-            for _ in range(2):
-                road.check(compiled(x, weight), x, weight)
-    assert packed(road) == [False, True, True] and list(weight_packs.kept(weight)) == [2]

@@ -13,7 +13,7 @@ from torch import Tensor
 import epigemm
 from epigemm.calls import weight_slices
 from epigemm.packs import weight_packs
-from tests.support.pieces import AT_HIGHEST, Road, pack_size
+from tests.support.pieces import Road, pack_size
 
 Parameter = torch.nn.Parameter
 
@@ -112,17 +112,3 @@ def test_without_memory_to_keep_a_call_splits_for_itself(road: Road) -> None:
         assert not memory.take() and not road.take()
     module(x)
     assert [launch.packed for launch in road.take()] == [True]
-
-
-@pytest.mark.parametrize("refused", ["pack", "workspace"])
-def test_strict_calls_tell_of_missing_memory(refused: str, road: Road) -> None:
-    weight, x = road.weight(), road.x()
-    use = "keep" if refused == "pack" else "find"
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(road, patch)
-        memory.refuse("pack", "workspace")
-        for _ in range(2):
-            with pytest.raises(torch.OutOfMemoryError):
-                torch.ops.epigemm.linear("bias", x, weight, *AT_HIGHEST, use, True)
-            assert memory.take()[0] == refused
-    assert not weight_packs.kept(weight)

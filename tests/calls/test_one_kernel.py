@@ -1,0 +1,307 @@
+"""Calls of which one kernel gives more than a plain one: pairs of products, two values, statistics of columns.
+
+What is done about each reason of the entry, and where the caller makes several calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm import PerColumn, glu
+from epigemm.arguments import forms
+from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.precision import DEFAULT
+from epigemm.calls import moments, one_kernel, resolve, weight_slices
+from epigemm.calls.resolve import Beside
+from epigemm.epilogues.library import BIAS, FUNCTIONS
+from epigemm.epilogues.registry import typed
+from epigemm.linker import loader
+from epigemm.packs import weight_packs
+from epigemm.planner import dry_runs, plans
+from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.reasons import Reason
+from tests.gemm.query import H200
+from tests.support.answers import Answers
+from tests.support.plans import FAMILIES, FP16X3, MMA, SWAP_AB, TMA, numbers
+from tests.support.untyped import backends
+
+M, N, K = 4096, 2048, 1024
+RESULT = torch.empty(M, N)
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors count as lying on an H200."""
+    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+    monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
+
+
+@epigemm.epilogue
+def gelu_beside(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
+    z = acc + bias
+    return F.gelu(z), z
+
+
+@epigemm.epilogue
+def gelu_alone(acc: Tensor, bias: PerColumn) -> Tensor:
+    return F.gelu(acc + bias)
+
+
+def drawn(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias = (torch.empty(size, dtype=dtype) for size in ((m, k), (n, k), (n,)))
+    return x, weight, bias
+
+
+def pair_call(dtype: torch.dtype = torch.bfloat16) -> LinearCall:
+    """Both products have a bias."""
+    x, weight, bias = drawn(M, N, K, dtype)
+    return glu.pair_call(FUNCTIONS["gated_silu"], x, weight, bias, torch.empty_like(weight), bias, None)
+
+
+def both_call(
+    m: int = M, n: int = N, k: int = K, dtype: torch.dtype = torch.bfloat16, precision: str | None = None
+) -> LinearCall:
+    x, weight, bias = drawn(m, n, k, dtype)
+    made = gelu_beside.parts(dtype).pair
+    assert made is not None
+    return LinearCall(forms.of_types(made.traced, x, [bias]), x, weight, (bias,), precision or DEFAULT)
+
+
+def norm_call(dtype: torch.dtype = torch.bfloat16, **more: Any) -> LinearCall:
+    x, weight, bias = drawn(M, N, K, dtype)
+    return LinearCall(BIAS, x, weight, (bias,), **more)
+
+
+class Kind(NamedTuple):
+    """What makes such a call, what runs it and gives the result or None, and what the entry answers for a result."""
+
+    call: Callable[..., LinearCall]
+    run: Callable[[LinearCall], Tensor | None]
+    answer: Any
+    kernel: str
+
+
+def run_both(call: LinearCall) -> Tensor | None:
+    found = one_kernel.both(call)
+    return None if found is None else found.result
+
+
+def run_moments(call: LinearCall) -> Tensor | None:
+    found = resolve.one_kernel(call._replace(statistics=True), Beside(None, torch.empty(2, N), None))
+    return found[0] if isinstance(found, tuple) else None
+
+
+KINDS = {
+    "pair": Kind(pair_call, one_kernel.pair, RESULT, "_pair"),
+    "both": Kind(both_call, run_both, RESULT, "epigemm_open_sm90_tma_bfloat16_"),
+    "moments": Kind(norm_call, run_moments, (RESULT, 0), "epigemm_open_sm90_tma_bfloat16_"),
+}
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@kinds
+def test_a_result_is_returned_as_it_is(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = kind.call()
+    answers = Answers(monkeypatch, "ask", kind.answer)
+    assert kind.run(made) is RESULT
+    (asked,) = answers.asked
+    assert asked[0] == made.epilogue.number and asked[3] == made.operands and asked[-4] is made.weight2
+
+
+@kinds
+def test_a_kernel_is_linked_and_the_call_made_again(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reason is met twice."""
+    answers = Answers(monkeypatch, "ask", int(Reason.NOT_LINKED), kind.answer, *[int(Reason.NOT_LINKED)] * 2)
+    assert kind.run(kind.call()) is RESULT
+    (linked,) = answers.linked
+    assert kind.kernel in linked
+    assert kind.run(kind.call()) is None and len(answers.asked) == 4
+
+
+@kinds
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
+def test_several_calls_for_any_other_reason(
+    kind: Kind, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers(monkeypatch, "ask", int(reason))
+    assert kind.run(kind.call()) is None and len(answers.asked) == 1 and not answers.linked
+
+
+@kinds
+def test_a_kernel_that_cannot_be_linked(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    Answers(monkeypatch, "ask", int(Reason.NOT_LINKED))
+    monkeypatch.setattr(loader, "link", lambda *about: "no NVRTC")
+    assert kind.run(kind.call()) is None
+
+
+@kinds
+def test_autocast_with_nothing_to_cast(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is given, as torch's GEMM would make one of another type."""
+    answers = Answers(monkeypatch, "ask", kind.answer)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kind.run(kind.call()) is RESULT
+    assert answers.asked[0][5].shape == (M, N)
+    assert answers.asked[0][-6] == dry_runs.ROUTED | dry_runs.OUT_APART
+
+
+@pytest.mark.parametrize("kind", [KINDS["pair"], KINDS["both"]], ids=["pair", "both"])
+def test_several_calls_where_somebody_intercepts(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast casts, autograd records, a transform batches: nothing is asked."""
+    answers, made = Answers(monkeypatch, "ask"), kind.call()
+    with torch.autocast("cpu", torch.float16):
+        assert kind.run(made) is None
+    many = torch.empty(2, M, K, dtype=torch.bfloat16)
+    found = torch.vmap(lambda x: x if kind.run(made._replace(x=x)) is None else 2 * x)(many)
+    assert found.shape == many.shape
+    made.weight.requires_grad_()
+    for enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled):
+            assert kind.run(made) is None
+    assert not answers.asked
+
+
+def test_types_that_no_kernel_stores_two_values_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, "ask", *[RESULT] * 3)
+    assert one_kernel.both(both_call(dtype=torch.float32, precision="high")) is None
+    assert one_kernel.both(both_call(dtype=torch.float64)) is None
+    assert one_kernel.both(both_call()._replace(invariant=True)) is None
+    assert not answers.asked
+    for precision in ("tf32", "highest", None):
+        assert one_kernel.both(both_call(dtype=torch.float32, precision=precision)) is not None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias2", [True, False])
+def test_the_epilogue_of_a_pair_has_the_biases_that_there_are(bias: bool, bias2: bool) -> None:
+    x, _, vector = drawn(8, 8, 16, torch.float16)
+    given = (vector if bias else None, x, vector if bias2 else None)
+    made = glu.pair_call(FUNCTIONS["gated_gelu"], x, x, *given, None)
+    assert made.epilogue.name == ("gated_gelu_bias2.000" if bias2 else "gated_gelu.00")
+    expected = (given[0], *([vector] if bias2 else []), None)
+    assert len(made.operands) == len(expected)
+    assert all(each is other for each, other in zip(made.operands, expected, strict=True))
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "block_rows"), [(1024, 64), (1024, 0), (2048, 128), (4096, 0)])
+def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for them is there if the rows may be few blocks. The call says whether it has left any."""
+    made = norm_call()
+    x, result = torch.empty(rows, K, dtype=torch.bfloat16), torch.empty(rows, N)
+    answers = Answers(monkeypatch, "ask", (result, block_rows))
+    z, found = moments.with_moments(made._replace(x=x), leaves_blocks=True)
+    of_columns, given = answers.asked[0][-2:]
+    assert z is result and found.block_rows == block_rows and found.mean.dtype is torch.float32
+    assert of_columns.data_ptr() == found.mean.data_ptr() and of_columns.shape == (2, N)
+    assert (given is None) == (rows == 4096) and (found.blocks is None) == (block_rows == 0)
+    assert given is None or (given.shape == (moments.MOST_LEFT, N, 2) and given.dtype is torch.float32)
+    assert found.blocks is None or found.blocks is given
+
+
+# --- packs of the weight ---------------------------------------------------------------------------------------------
+
+COSTLESS = sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
+
+
+@pytest.mark.parametrize(
+    ("precision", "setting", "order"),
+    [
+        ("highest", "none", 1),
+        ("high", "none", 3),
+        ("tf32", "none", 4),
+        ("ieee", "none", 0),
+        ("highest", "tf32", 1),
+    ],
+)
+def test_the_arithmetics_of_a_precision(
+    precision: str, setting: str, order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting of torch's that is less accurate is told."""
+    backends.mkldnn.matmul.fp32_precision = setting
+    answers = Answers(monkeypatch, "ask", (RESULT, 0))
+    assert run_moments(norm_call(torch.float32, precision=precision)) is RESULT
+    assert answers.asked[0][6:9] == (order, None, 0)
+    assert bool(answers.asked[0][11] & dry_runs.OTHER_SETTING) == (setting == "tf32")
+
+
+def test_a_pack_is_made_where_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For many calls, so it costs this one nothing. Without memory for it the call's own slices are used."""
+    made: list[int] = []
+
+    def keep(weight: Tensor, slices: int) -> None:
+        made.append(slices)
+        if len(made) == 2:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(weight_packs, "keep", keep)
+    monkeypatch.setattr(weight_slices, "_shortages", {})
+    call = norm_call(torch.float32, pack_use=weight_packs.KEEP)
+    for is_short in (False, True):
+        answers = Answers(monkeypatch, "ask", int(Reason.LACKS_PACK), (RESULT, 0))
+        assert run_moments(call) is RESULT and made[-1] == 2
+        assert answers.asked[0][8] == COSTLESS and (answers.asked[1][8] != COSTLESS) == is_short
+        assert weight_slices.has_been_short() == is_short
+
+
+def test_where_no_pack_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a capture, and of a weight that needs a gradient."""
+    monkeypatch.setattr(weight_packs, "keep", lambda *_: pytest.fail("a pack was made"))
+    call = norm_call(torch.float32, pack_use=weight_packs.KEEP)
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_packs, "capturing", lambda device: True)
+        answers = Answers(patch, "ask", int(Reason.LACKS_PACK), (RESULT, 0))
+        assert run_moments(call) is RESULT and answers.asked[1][7:9] == ((None, None), 0)
+    call.weight.requires_grad_()
+    answers = Answers(monkeypatch, "ask", (RESULT, 0))
+    assert run_moments(call) is RESULT and answers.asked[0][7:9] == (None, 0)
+
+
+# --- the planner, of two values --------------------------------------------------------------------------------------
+
+
+def dry(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, plan: tuple[int, ...] = ()) -> DryRun:
+    return dry_runs.dry_run(both_call(m, n, k, dtype), plan=plan)
+
+
+@pytest.mark.parametrize("size", [(8192, 3072, 768), (4096, 4096, 512), (16, 4096, 4096), (256, 1024, 1024)])
+def test_one_kernel_where_it_is_faster(size: tuple[int, int, int]) -> None:
+    """Each tile takes longer than for one matrix."""
+    found = dry(*size)
+    assert found.fused and found.launches == ["fused"] and not found.answer
+    assert list(FAMILIES)[found.plan[0]] in (TMA, SWAP_AB)
+    made = both_call(*size)
+    both, one = (
+        predicted(each) for each in (made, made._replace(epilogue=typed(gelu_alone.traced, (False,))))
+    )
+    assert both.keys() & one.keys() and all(both[tile] > one[tile] for tile in both.keys() & one.keys())
+
+
+def predicted(made: LinearCall) -> dict[str, float]:
+    """What the planner expects of each tile that it compares."""
+    (tried,) = dry_runs.dry_run(made, tried=True).tried
+    return {str(each["plan"]): each["predicted_us"] for each in tried.plan["candidates"]}
+
+
+def test_several_kernels_elsewhere() -> None:
+    """Where the product takes the time, where TMA does not store the rows, in fp64, and by the mma kernels."""
+    (tried,) = dry_runs.dry_run(both_call(16384, 8192, 8192), tried=True).tried
+    assert tried.why_not.startswith("a product with one elementwise kernel is not expected to be slower")
+    for changed in ((M, N + 1, K, torch.bfloat16), (M, N + 2, K, torch.bfloat16), (M, N, K, torch.float64)):
+        found = dry(*changed[:3], dtype=changed[3])
+        assert found.answer == Reason.NOT_FUSED and not found.fused
+    for arithmetic, dtype in (("ieee", torch.bfloat16), ("split", torch.float32)):
+        found = dry(M, N, K, dtype=dtype, plan=(dry_runs.ARITHMETICS.index(arithmetic), *numbers(MMA)))
+        assert "beside the result" in found.refused
+    assert dry(8192, 3072, 767).launches == ["copy", "fused"]
+    found = dry(16384, 4096, 512, dtype=torch.float32)
+    assert found.fused and found.on_slices and list(FAMILIES)[found.plan[0]] == FP16X3
