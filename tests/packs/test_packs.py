@@ -70,6 +70,7 @@ def by_layer(road: Road) -> Holder:
 
 def by_norm(road: Road) -> Holder:
     layer = epigemm.nn.LinearScaleBatchNorm1d(road.size[2], road.size[1], device=road.device).eval()
+    assert isinstance(layer.linear.weight, Parameter)
     return Holder(layer.linear.weight, layer, lambda x: layer.bn(layer.linear(x) * layer.scale), layer.repack)
 
 
