@@ -23,8 +23,10 @@ def state() -> tuple[str, str, str]:
     return MATMUL.fp32_precision, backends.fp32_precision, backends.mkldnn.matmul.fp32_precision
 
 
-def configure(matmul: str, widest: str) -> None:
+def configure(matmul: str, widest: str, old: str | None = None) -> None:
     """CUDA's own setting and that of all backends; the CPU's follows the latter."""
+    if old is not None:
+        torch.set_float32_matmul_precision(old)
     backends.mkldnn.matmul.fp32_precision = "none"
     backends.fp32_precision = widest
     MATMUL.fp32_precision = matmul
@@ -45,7 +47,7 @@ SETTINGS: list[tuple[str, Any, str]] = [
       for name, each in (("ieee", "split"), ("tf32", "scaled"), ("none", "split"))),
     ("of all backends", lambda: configure("none", "tf32"), "scaled"),
     ("tf32 of the new one, highest of the old",
-     lambda: (torch.set_float32_matmul_precision("highest"), configure("tf32", "none")), "scaled"),
+     lambda: configure("tf32", "none", old="highest"), "scaled"),
 ]  # fmt: skip
 
 

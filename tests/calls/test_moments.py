@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
     bf16 = torch.bfloat16
-    for given, expected in (
+    cases: list[tuple[Any, list[str]]] = [
         ((16384, 8192, 8192), ["fused", "merge"]),
         ((2048, 8192, 8192, torch.float16), ["fused", "merge"]),
         *(((1300, 1024, 512, bf16, (0, TMA, tile, 0, 8, 1)), ["fused", "merge"]) for tile in TILES),
@@ -50,7 +52,8 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         ((2048, 512, 512, torch.float64), ["torch_gemm", "blocks", "merge"]),
         ((1024, 8192, 4096), ["fused"]),
         ((1025, 8192, 4096), ["fused", "merge"]),
-    ):
+    ]
+    for given, expected in cases:
         assert launches(*given) == expected, given
     shapes = [(m, n, k) for m in (4096, 8192) for n in (1024, 4096) for k in (512, 1024)]
     assert ["torch_gemm"] in [launches(*shape, statistics=False) for shape in shapes]

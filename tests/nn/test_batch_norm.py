@@ -40,7 +40,7 @@ def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def layer(dtype: Any = torch.float32, *, relu: bool = False, **options: Any) -> Any:
     kind = epigemm.nn.LinearBatchNormReLU if relu else epigemm.nn.LinearScaleBatchNorm1d
-    made = kind(IN, OUT, **options).to(dtype)
+    made: Any = kind(IN, OUT, **options).to(dtype)
     with torch.no_grad():
         for parameter in made.bn.parameters():
             parameter.normal_()
@@ -54,7 +54,7 @@ def plain(made: Any, x: Tensor) -> Tensor:
     z = made.linear(x)
     scale = getattr(made, "scale", None)
     y: Tensor = made.bn(z if scale is None else z * scale)
-    return torch.relu(y) if isinstance(made, epigemm.nn.LinearBatchNormReLU) else y  # type: ignore[no-any-return]
+    return torch.relu(y) if isinstance(made, epigemm.nn.LinearBatchNormReLU) else y
 
 
 def assert_same_buffers(made: nn.Module, other: nn.Module) -> None:

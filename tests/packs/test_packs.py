@@ -70,6 +70,7 @@ def by_layer(road: Road) -> Holder:
 
 def by_norm(road: Road) -> Holder:
     layer = epigemm.nn.LinearScaleBatchNorm1d(road.size[2], road.size[1], device=road.device).eval()
+    assert isinstance(layer.linear.weight, Parameter)
     return Holder(layer.linear.weight, layer, lambda x: layer.bn(layer.linear(x) * layer.scale), layer.repack)
 
 
@@ -110,7 +111,7 @@ def load_state(weight: Tensor) -> None:
 
 
 def point_elsewhere(weight: Tensor) -> None:
-    weight.data = torch.randn_like(weight)
+    weight.data = torch.randn_like(weight) / weight.shape[1] ** 0.5
 
 
 def transpose_in_place(weight: Tensor) -> None:
@@ -217,7 +218,7 @@ MOVES: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("move", MOVES)
 def test_a_layer_whose_parameters_move(move: str, road: Road) -> None:
-    held, x = by_layer(road), few_rows(road)
+    held, x = by_layer(road), road.x()
     held.check(x)
     for _ in range(2):
         MOVES[move](held.call)

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 import epigemm
 from epigemm.packs import weight_packs
-from tests.packs.test_packs import HOLDERS, by_layer, few_rows, holders, packed
+from tests.packs.test_packs import HOLDERS, by_layer, holders, packed
 from tests.support.pieces import AT_HIGHEST, Road
 from tests.support.untyped import backward
 
@@ -96,7 +96,7 @@ def test_what_the_operator_may_do_with_packs(use: str, road: Road) -> None:
 def test_graphs_find_the_packs(backend: str, is_exported: bool, road: Road) -> None:
     """The parameter reaches the operator as the object that it is; changes are followed."""
     torch.compiler.reset()
-    held, x = by_layer(road), few_rows(road)
+    held, x = by_layer(road), road.x()
     module: Any = held.call
     with torch.no_grad():
         call = torch.export.export(module, (x,)).module() if is_exported else module
