@@ -49,8 +49,11 @@ class Off(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func.is_view or func._schema.is_mutable:
             return result
-        made = [each for each in (result if isinstance(result, (tuple, list)) else [result])
-                if isinstance(each, Tensor) and each.is_floating_point() and each.numel()]  # fmt: skip
+        made = [
+            each
+            for each in (result if isinstance(result, (tuple, list)) else [result])
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel()
+        ]
         if made:
             if self.count == self._at:
                 for number, each in enumerate(made):

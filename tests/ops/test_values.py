@@ -75,8 +75,11 @@ def test_results_are_returned_as_the_program_returns_them(op: Op, rng: torch.Gen
     assert tree_structure(got) == tree_structure(want)
 
 
-FAMILIES = [(m, n, k) for m in (1, 5, 16, 33, 64, 100, 256, 1000)
-            for n, k in ((256, 512), (264, 136), (1000, 1024), (17, 40))]  # fmt: skip
+FAMILIES = [
+    (m, n, k)
+    for m in (1, 5, 16, 33, 64, 100, 256, 1000)
+    for n, k in ((256, 512), (264, 136), (1000, 1024), (17, 40))
+]
 
 
 @pytest.mark.gpu
