@@ -215,3 +215,17 @@ def test_fp32_on_a_gpu(precision: Any) -> None:
     exact = F.linear(x.double(), weight.double()).relu()
     result = torch.compile(call, backend="eager")(x)
     torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_out_of_memory_keeps_its_type() -> None:
+    weight = torch.randn(1 << 16, 64, device="cuda", dtype=torch.bfloat16)
+
+    def layer(x: Tensor) -> Tensor:
+        return epigemm.linear_relu(x, weight, None)
+
+    call = torch.compile(layer, fullgraph=True)
+    call(torch.randn(8, 64, device="cuda", dtype=torch.bfloat16))
+    rows = torch.cuda.get_device_properties(0).total_memory // (2 * (1 << 16)) + 1
+    with pytest.raises(torch.OutOfMemoryError):
+        call(torch.zeros(1, 64, device="cuda", dtype=torch.bfloat16).expand(rows, 64))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -100,6 +102,48 @@ def test_repack_during_capture_is_refused(road: Road) -> None:
         torch.zeros(1, device="cuda")
 
 
+def test_graphed_training_follows_plain_pytorch(road: Road) -> None:
+    """torch.cuda.make_graphed_callables, whose warm-up changes no weight."""
+    linear, module = layer(road)
+    plain = nn.Linear(road.size[2], road.size[1], device=road.device)
+    plain.load_state_dict(linear.state_dict())
+    x = road.x()
+    with torch.no_grad():
+        module(x)  # a kept pack is at hand
+    graphed: Any = torch.cuda.make_graphed_callables(module, (x.clone(),))
+    target = torch.rand(road.size[0], road.size[1], device=road.device)
+    losses: list[list[float]] = [[], []]
+    calls: list[tuple[Any, Any, list[float]]] = [
+        (graphed, module.parameters(), losses[0]),
+        (lambda given: torch.relu(plain(given)), plain.parameters(), losses[1]),
+    ]
+    for call, parameters, found in calls:
+        optimise = torch.optim.AdamW(parameters, lr=1e-2, fused=True)
+        for _ in range(4):
+            loss = (call(x) - target).square().mean()
+            found.append(loss.item())
+            loss.backward()
+            optimise.step()
+            optimise.zero_grad()
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=0.0)
+    with torch.no_grad():
+        agree(module(x), linear, x)
+
+
+@pytest.mark.slow
+def test_cuda_graphs_of_torch_compile(road: Road) -> None:
+    """mode="reduce-overhead": its warm-up allocates from a private pool, where a kept pack must not land."""
+    torch.compiler.reset()
+    linear, module = layer(road)
+    x = road.x()
+    compiled = torch.compile(module, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for step in range(6):
+            agree(compiled(x).clone(), linear, x)
+            if step >= 3:
+                linear.weight.mul_(-1.5)
+
+
 def test_a_pack_made_on_another_stream(road: Road) -> None:
     """The reader waits for the kernel that makes the pack, and for nothing on the host."""
     linear, module = layer(road)
@@ -141,6 +185,32 @@ def test_a_pack_outlives_its_last_reader(road: Road) -> None:
     assert torch.equal(result, expected)
 
 
+def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
+    """Made again on a side stream that had never read it, then freed: the same promise."""
+    x = road.x()
+    side = cuda.Stream()
+    linear, module = layer(road)
+    with torch.no_grad():
+        module(x)
+        address = weight_packs.kept(module.weight)[2].buffer.data_ptr()
+        size = weight_packs.kept(module.weight)[2].buffer.shape[0]
+        linear.weight.mul_(2)
+        expected = torch.relu(linear(x))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            cuda._sleep(SPIN)
+            result = module(x)
+            for parameter in linear.parameters():
+                parameter.record_stream(side)
+        assert weight_packs.kept(module.weight)[2].buffer.data_ptr() == address
+    del linear, module
+    gc.collect()
+    for _ in range(4):
+        torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+    side.synchronize()
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
     """`weight.data = other` waits for nobody: the pack is made elsewhere while a side stream reads the old one."""
     x, other = road.x(), road.weight()
@@ -160,6 +230,31 @@ def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
         assert weight_packs.kept(module.weight)[2].buffer.data_ptr() != before.data_ptr()
     side.synchronize()
     assert torch.equal(result, expected)
+
+
+def test_threads_on_streams_of_their_own(road: Road) -> None:
+    linear, module = layer(road)
+    x = road.x()
+    torch.cuda.synchronize()
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(cuda.Stream()):
+                for _ in range(10):
+                    result = module(x)
+                    torch.cuda.current_stream().synchronize()
+                    agree(result, linear, x)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    assert len({launch.pack for launch in road.take()}) == 1
 
 
 @pytest.fixture
@@ -260,3 +355,37 @@ def test_really_out_of_memory(road: Road) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert filled is not None and not road.take()
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_moving_between_devices(road: Road) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("gpu: only one CUDA device")
+    linear, module = layer(road)
+    x = road.x()
+    with torch.no_grad():
+        for index in (0, 1, 0):
+            linear.to(f"cuda:{index}")
+            there = x.to(f"cuda:{index}")
+            agree(module(there), linear, there)
+            assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.slow
+def test_what_a_call_costs_the_host() -> None:
+    """Finding a pack must stay cheap beside what any call costs: launches are left to run behind."""
+    n = k = 2048
+    x, weight = torch.randn(2048, k, device="cuda"), torch.randn(n, k, device="cuda")
+    packed, out = epigemm.pack(weight), torch.empty(2048, n, device="cuda")
+
+    def microseconds(given: Any, precision: str) -> float:
+        best = float("inf")
+        for _ in range(20):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(20):
+                epigemm.linear(x, given, out=out, precision=precision)
+            best = min(best, (time.perf_counter() - start) / 20 * 1e6)
+        return best
+
+    native, found = microseconds(weight, "tf32"), microseconds(packed, "highest")
+    assert found - native < 60, f"{found:.1f} us against {native:.1f} us"
