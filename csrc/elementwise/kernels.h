@@ -1,5 +1,5 @@
-// Which kernel computes an epilogue without a product: one that is compiled with the package, or one into which the
-// epilogue is linked at run time. Callable without CUDA headers.
+// The elementwise kernels of an epilogue: compiled with the package for its own functors, else linked at run time.
+// Callable without CUDA headers.
 #pragma once
 
 #include "device/element.h"
@@ -8,8 +8,19 @@
 
 namespace epigemm {
 
-// The open kernel into which the epilogue has to be linked, for x of that element type; none where a compiled one
-// exists.
+// Strided: of compiled functors alone.
+enum class ElementwiseKernel { Value, Derivative, DerivativeSums, Strided };
+
+// The open kernel into which the epilogue has to be linked, by the element type of x (of grad).
+open::KernelName elementwise_name(ElementwiseKernel which, ElementType element);
+
+// The open kernel of the value; none where a compiled one exists.
 open::KernelNames elementwise_kernels(EpilogueId epilogue, ElementType element);
 
+namespace cuda {
+
+// The address of a compiled kernel, of an epilogue that has them (has_compiled_elementwise).
+const void* compiled_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element);
+
+}  // namespace cuda
 }  // namespace epigemm

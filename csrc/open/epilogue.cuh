@@ -1,5 +1,6 @@
-// How a plain CUDA kernel calls the functor that is linked into it, and reads its operands. Every load depends on
-// `epigemm_operand`, so the linker drops the loads of slots that the functor does not read.
+// How a plain CUDA kernel calls its functor, and reads its operands. The functor is the one that is linked into it, or
+// one of its own (elementwise/functor.cuh). Every load depends on what the functor says of a slot, so the loads of
+// slots that it does not read are dropped.
 #pragma once
 
 #include "device/types.cuh"
@@ -77,6 +78,23 @@ struct Stored {
     }
   }
   __device__ __forceinline__ static bool has_far() { return epigemm_has_far_store(); }
+};
+
+// The functor that is linked in.
+struct Linked {
+  using Result = open::Result;
+  static constexpr bool kReadsWideAccumulator = true;  // its derivative: also one of the compute type
+
+  __device__ __forceinline__ static int operand(int slot) { return epigemm_operand(slot); }
+  __device__ __forceinline__ static bool shares_rows(int slot) { return epigemm_shares_rows(slot); }
+
+  // grad times the derivative by a slot's operand, or by the accumulator (slot -1). Where that derivative is 0 the
+  // result is 0 even if grad is infinite or NaN, as in torch's own derivatives.
+  template <class T>
+  __device__ __forceinline__ static T derivative(T grad, T acc, const T (&v)[kSlots], int slot) {
+    const T found = slope(acc, v, slot);
+    return found == T(0) ? T(0) : grad * found;
+  }
 };
 
 // Whether kWidth neighbours are known to be within the row, at an address that allows wide loads.
@@ -162,7 +180,7 @@ class Neighbours {
 };
 
 // The functor for kWidth neighbouring columns. Operands that are the same in all rows are loaded once.
-template <class Element, int kWidth, Access access>
+template <class Element, int kWidth, Access access, class Functor = Linked>
 class Epilogue {
  public:
   using Compute = typename cuda::ComputeType<Element>::type;
@@ -181,14 +199,14 @@ class Epilogue {
       : operands_(operands), column_(column), count_(columns - column) {
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
-      if (epigemm_operand(kScalar0 + i) == kUnread) continue;
+      if (Functor::operand(kScalar0 + i) == kUnread) continue;
       const auto* const data = static_cast<const Compute*>(operands.data[kScalar0 + i]);
       scalars_[i] = data ? *data : operands.scalars[i];
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const void* const data = operands.data[kColumn0 + i];
-      const int kind = epigemm_operand(kColumn0 + i);
+      const int kind = Functor::operand(kColumn0 + i);
       columns_[i].clear(is_absent_negative);
       if (!data) continue;
       if (period > 0) {
@@ -205,12 +223,12 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const void* const data = operands_.data[kRow0 + i];
-      loaded.rows[i].template load<access>(epigemm_operand(kRow0 + i), data, row, 1);
+      loaded.rows[i].template load<access>(Functor::operand(kRow0 + i), data, row, 1);
     }
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
       const void* const data = operands_.data[kMatrix0 + i];
-      loaded.matrices[i].template load<access>(epigemm_operand(kMatrix0 + i), data, place(i, row), count_);
+      loaded.matrices[i].template load<access>(Functor::operand(kMatrix0 + i), data, place(i, row), count_);
     }
     return loaded;
   }
@@ -219,7 +237,7 @@ class Epilogue {
   __device__ __forceinline__ void prefetch(int64_t row) const {
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
-      const int kind = epigemm_operand(kMatrix0 + i);
+      const int kind = Functor::operand(kMatrix0 + i);
       if (kind == kUnread) continue;
       const int bytes = static_cast<int>(kind == kOfElement ? sizeof(Element) : sizeof(Compute));
       const char* const from = static_cast<const char*>(operands_.data[kMatrix0 + i]) + place(i, row) * bytes;
@@ -228,7 +246,7 @@ class Epilogue {
   }
 
   // The functor of one element.
-  template <class Value = Result>
+  template <class Value = typename Functor::Result>
   __device__ __forceinline__ Compute apply(Compute acc, const Row& row, int i) const {
     Compute values[kSlots];
     gather(row, i, values);
@@ -242,7 +260,7 @@ class Epilogue {
 
   // The functor of all columns; of 16-bit results first in its near form (contract.h). Threads without columns in the
   // matrix do not call it, so the vote is that of the active ones.
-  template <class Value = Result>
+  template <class Value = typename Functor::Result>
   __device__ __forceinline__ void apply(const Compute (&accs)[kWidth], const Row& row,
                                         Compute (&results)[kWidth]) const {
     if constexpr (sizeof(Element) == 2) {
@@ -260,10 +278,11 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ Compute slope(Compute acc, const Row& row, int i, int slot) const {
+  // grad times its derivative by the operand in a slot, or by the accumulator (slot -1).
+  __device__ __forceinline__ Compute derivative(Compute grad, Compute acc, const Row& row, int i, int slot) const {
     Compute values[kSlots];
     gather(row, i, values);
-    return open::slope(acc, values, slot);
+    return Functor::derivative(grad, acc, values, slot);
   }
 
  private:
@@ -287,22 +306,22 @@ class Epilogue {
   }
 
   __device__ __forceinline__ int64_t place(int matrix, int64_t row) const {
-    if (epigemm_shares_rows(kMatrix0 + matrix)) row = operands_.shared_rows[matrix].of(row);
+    if (Functor::shares_rows(kMatrix0 + matrix)) row = operands_.shared_rows[matrix].of(row);
     return row * operands_.matrix_strides[matrix] + column_;
   }
 
   __device__ __forceinline__ void gather(const Row& row, int column, Compute (&values)[kSlots]) const {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) values[kColumn0 + i] = columns_[i].at(epigemm_operand(kColumn0 + i), column);
+    for (int i = 0; i < kColumns; ++i) values[kColumn0 + i] = columns_[i].at(Functor::operand(kColumn0 + i), column);
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
-      values[kScalar0 + i] = epigemm_operand(kScalar0 + i) == kUnread ? Compute(0) : scalars_[i];
+      values[kScalar0 + i] = Functor::operand(kScalar0 + i) == kUnread ? Compute(0) : scalars_[i];
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) values[kRow0 + i] = row.rows[i].at(epigemm_operand(kRow0 + i), 0);
+    for (int i = 0; i < kRows; ++i) values[kRow0 + i] = row.rows[i].at(Functor::operand(kRow0 + i), 0);
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
-      values[kMatrix0 + i] = row.matrices[i].at(epigemm_operand(kMatrix0 + i), column);
+      values[kMatrix0 + i] = row.matrices[i].at(Functor::operand(kMatrix0 + i), column);
     }
   }
 

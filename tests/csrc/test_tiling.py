@@ -1,4 +1,4 @@
-"""How an open kernel's threads share out a matrix: every element has one thread, under plain g++."""
+"""How an elementwise kernel's threads share out a matrix: every element has one thread, under plain g++."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.functors import compiled, needs_compiler, printed
 pytestmark = needs_compiler
 
 PROGRAM = r"""
-#include "elementwise/open_tiling.h"
+#include "elementwise/tiling.h"
 
 #include <cstdio>
 #include <vector>
@@ -17,13 +17,13 @@ PROGRAM = r"""
 using namespace epigemm::cuda;
 
 bool is_covered_once(int64_t m, int64_t n, int width, int rows) {
-  const OpenTiling tiling = open_tiling(m, n, width, rows);
+  const Tiling tiling = tiling_of(m, n, width, rows);
   std::vector<int> visits(m * n, 0);
   for (uint32_t block = 0; block < tiling.blocks; ++block) {
     for (int y = 0; y < tiling.down(); ++y) {
       for (int x = 0; x < tiling.across; ++x) {
-        const OpenPlace place =
-            open_place(block, tiling.blocks_across, x, y, tiling.across, tiling.down(), width, rows);
+        const Place place =
+            place_of(block, tiling.blocks_across, x, y, tiling.across, tiling.down(), width, rows);
         for (int64_t i = place.row; i < place.row + rows && i < m; ++i) {
           for (int64_t j = place.column; j < place.column + width && j < n; ++j) ++visits[i * n + j];
         }
@@ -33,14 +33,14 @@ bool is_covered_once(int64_t m, int64_t n, int width, int rows) {
   for (const int count : visits) {
     if (count != 1) return false;
   }
-  return tiling.across * tiling.down() == kOpenThreads;
+  return tiling.across * tiling.down() == kThreads;
 }
 
 // Too large to walk: the last thread of the last block is at the end, and no block is too many.
 bool reaches_the_end(int64_t m, int64_t n, int width, int rows) {
-  const OpenTiling t = open_tiling(m, n, width, rows);
+  const Tiling t = tiling_of(m, n, width, rows);
   if (t.blocks >= int64_t(1) << 31) return false;
-  const OpenPlace last = open_place(t.blocks - 1, t.blocks_across, t.across - 1, t.down() - 1, t.across, t.down(),
+  const Place last = place_of(t.blocks - 1, t.blocks_across, t.across - 1, t.down() - 1, t.across, t.down(),
                                     width, rows);
   return last.row + rows >= m && last.column + width >= n && t.blocks % t.blocks_across == 0;
 }
