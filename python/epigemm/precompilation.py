@@ -16,7 +16,6 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, one_kernel
-from epigemm.calls.elementwise_kernels import Kind
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
@@ -220,9 +219,9 @@ def _alone(form: _Wanted, training: bool) -> list[str]:
     return [f"epigemm_open_{kind.name.lower()}_{element}" for kind in _kinds(form.called, training)]
 
 
-def _kinds(epilogue: Epilogue, training: bool) -> tuple[Kind, ...]:
+def _kinds(epilogue: Epilogue, training: bool) -> tuple[elementwise_kernels.Kind, ...]:
     """The kernels without a product that calls take: where a bias is added, they may want sums of columns."""
-    return tuple(Kind)[: 1 if not training else 3 if epilogue.bias_place else 2]
+    return tuple(elementwise_kernels.Kind)[: 1 if not training else 3 if epilogue.bias_place else 2]
 
 
 def _chosen(

@@ -378,13 +378,10 @@ def gradients_of_product(
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
     found = derivative.of_x(call, grad)
-    return _gradient_of_x(call, grad) if found is None else found
-
-
-def _gradient_of_x(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    found = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
-    assert found[0] is not None
-    return found[0]
+    if found is None:
+        found, *_ = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
+    assert found is not None
+    return found
 
 
 def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:

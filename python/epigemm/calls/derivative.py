@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from epigemm._native import operator
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.calls.elementwise_kernels import Kind
 from epigemm.calls.layouts import readable
 from epigemm.epilogues.kinds import KINDS, MATRIX
 from epigemm.epilogues.registry import compute_dtype
@@ -19,9 +18,6 @@ from epigemm.linker import loader
 from epigemm.planner.reasons import Reason
 
 _derivative_out = operator("_derivative_out")
-
-_Made = TypeVar("_Made")
-_Run: TypeAlias = Callable[[ElementwiseCall, Tensor, "Tensor | None"], "_Made | Reason"]
 
 
 def of_x(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
@@ -38,10 +34,9 @@ def of_x_and_sums(call: ElementwiseCall, grad: Tensor) -> tuple[Tensor, Tensor] 
 
 
 def gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None] | None:
-    """Gradients with respect to (x, *operands), by one kernel and sums; None if no kernel runs.
+    """Gradients with respect to (x, *operands), by one kernel, which sums the columns for a bias, and sums.
 
-    The kernel itself sums the columns for a bias, which is added to x. Of other operands it writes a number for each of
-    x's.
+    None if no kernel runs.
     """
     epilogue, x, operands, _ = call
     if not x.is_cuda or x.dim() == 0 or x.numel() == 0 or grad.dtype != x.dtype:
@@ -59,8 +54,8 @@ def gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> lis
     for place, (value, slot, is_read) in enumerate(every):
         if place not in (*wanted, 0 if bias else None) or not isinstance(value, Tensor):
             continue
-        is_summed = place > 0 and not _is_whole(epilogue.operands[place - 1].kind, value, x)
-        like: Any = {"dtype": wide if is_summed else value.dtype, "device": x.device}
+        is_whole = place == 0 or (epilogue.operands[place - 1].kind == MATRIX and value.numel() == x.numel())
+        like: Any = {"dtype": value.dtype if is_whole else wide, "device": x.device}
         found[place] = torch.empty(x.shape, **like) if is_read else torch.zeros(x.shape, **like)
         if is_read and place > 0:
             slots.append(slot)
@@ -105,7 +100,7 @@ def _sums(call: ElementwiseCall, grad: Tensor) -> Tensor | None:
     return torch.empty(columns, dtype=x.dtype, device=x.device)
 
 
-def _made(run: _Run[_Made], call: ElementwiseCall, grad: Tensor, sums: Tensor | None) -> _Made | Reason:
+def _made(run: Callable[..., Any], call: ElementwiseCall, grad: Tensor, sums: Tensor | None) -> Any:
     """What `run` gives once the kernel is linked, and its tensors are copied if it cannot read them; or the reason."""
     epilogue = call.epilogue
     if not elementwise_kernels.has_native(call.x) or not epilogue.traced.program.has_derivative:
@@ -116,12 +111,9 @@ def _made(run: _Run[_Made], call: ElementwiseCall, grad: Tensor, sums: Tensor | 
         call, grad = call._replace(x=readable(call.x), operands=operands), readable(grad)
         result = run(call, grad, sums)
     if result is Reason.NOT_LINKED:
-        kind = Kind.DERIVATIVE if sums is None else Kind.DERIVATIVE_SUMS
+        kind = (
+            elementwise_kernels.Kind.DERIVATIVE if sums is None else elementwise_kernels.Kind.DERIVATIVE_SUMS
+        )
         if not loader.link(epilogue, elementwise_kernels.missing(epilogue, grad, kind), grad.device):
             result = run(call, grad, sums)
     return result
-
-
-def _is_whole(kind: str, value: Tensor, x: Tensor) -> bool:
-    """Whether an operand has a number for each of x's."""
-    return kind == MATRIX and value.numel() == x.numel()

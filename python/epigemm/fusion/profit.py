@@ -15,7 +15,6 @@ from epigemm.arguments import forms
 from epigemm.arguments.calls import FIND, LinearCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
-from epigemm.calls.elementwise_kernels import Kind
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue
@@ -107,7 +106,11 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
         return found
     call = call_of(chain, is_product_alone=False)
     dtype = call.x.dtype
-    for kind in (Kind.ELEMENTWISE, Kind.DERIVATIVE) if recorded else (Kind.ELEMENTWISE,):
+    for kind in (
+        (elementwise_kernels.Kind.ELEMENTWISE, elementwise_kernels.Kind.DERIVATIVE)
+        if recorded
+        else (elementwise_kernels.Kind.ELEMENTWISE,)
+    ):
         like = torch.empty(0, dtype=dtype, device=place.device)
         kernel = elementwise_kernels.missing(call.epilogue, like, kind)
         if not call.epilogue.is_compiled and loader.would_link(call.epilogue, kernel, place.device):
