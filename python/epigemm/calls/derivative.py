@@ -50,7 +50,7 @@ def gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> lis
     found: list[Tensor | None] = [None] * (1 + len(operands))
     slots, outs = [], []
     every = zip((x, *operands), (-1, *epilogue.traced.slots), (True, *epilogue.traced.reads), strict=True)
-    wanted = [place for place, is_needed in enumerate(needs) if is_needed and place != bias]
+    wanted = [place for place, is_needed in enumerate(needs) if is_needed and (place == 0 or place != bias)]
     for place, (value, slot, is_read) in enumerate(every):
         if place not in (*wanted, 0 if bias else None) or not isinstance(value, Tensor):
             continue
