@@ -81,7 +81,8 @@ void lay_out(const Tensor& x, const Tensor& out, StridedProblem* problem) {
 }
 
 // A compiled epilogue, with x and out in any layout. Returns what was refused and why, or nullptr.
-const char* launch_any(const Problem& problem, const Tensor& x, const Tensor& out, const void* kernel, void* stream) {
+const char* launch_any(const Problem& problem, const Tensor& x, const Tensor& out, const KernelForms& kernel,
+                       void* stream) {
   StridedProblem strided;
   lay_out(x, out, &strided);
   strided.operands = open::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
@@ -96,7 +97,8 @@ const char* launch_any(const Problem& problem, const Tensor& x, const Tensor& ou
 #endif
 
 // False after torch.raise().
-bool run(const Problem& problem, const Tensor& x, const Tensor& out, const void* kernel, Torch& torch, void* stream) {
+bool run(const Problem& problem, const Tensor& x, const Tensor& out, const KernelForms& kernel, Torch& torch,
+         void* stream) {
 #if EPIGEMM_WITH_CUDA
   if (has_compiled_elementwise(problem.epilogue)) {
     return is_launched(launch_any(problem, x, out, kernel, stream), torch);
@@ -109,6 +111,11 @@ bool run(const Problem& problem, const Tensor& x, const Tensor& out, const void*
 bool sums_fit(const Tensor& sums, const Tensor& x) {
   return x.dim > 0 && sums.dim == 1 && sums.sizes[0] == columns_of(x) && sums.is_contiguous() &&
          sums.element == x.element && sums.is_beside(x);
+}
+
+// Compiled kernels give gradients by scalars, beside that by x.
+bool is_given(EpilogueId epilogue, int slot) {
+  return !has_compiled_elementwise(epilogue) || (slot >= open::kScalar0 && slot < open::kScalar0 + open::kScalars);
 }
 
 bool gradient_fits(const Tensor& gradient, const Tensor& x, ElementType element) {
@@ -124,8 +131,9 @@ bool fits(const DerivativeCall& call, Problem* problem) {
     return false;
   }
   if (call.sums && (!call.has_result || !sums_fit(*call.sums, x))) return false;
-  for (const Tensor* const gradient : call.of_slot) {
-    if (gradient && !gradient_fits(*gradient, x, grad.element)) return false;
+  for (int slot = 0; slot < open::kSlots; ++slot) {
+    const Tensor* const gradient = call.of_slot[slot];
+    if (gradient && (!is_given(call.epilogue, slot) || !gradient_fits(*gradient, x, grad.element))) return false;
   }
   return fits({call.epilogue, call.grad, call.operands}, problem);
 }
@@ -162,7 +170,7 @@ bool prepare_sums(DerivativeProblem* problem, Torch& torch) {
 }
 
 // False after torch.raise().
-bool run([[maybe_unused]] const DerivativeProblem& problem, [[maybe_unused]] const void* kernel,
+bool run([[maybe_unused]] const DerivativeProblem& problem, [[maybe_unused]] const KernelForms& kernel,
          [[maybe_unused]] const Tensor& x, [[maybe_unused]] const Tensor* sums, Torch& torch) {
 #if EPIGEMM_WITH_CUDA
   constexpr int kDependentCapability = 90;
@@ -188,8 +196,8 @@ Answer elementwise(const ElementwiseCall& call, Torch& torch) {
   const bool are_whole = x.is_contiguous() && (!call.out || call.out->is_contiguous());
   const bool is_readable = are_whole || has_compiled_elementwise(call.epilogue);
   if (!is_readable || (!call.operands.fold && !are_contiguous(problem))) return Answer::NotReadable;
-  const void* const kernel = elementwise_kernel(call.epilogue, ElementwiseKernel::Value, x.element, capability_of(x));
-  if (!kernel) return Answer::NotLinked;
+  const KernelForms kernel = elementwise_kernel(call.epilogue, ElementwiseKernel::Value, x.element, capability_of(x));
+  if (!kernel.any) return Answer::NotLinked;
   void* stream = nullptr;
   if (!torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
@@ -214,16 +222,19 @@ Answer derivative(const DerivativeCall& call, Torch& torch) {
   if (!are_rows_countable(problem)) return Answer::ByReference;
   DerivativeProblem derivative;
   if (!are_contiguous(problem) || !read_matrices(call, problem, &derivative)) return Answer::NotReadable;
-  if (call.sums && !can_sum_columns(derivative)) return Answer::NotReadable;
+  const bool is_compiled = has_compiled_elementwise(call.epilogue);
+  if (call.sums && !can_sum_columns(derivative, is_compiled)) return Answer::NotReadable;
   const ElementwiseKernel which = call.sums ? ElementwiseKernel::DerivativeSums : ElementwiseKernel::Derivative;
-  const void* const kernel = elementwise_kernel(call.epilogue, which, derivative.element, capability_of(x));
-  if (!kernel) return Answer::NotLinked;
+  const KernelForms kernel = elementwise_kernel(call.epilogue, which, derivative.element, capability_of(x));
+  if (!kernel.any) return Answer::NotLinked;
   if (!torch.stream(&derivative.stream)) return Answer::NotReady;
   if (call.sums && !prepare_sums(&derivative, torch)) return Answer::NoMemory;
   Tensor out;
   if (call.has_result) {
     if (!torch.result(&out)) return Answer::Raised;
-    if (!gradient_fits(out, x, derivative.element)) return Answer::NotReadable;
+    if (!gradient_fits(out, x, derivative.element) || (is_compiled && out.element != x.element)) {
+      return Answer::DoesNotFit;
+    }
     derivative.of_acc = {out.data, out.element != derivative.element};
   }
   if (x.numel() == 0) return Answer::Done;

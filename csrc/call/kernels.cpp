@@ -10,11 +10,11 @@ open::KernelNames kernels_of(const Problem& problem, const Plan& plan) {
   return elementwise_kernels(problem.epilogue, problem.x.element);
 }
 
-const void* elementwise_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element, int capability) {
+KernelForms elementwise_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element, int capability) {
 #if EPIGEMM_WITH_CUDA
   if (has_compiled_elementwise(epilogue)) return cuda::compiled_kernel(epilogue, which, element);
 #endif
-  return link::find(epilogue, capability, elementwise_name(which, element));
+  return {link::find(epilogue, capability, elementwise_name(which, element))};
 }
 
 }  // namespace epigemm::call

@@ -11,8 +11,8 @@ namespace epigemm::call {
 // linked.
 open::KernelNames kernels_of(const Problem& problem, const Plan& plan);
 
-// The elementwise kernel of an epilogue: a compiled one, or the one into which it was linked. Null if it has not been
-// linked yet. `capability`: of the GPU, as in Device.
-const void* elementwise_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element, int capability);
+// The elementwise kernel of an epilogue: a compiled one, or the one into which it was linked, if it was. `capability`:
+// of the GPU, as in Device.
+KernelForms elementwise_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element, int capability);
 
 }  // namespace epigemm::call

@@ -71,7 +71,7 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   if (!run_fold_of(call.operands.fold ? &fold : nullptr, call, memory, torch, &problem)) return Answer::Raised;
   const int place = epilogue_info(call.epilogue).bias;
   if (gemm == Gemm::WithBias && place > 0) problem.operands[place - 1] = {};  // added already
-  const void* const kernel =
+  const KernelForms kernel =
       elementwise_kernel(call.epilogue, ElementwiseKernel::Value, product.element, problem.device.capability);
   return run_elementwise(problem, kernel, product, product, torch, problem.stream) ? Answer::Done : Answer::Raised;
 }

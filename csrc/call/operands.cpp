@@ -141,8 +141,8 @@ bool is_launched(const char* refused, Torch& torch) {
   return !refused;
 }
 
-bool run_elementwise(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
-                     void* stream) {
+bool run_elementwise(const Problem& problem, const KernelForms& kernel, const Matrix& x, const Matrix& out,
+                     Torch& torch, void* stream) {
 #if EPIGEMM_WITH_CUDA
   const SlotOperands operands = open::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
   return is_launched(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call/linear.h"
+#include "elementwise/kernels.h"
 #include "gemm/problem.h"
 
 namespace epigemm::call {
@@ -34,8 +35,8 @@ bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
 
 // Runs an elementwise kernel on a matrix. The operands are those of `problem`, vectors without gaps. `out` may be x.
 // False after torch.raise().
-bool run_elementwise(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
-                     void* stream);
+bool run_elementwise(const Problem& problem, const KernelForms& kernel, const Matrix& x, const Matrix& out,
+                     Torch& torch, void* stream);
 
 // False after torch.raise(), where there was a reason against a launch.
 bool is_launched(const char* refused, Torch& torch);

@@ -3,12 +3,12 @@
 
 namespace epigemm::cuda {
 
-#define EPIGEMM_EPILOGUE(name, Functor, forms) const void* kernel_of_##name(ElementwiseKernel, ElementType);
+#define EPIGEMM_EPILOGUE(name, Functor, forms) KernelForms kernel_of_##name(ElementwiseKernel, ElementType);
 #include "epilogue/registry.def"
 #undef EPIGEMM_EPILOGUE
 
-const void* compiled_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element) {
-  using Find = const void* (*)(ElementwiseKernel, ElementType);
+KernelForms compiled_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element) {
+  using Find = KernelForms (*)(ElementwiseKernel, ElementType);
   constexpr Find kFind[] = {
 #define EPIGEMM_EPILOGUE(name, Functor, forms) &kernel_of_##name,
 #include "epilogue/registry.def"

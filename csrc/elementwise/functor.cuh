@@ -66,10 +66,15 @@ class Compiled {
   }
 
  public:
-  static constexpr bool kReadsWideAccumulator = false;
+  static constexpr bool kHasWideAccumulator = false;
+  static constexpr bool kReadsColumns = reads<Functor>(OperandKind::PerColumn);
 
   __device__ __forceinline__ static int operand(int slot) { return read_of(slot, Indices{}); }
   __device__ __forceinline__ static bool shares_rows(int) { return false; }
+  // Scalars. The gradient of a bias is the sum of the accumulator's.
+  __device__ __forceinline__ static bool is_derived(int slot) {
+    return slot >= open::kScalar0 && slot < open::kScalar0 + open::kScalars && operand(slot) != open::kUnread;
+  }
 
   struct Result {
     __device__ __forceinline__ static Compute of(Compute acc, Values values) { return apply(acc, values, Indices{}); }

@@ -24,11 +24,11 @@ open::Operands<Compute> as(const SlotOperands& from) {
 }
 
 template <class Arguments>
-const char* enqueue(const void* kernel, int64_t blocks, dim3 block, Arguments& arguments, void* stream) {
+const char* enqueue(const void* kernel, int64_t blocks, Arguments& arguments, void* stream) {
   if (blocks > std::numeric_limits<int32_t>::max()) return "the matrix has too many elements for one kernel";
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = block;
+  config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream);
   void* parameters[] = {&arguments};
   const cudaError_t error = cudaLaunchKernelExC(&config, kernel, parameters);
@@ -41,26 +41,25 @@ const char* enqueue(const void* kernel, int64_t blocks, dim3 block, Arguments& a
 template <class Arguments>
 const char* enqueue_walk(const void* kernel, const Walk& walk, int width, int rows_of_thread, Arguments& arguments,
                          void* stream) {
-  const Tiling tiling = tiling_of(walk.m, walk.n, walk.is_wide ? width : 1, rows_of_thread);
-  arguments.frame = {walk.m, walk.n, walk.period, static_cast<uint32_t>(tiling.blocks_across), walk.is_wide};
-  const dim3 block(static_cast<unsigned>(tiling.across), static_cast<unsigned>(tiling.down()));
-  return enqueue(kernel, tiling.blocks, block, arguments, stream);
+  const Tiling tiling = Tiling::of(walk.m, walk.n, walk.is_wide ? width : 1, rows_of_thread);
+  arguments.frame = {walk.m, walk.n, tiling, Divider::by(walk.period), walk.is_wide};
+  return enqueue(kernel, tiling.blocks(), arguments, stream);
 }
 
 // The grid of the kernel that sums columns.
 template <class Element>
 const char* enqueue_sums(const void* kernel, const DerivativeProblem& problem,
                          DerivativeArguments<Element>& arguments) {
-  arguments.frame = {problem.m, problem.n, 0, 0, true};
+  arguments.frame = {problem.m, problem.n, {}, {}, true};
   arguments.partial_sums = problem.partial_sums;
   arguments.rows_of_part = bands::divided_up(problem.m, problem.parts);
   const int64_t blocks = bands::divided_up(problem.n, bands::kBand<kWidth<Element>>) * problem.parts;
-  return enqueue(kernel, blocks, dim3(kThreads), arguments, problem.stream);
+  return enqueue(kernel, blocks, arguments, problem.stream);
 }
 
 }  // namespace
 
-const char* launch_elementwise(const ElementwiseProblem& problem, const void* kernel) {
+const char* launch_elementwise(const ElementwiseProblem& problem, const KernelForms& kernel) {
   if (problem.m <= 0 || problem.n <= 0) return nullptr;
   return with_element_type(problem.element, [&](auto element) {
     using Element = decltype(element);
@@ -70,11 +69,16 @@ const char* launch_elementwise(const ElementwiseProblem& problem, const void* ke
                                             problem.x_row_stride,
                                             problem.out_row_stride,
                                             as<typename ComputeType<Element>::type>(problem.operands)};
-    return enqueue_walk(kernel, walk_of(problem), kWidth<Element>, kRowsOfThread<Element>, arguments, problem.stream);
+    const Walk walk = walk_of(problem);
+    if (walk.is_whole && kernel.most) {
+      return enqueue_walk(kernel.most, walk, kWidth<Element>, kRowsOfThread<Element>, arguments, problem.stream);
+    }
+    const int rows = kernel.most ? 1 : kRowsOfThread<Element>;
+    return enqueue_walk(kernel.any, walk, kWidth<Element>, rows, arguments, problem.stream);
   });
 }
 
-const char* launch_derivative(const DerivativeProblem& problem, const void* kernel) {
+const char* launch_derivative(const DerivativeProblem& problem, const KernelForms& kernel) {
   if (problem.m <= 0 || problem.n <= 0) return nullptr;
   return with_element_type(problem.element, [&](auto element) {
     using Element = decltype(element);
@@ -94,12 +98,15 @@ const char* launch_derivative(const DerivativeProblem& problem, const void* kern
       arguments.out[i] = gradient.out;
       arguments.is_out_of_compute[i] = gradient.is_of_compute;
     }
-    if (problem.partial_sums) return enqueue_sums(kernel, problem, arguments);
-    return enqueue_walk(kernel, walk_of(problem), kWidth<Element>, /*rows_of_thread=*/1, arguments, problem.stream);
+    if (problem.partial_sums) return enqueue_sums(kernel.any, problem, arguments);
+    const Walk walk = walk_of(problem);
+    const bool is_most = walk.is_whole && kernel.most && is_of_accumulator_alone(problem);
+    return enqueue_walk(is_most ? kernel.most : kernel.any, walk, kWidth<Element>, /*rows_of_thread=*/1, arguments,
+                        problem.stream);
   });
 }
 
-const char* launch_strided(const StridedProblem& problem, const void* kernel) {
+const char* launch_strided(const StridedProblem& problem, const KernelForms& kernel) {
   return with_element_type(problem.element, [&](auto element) {
     using Element = decltype(element);
     StridedArguments<Element> arguments{
@@ -111,7 +118,9 @@ const char* launch_strided(const StridedProblem& problem, const void* kernel) {
     }
     const int64_t wanted = bands::divided_up(arguments.elements, kThreads);
     const int64_t blocks = std::min<int64_t>(wanted, int64_t(problem.multiprocessors) * 32);
-    return enqueue(kernel, blocks, dim3(kThreads), arguments, problem.stream);
+    // A grid's stride beyond the last element must not wrap around.
+    const bool is_short = arguments.elements < (int64_t(1) << 31);
+    return enqueue(is_short ? kernel.most : kernel.any, blocks, arguments, problem.stream);
   });
 }
 

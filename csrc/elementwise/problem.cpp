@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "elementwise/tiling.h"
@@ -33,13 +34,21 @@ class Walker {
   }
   Walk walk() const {
     const bool is_one_row = !has_gaps_ && !has_row_vectors_;
-    if (is_one_row && !has_column_vectors_) return {1, m_ * n_, 0, is_wide_in_one_row_};
-    if (is_one_row && !is_wide_ && is_wide_in_one_row_ && n_ >= width_) return {1, m_ * n_, n_, true};
-    return {m_, n_, 0, is_wide_};
+    if (is_one_row && !has_column_vectors_) {
+      const int64_t elements = m_ * n_;
+      return {1, elements, 0, is_wide_in_one_row_, is_wide_in_one_row_ && are_whole(elements)};
+    }
+    const bool is_countable = n_ >= width_ && n_ <= kMost;
+    if (is_one_row && !is_wide_ && is_wide_in_one_row_ && is_countable) return {1, m_ * n_, n_, true, false};
+    return {m_, n_, 0, is_wide_, is_wide_ && !has_gaps_ && are_whole(n_)};
   }
   bool has_whole_vectors() const { return is_wide_ && n_ % width_ == 0; }
+  bool has_gaps() const { return has_gaps_; }
 
  private:
+  static constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // which the kernels count in 32 bits
+
+  bool are_whole(int64_t columns) const { return columns % width_ == 0 && columns / width_ <= kMost; }
   void add_operand(KindTraits traits, const SlotOperands& operands, int first_slot, int i) {
     const void* const data = operands.data[first_slot + i];
     if (traits.by_row && traits.by_column) {
@@ -108,8 +117,16 @@ Walk walk_of(const ElementwiseProblem& problem) {
 
 Walk walk_of(const DerivativeProblem& problem) { return walker_of(problem).walk(); }
 
-bool can_sum_columns(const DerivativeProblem& problem) {
-  return problem.m > 0 && problem.n > 0 && walker_of(problem).has_whole_vectors();
+bool can_sum_columns(const DerivativeProblem& problem, bool is_compiled) {
+  if (problem.m <= 0 || problem.n <= 0) return false;
+  const Walker walker = walker_of(problem);
+  if (is_compiled && (walker.has_gaps() || !is_of_accumulator_alone(problem))) return false;
+  return walker.has_whole_vectors();
+}
+
+bool is_of_accumulator_alone(const DerivativeProblem& problem) {
+  return std::none_of(std::begin(problem.of_slot), std::end(problem.of_slot),
+                      [](const Gradient& gradient) { return gradient.out != nullptr; });
 }
 
 int64_t sum_parts(const DerivativeProblem& problem) {

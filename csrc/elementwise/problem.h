@@ -56,13 +56,18 @@ struct Walk {
   int64_t m, n;
   int64_t period;  // see Frame in kernel.cuh
   bool is_wide;
+  bool is_whole;  // see Parts there
 };
 
 Walk walk_of(const ElementwiseProblem& problem);
 Walk walk_of(const DerivativeProblem& problem);
 
-// Whether a kernel can also sum the columns: all rows, and the vectors, are whole aligned vectors.
-bool can_sum_columns(const DerivativeProblem& problem);
+// Whether a kernel can also sum the columns: all rows, and the vectors, are whole aligned vectors. A compiled
+// epilogue's (`is_compiled`) does so for rows without gaps, beside no other gradient.
+bool can_sum_columns(const DerivativeProblem& problem, bool is_compiled);
+
+// Whether no other gradient is wanted.
+bool is_of_accumulator_alone(const DerivativeProblem& problem);
 
 // Into how many parts that kernel divides the rows: enough of them for a GPU, each with rows enough.
 int64_t sum_parts(const DerivativeProblem& problem);

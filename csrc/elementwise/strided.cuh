@@ -23,9 +23,9 @@ struct StridedArguments {
 
 // The offsets of an element, by division. `Linear` is 32 bits where the element count allows: 64-bit division costs
 // three times as much.
-template <class Functor, class Element, class Linear>
-__device__ __forceinline__ void walk_strided(const StridedArguments<Element>& p) {
-  constexpr int kTensors = StridedProblem::kTensors;
+template <class Functor, class Linear, class Element>
+__device__ __forceinline__ void run_strided(const StridedArguments<Element>& p) {
+  constexpr int kTensors = Functor::kReadsColumns ? StridedProblem::kTensors : StridedProblem::kColumn;
   const auto elements = static_cast<Linear>(p.elements);
   for (Linear i = Linear(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += Linear(gridDim.x) * kThreads) {
     int64_t offsets[kTensors] = {};
@@ -38,23 +38,13 @@ __device__ __forceinline__ void walk_strided(const StridedArguments<Element>& p)
 #pragma unroll
       for (int tensor = 0; tensor < kTensors; ++tensor) offsets[tensor] += coordinate * p.index.strides[tensor][axis];
     }
-    const EpilogueOf<Functor, Element, 1> epilogue(p.operands, offsets[StridedProblem::kColumn], /*columns=*/0,
-                                                   /*period=*/0, kIsAbsentNegative<Element>);
+    const int64_t column = Functor::kReadsColumns ? offsets[kTensors - 1] : 0;
+    const EpilogueOf<Functor, Element, 1> epilogue(p.operands, column, /*columns=*/0, {}, kIsAbsentNegative<Element>);
     const typename ComputeType<Element>::type value[1] = {
         to_compute(static_cast<const Element*>(p.x)[offsets[StridedProblem::kX]])};
     typename ComputeType<Element>::type result[1];
     epilogue.apply(value, epilogue.row(0), result);
     store<Element, 1>(p.out, offsets[StridedProblem::kOut], result);
-  }
-}
-
-template <class Functor, class Element>
-__device__ __forceinline__ void run_strided(const StridedArguments<Element>& p) {
-  // A grid's stride beyond the last element must not wrap around.
-  if (p.elements < (int64_t(1) << 31)) {
-    walk_strided<Functor, Element, uint32_t>(p);
-  } else {
-    walk_strided<Functor, Element, uint64_t>(p);
   }
 }
 

@@ -83,10 +83,12 @@ struct Stored {
 // The functor that is linked in.
 struct Linked {
   using Result = open::Result;
-  static constexpr bool kReadsWideAccumulator = true;  // its derivative: also one of the compute type
+  static constexpr bool kHasWideAccumulator = true;  // its derivative may have one of the compute type, and give such
 
   __device__ __forceinline__ static int operand(int slot) { return epigemm_operand(slot); }
   __device__ __forceinline__ static bool shares_rows(int slot) { return epigemm_shares_rows(slot); }
+  // Whether a kernel of derivatives also gives that by the operand in a slot.
+  __device__ __forceinline__ static bool is_derived(int slot) { return operand(slot) != kUnread; }
 
   // grad times the derivative by a slot's operand, or by the accumulator (slot -1). Where that derivative is 0 the
   // result is 0 even if grad is infinite or NaN, as in torch's own derivatives.
@@ -130,6 +132,12 @@ __device__ __forceinline__ void load(Packed<T, kWidth>& to, const void* data, in
   }
 }
 
+// Columns of a matrix whose rows are taken as one: how many a row has, at least kWidth and less than 2^31, and the
+// place of the first one in its row. `count` 0: the rows are taken one by one.
+struct Wrapped {
+  uint32_t count = 0, first = 0;
+};
+
 // Neighbours of x's element type or of the compute type, unconverted. They are converted where they are used, so that
 // no load waits for the one before it. `kind`: the result of epigemm_operand.
 template <class Element, int kWidth>
@@ -143,11 +151,11 @@ class Neighbours {
     if (kind == kOfCompute) open::load<access>(of_compute_, data, index, count);
   }
 
-  // From a vector that begins again behind its `period` elements, of which there are at least kWidth.
-  __device__ __forceinline__ void load_periodic(int kind, const void* data, int64_t index, int64_t period) {
+  // From a vector that begins again behind its last element.
+  __device__ __forceinline__ void load_wrapped(int kind, const void* data, Wrapped wrapped) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const int64_t at = index + i < period ? index + i : index + i - period;
+      const uint32_t next = wrapped.first + i, at = next < wrapped.count ? next : next - wrapped.count;
       if (kind == kOfElement) of_element_.values[i] = static_cast<const Element*>(data)[at];
       if (kind == kOfCompute) of_compute_.values[i] = static_cast<const Compute*>(data)[at];
     }
@@ -192,9 +200,8 @@ class Epilogue {
     Neighbours<Element, kWidth> matrices[kMatrices];
   };
 
-  // `period`: of the columns, if all rows are taken as one; else 0. `is_absent_negative`: an absent vector is read as
-  // -0, else as zeros.
-  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, int64_t period = 0,
+  // `is_absent_negative`: an absent vector is read as -0, else as zeros.
+  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, Wrapped wrapped = {},
                                       bool is_absent_negative = false)
       : operands_(operands), column_(column), count_(columns - column) {
 #pragma unroll
@@ -209,8 +216,8 @@ class Epilogue {
       const int kind = Functor::operand(kColumn0 + i);
       columns_[i].clear(is_absent_negative);
       if (!data) continue;
-      if (period > 0) {
-        columns_[i].load_periodic(kind, data, column % period, period);
+      if (wrapped.count > 0) {
+        columns_[i].load_wrapped(kind, data, wrapped);
       } else {
         columns_[i].template load<access>(kind, data, column, count_);
       }

@@ -50,8 +50,8 @@ std::string missing_elementwise(const Name& epilogue, const TensorView& x, int64
   const EpilogueId id = epilogue_named(epilogue).id;
   const auto which = static_cast<ElementwiseKernel>(kind);
   const ElementType element = element_of(x, "x");
-  const bool is_there = call::elementwise_kernel(id, which, element, cuda::device(x.device()).capability);
-  return std::string(is_there ? open::KernelName() : elementwise_name(which, element));
+  const KernelForms kernel = call::elementwise_kernel(id, which, element, cuda::device(x.device()).capability);
+  return std::string(kernel.any ? open::KernelName() : elementwise_name(which, element));
 }
 
 #endif
