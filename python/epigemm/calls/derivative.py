@@ -67,7 +67,8 @@ def gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> lis
         reason = _derivative_out(epilogue.name, grad, call.x, *given, found[0], sums, slots, outs)
         return Reason(reason) if reason else None
 
-    sums = _sums(call, grad) if bias else None
+    # The package's own kernels sum the columns beside no other gradient.
+    sums = None if not bias or (epilogue.is_compiled and slots) else _sums(call, grad)
     reason = Reason.NOT_READABLE if sums is None else _made(run, call, grad, sums)
     if reason is Reason.NOT_READABLE:
         sums, reason = None, _made(run, call, grad, None)
