@@ -55,9 +55,13 @@ EPIGEMM_HOST_DEVICE float some_root(float remembered) {
   return power_of_two((exponent < kLeast ? kLeast : exponent > kMost ? kMost : exponent) - kBias);
 }
 
-// The statistics of a row of a weight (slices.h), which has no numbers that are not finite.
-EPIGEMM_HOST_DEVICE int32_t weight_statistics(int32_t large, int32_t tiny, bool is_zero, int64_t columns) {
-  return (is_zero ? static_cast<int32_t>(columns) : large) | (tiny > 0 ? kTiny : 0);
+// In place of a row's count of tiny elements: nobody has counted them. Then there may be some.
+constexpr int32_t kUncounted = -1;
+
+// The statistics of a row of a weight (slices.h), which has no numbers that are not finite. A row of zeros has no tiny
+// ones, and all of it counts as large.
+EPIGEMM_HOST_DEVICE int32_t weight_statistics(int32_t large, bool is_zero, int64_t columns) {
+  return is_zero ? static_cast<int32_t>(columns) : large | kTiny;
 }
 
 }  // namespace epigemm::fp16_slices

@@ -39,7 +39,7 @@ template <class TileShape, class ClusterShape, int Slices, int Stages>
 struct AsItLiesMainloop {
   using Element = cutlass::half_t;
   static constexpr int kRows = cute::get<0>(TileShape{}), kColumns = cute::get<1>(TileShape{});  // of W and of x
-  static constexpr int kStageK = cute::get<2>(TileShape{});
+  static constexpr int kStageK = cute::get<2>(TileShape{}), kSlices = Slices;
   static constexpr bool kIsSplit = Slices == fp16_slices::kSlices;
   static constexpr int kGroups = kRows / 64;  // warpgroups
   static_assert(cute::size(ClusterShape{}) == 1, "a CTA loads for itself, and computes again by itself");
@@ -51,7 +51,8 @@ struct AsItLiesMainloop {
   using SmemLayoutX = decltype(cute::tile_to_shape(
       cute::GMMA::Layout_K_SW128_Atom<Element>{},
       cute::make_shape(cute::Int<kColumns>{}, cute::Int<kStageK>{}, cute::Int<Slices * Stages>{})));
-  static_assert(SmemLayoutX{}(8, 0, 0) == 8 * kStageK && SmemLayoutX{}(0, 0, 1) == kColumns * kStageK,
+  static_assert(SmemLayoutX{}.layout_b()(8, 0, 0) == 8 * kStageK &&
+                    SmemLayoutX{}.layout_b()(0, 0, 1) == kColumns * kStageK,
                 "rows and slices are not one behind the other, as TMA writes them");
 
   using MainloopPipeline = cutlass::PipelineTmaAsync<Stages>;
@@ -71,6 +72,10 @@ struct AsItLiesMainloop {
   static constexpr int kLongSum = 4096;  // from this K on promotions every 64 of K, where sums have no blocks
   static constexpr int kStagesPerBlock = 8;
   static constexpr bool kHasBlocks = kIsSplit && kRows * kColumns <= 32 * 128 * kGroups;
+#ifndef W58_PF
+#define W58_PF true
+#endif
+  static constexpr bool kPromotesFirst = W58_PF;
   static constexpr float kLowScale = 0x1p-11f, kLowEnlarged = 0x1p11f;
 
   struct Params {
@@ -145,6 +150,10 @@ struct AsItLiesMainloop {
   template <class Fragment>
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                           int thread_index, TensorStorage& shared, Params const& params) {
+#ifdef W58_NOCOUNT
+    by_length</*Counts=*/false>(pipeline, read, accumulator, k_tile_count, thread_index, shared, params);
+    return;
+#endif
     if (judge.counts) {
       by_length</*Counts=*/true>(pipeline, read, accumulator, k_tile_count, thread_index, shared, params);
     } else {
@@ -215,8 +224,13 @@ struct AsItLiesMainloop {
             __floats2half2_rn((s[0] - back.x) * kLowEnlarged, (s[1] - back.y) * kLowEnlarged));
       }
       judge.see(r, both);
-      if constexpr (Counts) judge.count(r, both, x, s);
+      if constexpr (Counts) judge.count(r, both);
     }
+  }
+
+  // The stage before `stage` is free. (Its state would take registers.)
+  CUTLASS_DEVICE static void release_before(MainloopPipeline& pipeline, int stage) {
+    pipeline.consumer_release(PipelineState{stage == 0 ? Stages - 1 : stage - 1, /*phase=*/0, /*count=*/0});
   }
 
   template <class Tensor>
@@ -241,6 +255,14 @@ struct AsItLiesMainloop {
     return make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, _2>{});
   }
 
+  // The large products are done; the small ones run on meanwhile.
+  template <class Fragment>
+  CUTLASS_DEVICE static void promote(Fragment& large, Fragment& accumulator) {
+    cute::warpgroup_fence_operand(large);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < cute::size(accumulator); ++i) accumulator(i) += large(i);
+  }
+
   template <bool Counts, int StepsPerPromotion, class Fragment>
   CUTLASS_DEVICE void multiply(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                                int thread, TensorStorage& shared) {
@@ -260,7 +282,6 @@ struct AsItLiesMainloop {
     pipeline.consumer_wait(read);
     load_numbers(weight, read.index(), 0, numbers);
     convert<Counts>(numbers, words_of(high, 0), words_of(low, 0));
-    PipelineState release = read;
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile) {
       int const stage = read.index();
       bool const has_next = k_tile + 1 < k_tile_count;
@@ -285,21 +306,20 @@ struct AsItLiesMainloop {
         if (step + 1 == kSteps && has_next) pipeline.consumer_wait(read);
         if (has_more) load_numbers(weight, step + 1 < kSteps ? stage : read.index(), (step + 1) % kSteps, numbers);
         // The step before is done: the other buffer is free, and behind a stage's last step the stage.
-        if (promotes) {
+        if (promotes && !kPromotesFirst) {
           warpgroup_wait<2>();
         } else {
           warpgroup_wait<1>();
         }
-        if (step == 0 && k_tile > 0) pipeline.consumer_release(release), ++release;
+        if (promotes && kPromotesFirst) promote(large, accumulator);
+        if (step == 0 && k_tile > 0) release_before(pipeline, stage);
         if (has_more) {
           keep_behind(numbers);
           convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(low, 1 - buffer));
         }
-        if (promotes) {
-          warpgroup_wait<1>();  // the large products are done; the small ones run on under the promotion
-          warpgroup_fence_operand(large);
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
+        if (promotes && !kPromotesFirst) {
+          warpgroup_wait<1>();
+          promote(large, accumulator);
         }
       }
       if (kHasBlocks && (k_tile + 1) % kStagesPerBlock == 0) {
@@ -332,7 +352,6 @@ struct AsItLiesMainloop {
     pipeline.consumer_wait(read);
     load_numbers(weight, read.index(), 0, numbers);
     convert<Counts>(numbers, words_of(high, 0), words_of(high, 0));
-    PipelineState release = read;
     warpgroup_fence_operand(accumulator);
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile) {
       int const stage = read.index();
@@ -351,7 +370,7 @@ struct AsItLiesMainloop {
         if (step + 1 == kSteps && has_next) pipeline.consumer_wait(read);
         if (has_more) load_numbers(weight, step + 1 < kSteps ? stage : read.index(), (step + 1) % kSteps, numbers);
         warpgroup_wait<1>();
-        if (step == 0 && k_tile > 0) pipeline.consumer_release(release), ++release;
+        if (step == 0 && k_tile > 0) release_before(pipeline, stage);
         if (has_more) {
           keep_behind(numbers);
           convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(high, 1 - buffer));

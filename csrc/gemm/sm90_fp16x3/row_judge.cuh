@@ -29,7 +29,6 @@ struct RowJudge {
   CUTLASS_DEVICE void take(WeightRows const& of, int row_of_group, bool counts_rows, bool is_again) {
     first_ = row_of_group + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
     counts = counts_rows;
-    tiny_ = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = row_of(lane(), r);
@@ -43,14 +42,9 @@ struct RowJudge {
   // Two neighbours' hi.
   CUTLASS_DEVICE void see(int r, __half2 high) { largest_[r] = __hmax2_nan(largest_[r], __habs2(high)); }
 
-  CUTLASS_DEVICE void count(int r, __half2 high, float const (&x)[2], float const (&s)[2]) {
+  CUTLASS_DEVICE void count(int r, __half2 high) {
     // A mask is -1 in a half: of the sum, the low half is one count, and the high one what the other is ahead.
     large_[r] -= __hge2_mask(__habs2(high), __float2half2_rn(fp16_slices::kLargeHigh));
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      // |s| alone would not do: it may be 0 where x is not.
-      if (x[i] != 0.0f && fp16_slices::magnitude(s[i]) < fp16_slices::kSmallestWhole) tiny_ += r ? 1u << 16 : 1u;
-    }
   }
 
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
@@ -59,16 +53,16 @@ struct RowJudge {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const uint32_t largest = largest_of_row(r);
-      const int large = sum_of_row(static_cast<int>((large_[r] & 0xffff) + (large_[r] + (large_[r] << 16) >> 16)));
-      const int tiny = sum_of_row(static_cast<int>(r ? tiny_ >> 16 : tiny_ & 0xffff));
+      const uint32_t low = large_[r] & 0xffff, high = (low + (large_[r] >> 16)) & 0xffff;
+      const int large = sum_of_row(static_cast<int>(low + high));
       const int row = row_of(lane(), r);
       const bool is_right = fp16_slices::is_scale_of_row(largest, scales[r]);
       const bool writes = lane() % 4 == 0 && row < of.rows;
       if (writes && is_right) {
         of.found_roots[row] = root_of(scales[r]);
         if (counts) {
-          of.statistics[row] = fp16_slices::weight_statistics(large, tiny, largest == 0, of.columns);
-          of.tiny[row] = tiny;
+          of.statistics[row] = fp16_slices::weight_statistics(large, largest == 0, of.columns);
+          of.tiny[row] = fp16_slices::kUncounted;
         }
       }
       for (unsigned left = __ballot_sync(0xffffffffu, writes && !is_right); left; left &= left - 1) {
@@ -81,7 +75,7 @@ struct RowJudge {
  private:
   int first_;  // row of the warp
   __half2 largest_[2];
-  uint32_t large_[2], tiny_;
+  uint32_t large_[2];
 
   CUTLASS_DEVICE static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   CUTLASS_DEVICE int row_of(int lane, int r) const { return first_ + lane / 4 + r * 8; }
