@@ -53,7 +53,7 @@ int main() {
       if (element != ElementType::Float32 && arithmetic != Arithmetic::IEEE) continue;
       Problem problem;
       problem.arithmetic = arithmetic;
-      problem.is_batch_invariant = true;
+      problem.is_batch_invariant = problem.is_weight_readable = true;
       problem.x.element = problem.weight.element = problem.out.element = element;
       print_kernels(problem);
       problem.is_pair = true;

@@ -29,12 +29,21 @@ constexpr int kLargestExponent = 126, kLeastExponent = -114;  // of a scale
 // Of hi, from which an element of a weight counts as large.
 constexpr float kLargeHigh = 0x1p6f;
 
-// What the counts of a row in one thread can hold: a quarter of its elements each.
-constexpr int64_t kMostCountedColumns = int64_t(1) << 17;
+// Two counts of a thread in one number, to which a pair of elements adds by one subtraction of its mask: 16 bits of
+// ones for each element that counts. The low half is the count of the first elements, and the high one how far that of
+// the second ones is ahead.
+EPIGEMM_HOST_DEVICE uint32_t count_pair(uint32_t counts, uint32_t mask) { return counts - mask; }
+EPIGEMM_HOST_DEVICE int32_t counted(uint32_t counts) {
+  const uint32_t low = counts & 0xffff, high = (low + (counts >> 16)) & 0xffff;
+  return static_cast<int32_t>(low + high);
+}
+
+// Each of the two has an eighth of a row's elements.
+constexpr int64_t kMostCountedColumns = int64_t(1) << 18;
 
 // e for a row of a weight whose largest finite magnitude is `largest`.
 EPIGEMM_HOST_DEVICE int weight_exponent(float largest) {
-  if (largest == 0.0f) return kLargestExponent;
+  if (largest < 0x1p-126f) return kLargestExponent;  // also where rounding to so many bits would leave nothing
   constexpr uint32_t kDropped = 13;  // bits of fp32's significand that fp16 does not have
   const uint32_t bits = bit_cast<uint32_t>(largest);
   const uint32_t to_even = (1u << (kDropped - 1)) - 1 + (bits >> kDropped & 1);

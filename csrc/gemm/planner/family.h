@@ -67,7 +67,8 @@ class Family {
   // The open kernels of this plan, in the order of `launch`.
   virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
 
-  virtual int tile_count(const Problem&) const = 0;  // for its arithmetic; the tiles of pairs if it is a pair
+  // For its arithmetic; the tiles of pairs if it is a pair; those that read a weight as it lies if it is readable.
+  virtual int tile_count(const Problem&) const = 0;
   virtual TileText describe(const Problem&, int tile) const = 0;
 
   // A text that changes whenever a plan's numbers may stand for another kernel than before.

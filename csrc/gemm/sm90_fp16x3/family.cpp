@@ -154,7 +154,8 @@ class FP16x3 final : public Family {
   }
 
   int tile_count(const Problem& p) const override {
-    return p.arithmetic == Arithmetic::IEEE ? 1 : sm90_fp16x3::tile_count(p.arithmetic);
+    if (p.arithmetic == Arithmetic::IEEE) return 1;
+    return p.is_weight_readable ? sm90_fp16x3::tile_count(p.arithmetic) : sliced_tile_count(p.arithmetic);
   }
 
   TileText describe(const Problem& problem, int index) const override {

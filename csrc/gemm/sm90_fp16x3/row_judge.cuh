@@ -43,8 +43,8 @@ struct RowJudge {
   CUTLASS_DEVICE void see(int r, __half2 high) { largest_[r] = __hmax2_nan(largest_[r], __habs2(high)); }
 
   CUTLASS_DEVICE void count(int r, __half2 high) {
-    // A mask is -1 in a half: of the sum, the low half is one count, and the high one what the other is ahead.
-    large_[r] -= __hge2_mask(__habs2(high), __float2half2_rn(fp16_slices::kLargeHigh));
+    const unsigned mask = __hge2_mask(__habs2(high), __float2half2_rn(fp16_slices::kLargeHigh));
+    large_[r] = fp16_slices::count_pair(large_[r], mask);
   }
 
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
@@ -53,8 +53,7 @@ struct RowJudge {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const uint32_t largest = largest_of_row(r);
-      const uint32_t low = large_[r] & 0xffff, high = (low + (large_[r] >> 16)) & 0xffff;
-      const int large = sum_of_row(static_cast<int>(low + high));
+      const int large = sum_of_row(fp16_slices::counted(large_[r]));
       const int row = row_of(lane(), r);
       const bool is_right = fp16_slices::is_scale_of_row(largest, scales[r]);
       const bool writes = lane() % 4 == 0 && row < of.rows;
