@@ -225,7 +225,9 @@ struct Kernel {
         if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
         consumer.finish(ring, sums, place_of(p, tiles, group));
         if constexpr (Types::kJudgesRows) {
-          if (mainloop.judge_rows(p.mainloop) && lane == 0) shared.is_again_wanted = 1;
+          const Place place = place_of(p, tiles, group);
+          const bool is_wrong = mainloop.judge_rows(p.mainloop, place.row, /*counts=*/place.column == 0);
+          if (is_wrong) shared.is_again_wanted = 1;
         }
       }
       is_again = wants_again(shared, is_again);

@@ -72,10 +72,6 @@ struct AsItLiesMainloop {
   static constexpr int kLongSum = 4096;  // from this K on promotions every 64 of K, where sums have no blocks
   static constexpr int kStagesPerBlock = 8;
   static constexpr bool kHasBlocks = kIsSplit && kRows * kColumns <= 32 * 128 * kGroups;
-#ifndef W58_PF
-#define W58_PF true
-#endif
-  static constexpr bool kPromotesFirst = W58_PF;
   static constexpr float kLowScale = 0x1p-11f, kLowEnlarged = 0x1p11f;
 
   struct Params {
@@ -140,21 +136,20 @@ struct AsItLiesMainloop {
   // Before a tile: the scales of the thread's rows. `row`: the warpgroup's first one. `counts`: the tile is the first
   // of its rows. `is_again`: the scales are those that judge_rows has found.
   CUTLASS_DEVICE void take_rows(Params const& params, int row, bool counts, bool is_again) {
-    judge.take(params.rows, row, counts, is_again);
+    judge.take(params.rows, row, is_again);
+    counts_rows = counts;
   }
 
   // Behind it. Returns whether the tile has to be computed again.
-  CUTLASS_DEVICE bool judge_rows(Params const& params) { return judge.look(params.rows); }
+  CUTLASS_DEVICE bool judge_rows(Params const& params, int row, bool counts) {
+    return judge.look(params.rows, row, counts);
+  }
 
   // The consumers: each warpgroup multiplies its rows of the tile.
   template <class Fragment>
   CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                           int thread_index, TensorStorage& shared, Params const& params) {
-#ifdef W58_NOCOUNT
-    by_length</*Counts=*/false>(pipeline, read, accumulator, k_tile_count, thread_index, shared, params);
-    return;
-#endif
-    if (judge.counts) {
+    if (counts_rows) {
       by_length</*Counts=*/true>(pipeline, read, accumulator, k_tile_count, thread_index, shared, params);
     } else {
       by_length</*Counts=*/false>(pipeline, read, accumulator, k_tile_count, thread_index, shared, params);
@@ -175,6 +170,7 @@ struct AsItLiesMainloop {
   static constexpr int kWords = 4;  // of two fp16 numbers each, of operand A in a thread
 
   RowJudge judge;
+  bool counts_rows;
 
   template <bool Counts, class Fragment>
   CUTLASS_DEVICE void by_length(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
@@ -228,9 +224,11 @@ struct AsItLiesMainloop {
     }
   }
 
-  // The stage before `stage` is free. (Its state would take registers.)
-  CUTLASS_DEVICE static void release_before(MainloopPipeline& pipeline, int stage) {
-    pipeline.consumer_release(PipelineState{stage == 0 ? Stages - 1 : stage - 1, /*phase=*/0, /*count=*/0});
+  // The first step's numbers that came once more (load_next).
+  template <class Words>
+  CUTLASS_DEVICE void uncount(Words const& high) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kWords; ++i) judge.uncount(i % 2, fp16_slices::bit_cast<__half2>(high(i)));
   }
 
   template <class Tensor>
@@ -263,6 +261,25 @@ struct AsItLiesMainloop {
     for (int i = 0; i < cute::size(accumulator); ++i) accumulator(i) += large(i);
   }
 
+  // The next step's numbers: of this stage, or behind its last step of the next one, which is waited for. Behind the
+  // last stage of all those of its first step come once more, which changes nothing but counts: without a branch here
+  // the conversion may run beside the promotion.
+  CUTLASS_DEVICE static void load_next(MainloopPipeline& pipeline, PipelineState const& read, bool is_last,
+                                       uint32_t weight, int step, Numbers& numbers) {
+    PipelineState from = read;
+    if (step + 1 == kSteps && !is_last) {
+      ++from;
+      pipeline.consumer_wait(from);
+    }
+    load_numbers(weight, from.index(), (step + 1) % kSteps, numbers);
+  }
+
+  // The stage before this one is free. (Its state would take registers.)
+  CUTLASS_DEVICE static void release_before(MainloopPipeline& pipeline, PipelineState const& read) {
+    const int stage = read.index();
+    pipeline.consumer_release(PipelineState{stage == 0 ? Stages - 1 : stage - 1, /*phase=*/0, /*count=*/0});
+  }
+
   template <bool Counts, int StepsPerPromotion, class Fragment>
   CUTLASS_DEVICE void multiply(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                                int thread, TensorStorage& shared) {
@@ -275,58 +292,52 @@ struct AsItLiesMainloop {
     Tensor small = make_fragment_like(accumulator);
     Tensor blocks = make_fragment_like(accumulator);  // the sum of those that are complete
     clear(accumulator);
+    clear(small);
     if constexpr (kHasBlocks) clear(blocks);
-    mma_small.accumulate_ = GMMA::ScaleOut::Zero;
 
     Numbers numbers;
     pipeline.consumer_wait(read);
     load_numbers(weight, read.index(), 0, numbers);
     convert<Counts>(numbers, words_of(high, 0), words_of(low, 0));
-    for (int k_tile = 0; k_tile < k_tile_count; ++k_tile) {
-      int const stage = read.index();
-      bool const has_next = k_tile + 1 < k_tile_count;
-      ++read;
+    for (int left = k_tile_count; left > 0; --left, ++read) {
+      int const stage = Slices * read.index();
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         const int buffer = step % 2;
         const bool promotes = (step + 1) % StepsPerPromotion == 0;
-        if (step % StepsPerPromotion == 0) mma_large.accumulate_ = GMMA::ScaleOut::Zero;
+        mma_large.accumulate_ = step % StepsPerPromotion == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
         warpgroup_fence_operand(large);
         warpgroup_fence_operand(small);
         warpgroup_arrive();
-        gemm(mma_large, high(_, _, buffer), x(_, _, step, Slices * stage), large);
-        mma_large.accumulate_ = GMMA::ScaleOut::One;
+        gemm(mma_large, high(_, _, buffer), x(_, _, step, stage), large);
         if (promotes) warpgroup_commit_batch();
-        gemm(mma_small, low(_, _, buffer), x(_, _, step, Slices * stage), small);
-        mma_small.accumulate_ = GMMA::ScaleOut::One;
-        gemm(mma_small, high(_, _, buffer), x(_, _, step, Slices * stage + 1), small);
+        gemm(mma_small, low(_, _, buffer), x(_, _, step, stage), small);
+        gemm(mma_small, high(_, _, buffer), x(_, _, step, stage + 1), small);
         warpgroup_commit_batch();
 
-        bool const has_more = step + 1 < kSteps || has_next;
-        if (step + 1 == kSteps && has_next) pipeline.consumer_wait(read);
-        if (has_more) load_numbers(weight, step + 1 < kSteps ? stage : read.index(), (step + 1) % kSteps, numbers);
+        load_next(pipeline, read, /*is_last=*/left == 1, weight, step, numbers);
         // The step before is done: the other buffer is free, and behind a stage's last step the stage.
-        if (promotes && !kPromotesFirst) {
+        if (promotes) {
           warpgroup_wait<2>();
         } else {
           warpgroup_wait<1>();
         }
-        if (promotes && kPromotesFirst) promote(large, accumulator);
-        if (step == 0 && k_tile > 0) release_before(pipeline, stage);
-        if (has_more) {
-          keep_behind(numbers);
-          convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(low, 1 - buffer));
-        }
-        if (promotes && !kPromotesFirst) {
-          warpgroup_wait<1>();
-          promote(large, accumulator);
+        if (step == 0 && left < k_tile_count) release_before(pipeline, read);
+        keep_behind(numbers);
+        convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(low, 1 - buffer));
+        if (promotes) {
+          warpgroup_wait<1>();  // the large products are done; the small ones run on under the promotion
+          warpgroup_fence_operand(large);
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
         }
       }
-      if (kHasBlocks && (k_tile + 1) % kStagesPerBlock == 0) {
+      if (kHasBlocks && (k_tile_count - left + 1) % kStagesPerBlock == 0) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
       }
     }
+    if constexpr (Counts) uncount(words_of(high, 0));
     warpgroup_wait<0>();
     warpgroup_fence_operand(small);
     if constexpr (kHasBlocks) {
@@ -346,37 +357,28 @@ struct AsItLiesMainloop {
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);
     Tensor high = operand_weight();
-    mma.accumulate_ = GMMA::ScaleOut::Zero;
+    clear(accumulator);
 
     Numbers numbers;
     pipeline.consumer_wait(read);
     load_numbers(weight, read.index(), 0, numbers);
     convert<Counts>(numbers, words_of(high, 0), words_of(high, 0));
-    warpgroup_fence_operand(accumulator);
-    for (int k_tile = 0; k_tile < k_tile_count; ++k_tile) {
-      int const stage = read.index();
-      bool const has_next = k_tile + 1 < k_tile_count;
-      ++read;
+    for (int left = k_tile_count; left > 0; --left, ++read) {
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         const int buffer = step % 2;
         warpgroup_fence_operand(accumulator);
         warpgroup_arrive();
-        gemm(mma, high(_, _, buffer), x(_, _, step, stage), accumulator);
-        mma.accumulate_ = GMMA::ScaleOut::One;
+        gemm(mma, high(_, _, buffer), x(_, _, step, read.index()), accumulator);
         warpgroup_commit_batch();
-
-        bool const has_more = step + 1 < kSteps || has_next;
-        if (step + 1 == kSteps && has_next) pipeline.consumer_wait(read);
-        if (has_more) load_numbers(weight, step + 1 < kSteps ? stage : read.index(), (step + 1) % kSteps, numbers);
+        load_next(pipeline, read, /*is_last=*/left == 1, weight, step, numbers);
         warpgroup_wait<1>();
-        if (step == 0 && k_tile > 0) release_before(pipeline, stage);
-        if (has_more) {
-          keep_behind(numbers);
-          convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(high, 1 - buffer));
-        }
+        if (step == 0 && left < k_tile_count) release_before(pipeline, read);
+        keep_behind(numbers);
+        convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(high, 1 - buffer));
       }
     }
+    if constexpr (Counts) uncount(words_of(high, 0));
     warpgroup_wait<0>();
     warpgroup_fence_operand(accumulator);
   }

@@ -77,11 +77,6 @@ open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
   return arithmetic == Arithmetic::Split ? kSplitNames[tile] : kScaledNames[tile];
 }
 
-// As it lies, in fp32.
-bool reads_weight(const Problem& p, const Plan& plan) {
-  return is_on_slices(p.arithmetic) && is_as_it_lies(p.arithmetic, plan.tile);
-}
-
 class FP16x3 final : public Family {
  public:
   bool computes(const Problem& p) const override {
@@ -103,6 +98,10 @@ class FP16x3 final : public Family {
   std::string why_not_planned(const Problem& p, const Plan& plan) const override {
     if (plan.splits != 1) return text("splits must be 1 on fp16 slices, got ", plan.splits);
     return reads_weight(p, plan) ? fp16_slices::why_not_as_it_lies(p) : std::string();
+  }
+
+  bool reads_weight(const Problem& p, const Plan& plan) const override {
+    return is_on_slices(p.arithmetic) && is_as_it_lies(p.arithmetic, plan.tile);
   }
 
   std::string why_not_accurate(const Problem& p, const Plan&) const override {

@@ -24,14 +24,11 @@ struct WeightRows {
 // One thread's part. It has two rows, eight apart, which it shares with the three other lanes of its four.
 struct RowJudge {
   float scales[2];
-  bool counts;
 
-  CUTLASS_DEVICE void take(WeightRows const& of, int row_of_group, bool counts_rows, bool is_again) {
-    first_ = row_of_group + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
-    counts = counts_rows;
+  CUTLASS_DEVICE void take(WeightRows const& of, int row_of_group, bool is_again) {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const int row = row_of(lane(), r);
+      const int row = row_of(row_of_group, lane(), r);
       const float* const roots = is_again ? of.found_roots : of.roots;
       scales[r] = row < of.rows ? fp16_slices::scale_of_root(roots[row]) : 1.0f;
       largest_[r] = __half2half2(__ushort_as_half(0));
@@ -42,19 +39,19 @@ struct RowJudge {
   // Two neighbours' hi.
   CUTLASS_DEVICE void see(int r, __half2 high) { largest_[r] = __hmax2_nan(largest_[r], __habs2(high)); }
 
-  CUTLASS_DEVICE void count(int r, __half2 high) {
-    const unsigned mask = __hge2_mask(__habs2(high), __float2half2_rn(fp16_slices::kLargeHigh));
-    large_[r] = fp16_slices::count_pair(large_[r], mask);
-  }
+  CUTLASS_DEVICE void count(int r, __half2 high) { large_[r] = fp16_slices::count_pair(large_[r], large(high)); }
+
+  // What has been counted twice.
+  CUTLASS_DEVICE void uncount(int r, __half2 high) { large_[r] = fp16_slices::count_pair(large_[r], 0u - large(high)); }
 
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
-  CUTLASS_DEVICE bool look(WeightRows const& of) const {
+  CUTLASS_DEVICE bool look(WeightRows const& of, int row_of_group, bool counts) const {
     bool is_wrong = false;
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const uint32_t largest = largest_of_row(r);
       const int large = sum_of_row(fp16_slices::counted(large_[r]));
-      const int row = row_of(lane(), r);
+      const int row = row_of(row_of_group, lane(), r);
       const bool is_right = fp16_slices::is_scale_of_row(largest, scales[r]);
       const bool writes = lane() % 4 == 0 && row < of.rows;
       if (writes && is_right) {
@@ -65,19 +62,24 @@ struct RowJudge {
         }
       }
       for (unsigned left = __ballot_sync(0xffffffffu, writes && !is_right); left; left &= left - 1) {
-        is_wrong |= read_row(of, row_of(__ffs(static_cast<int>(left)) - 1, r));
+        is_wrong |= read_row(of, row_of(row_of_group, __ffs(static_cast<int>(left)) - 1, r), counts);
       }
     }
     return is_wrong;
   }
 
  private:
-  int first_;  // row of the warp
   __half2 largest_[2];
   uint32_t large_[2];
 
+  CUTLASS_DEVICE static unsigned large(__half2 high) {
+    return __hge2_mask(__habs2(high), __float2half2_rn(fp16_slices::kLargeHigh));
+  }
+
   CUTLASS_DEVICE static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  CUTLASS_DEVICE int row_of(int lane, int r) const { return first_ + lane / 4 + r * 8; }
+  CUTLASS_DEVICE static int row_of(int row_of_group, int lane, int r) {
+    return row_of_group + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4 + r * 8;
+  }
 
   CUTLASS_DEVICE static float root_of(float scale) {
     return fp16_slices::row_root(static_cast<int>(__float_as_uint(scale) >> 23) - 127);
@@ -97,7 +99,7 @@ struct RowJudge {
 
   // The warp reads a row whose scale was wrong, and writes the right one. A row with numbers that are not finite is the
   // fixup's (then false: there is no use in computing it again).
-  CUTLASS_DEVICE bool read_row(WeightRows const& of, int row) const {
+  CUTLASS_DEVICE static bool read_row(WeightRows const& of, int row, bool counts) {
     const float* const data = of.data + row * of.row_stride;
     float largest = 0.0f;
     int flags = 0;
