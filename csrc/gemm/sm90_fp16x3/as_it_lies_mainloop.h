@@ -224,13 +224,6 @@ struct AsItLiesMainloop {
     }
   }
 
-  // The first step's numbers that came once more (load_next).
-  template <class Words>
-  CUTLASS_DEVICE void uncount(Words const& high) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kWords; ++i) judge.uncount(i % 2, fp16_slices::bit_cast<__half2>(high(i)));
-  }
-
   template <class Tensor>
   CUTLASS_DEVICE static auto words_of(Tensor& a, int buffer) {
     return cute::recast<uint32_t>(a(cute::_, cute::_, buffer));
@@ -261,29 +254,19 @@ struct AsItLiesMainloop {
     for (int i = 0; i < cute::size(accumulator); ++i) accumulator(i) += large(i);
   }
 
-  // The next step's numbers: of this stage, or behind its last step of the next one, which is waited for. Behind the
-  // last stage of all those of its first step come once more, which changes nothing but counts: without a branch here
-  // the conversion may run beside the promotion.
-  CUTLASS_DEVICE static void load_next(MainloopPipeline& pipeline, PipelineState const& read, bool is_last,
-                                       uint32_t weight, int step, Numbers& numbers) {
-    PipelineState from = read;
-    if (step + 1 == kSteps && !is_last) {
-      ++from;
-      pipeline.consumer_wait(from);
-    }
-    load_numbers(weight, from.index(), (step + 1) % kSteps, numbers);
-  }
-
   // The stage before this one is free. (Its state would take registers.)
   CUTLASS_DEVICE static void release_before(MainloopPipeline& pipeline, PipelineState const& read) {
     const int stage = read.index();
     pipeline.consumer_release(PipelineState{stage == 0 ? Stages - 1 : stage - 1, /*phase=*/0, /*count=*/0});
   }
 
+  // A step's numbers are loaded and converted while the MMAs of the step before run, into the buffer of the step before
+  // that. The loop begins where a stage is waited for: it is the only branch in there.
   template <bool Counts, int StepsPerPromotion, class Fragment>
   CUTLASS_DEVICE void multiply(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                                int thread, TensorStorage& shared) {
     using namespace cute;
+    static_assert(kSteps % StepsPerPromotion == 0, "a stage is a whole number of promotions");
     TiledMma mma_large, mma_small;
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);  // (MMA, MMA_N, MMA_K, stage and slice)
@@ -292,53 +275,55 @@ struct AsItLiesMainloop {
     Tensor small = make_fragment_like(accumulator);
     Tensor blocks = make_fragment_like(accumulator);  // the sum of those that are complete
     clear(accumulator);
+    clear(large);
     clear(small);
     if constexpr (kHasBlocks) clear(blocks);
+    const auto promote = [&] {
+      warpgroup_fence_operand(large);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
+    };
 
-    Numbers numbers;
-    pipeline.consumer_wait(read);
-    load_numbers(weight, read.index(), 0, numbers);
-    convert<Counts>(numbers, words_of(high, 0), words_of(low, 0));
-    for (int left = k_tile_count; left > 0; --left, ++read) {
-      int const stage = Slices * read.index();
+    for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
+      pipeline.consumer_wait(read);
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         const int buffer = step % 2;
-        const bool promotes = (step + 1) % StepsPerPromotion == 0;
-        mma_large.accumulate_ = step % StepsPerPromotion == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-        warpgroup_fence_operand(large);
-        warpgroup_fence_operand(small);
-        warpgroup_arrive();
-        gemm(mma_large, high(_, _, buffer), x(_, _, step, stage), large);
-        if (promotes) warpgroup_commit_batch();
-        gemm(mma_small, low(_, _, buffer), x(_, _, step, stage), small);
-        gemm(mma_small, high(_, _, buffer), x(_, _, step, stage + 1), small);
-        warpgroup_commit_batch();
-
-        load_next(pipeline, read, /*is_last=*/left == 1, weight, step, numbers);
-        // The step before is done: the other buffer is free, and behind a stage's last step the stage.
-        if (promotes) {
+        const bool is_first = step % StepsPerPromotion == 0, is_last = (step + 1) % StepsPerPromotion == 0;
+        Numbers numbers;
+        load_numbers(weight, read.index(), step, numbers);
+        // In flight is the step before, in two batches if it was the last one before a promotion.
+        if (is_first) {
           warpgroup_wait<2>();
         } else {
           warpgroup_wait<1>();
         }
-        if (step == 0 && left < k_tile_count) release_before(pipeline, read);
+        if (step == 1 && k_tile > 0) release_before(pipeline, read);
         keep_behind(numbers);
-        convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(low, 1 - buffer));
-        if (promotes) {
+        convert<Counts>(numbers, words_of(high, buffer), words_of(low, buffer));
+        if (is_first) {
           warpgroup_wait<1>();  // the large products are done; the small ones run on under the promotion
-          warpgroup_fence_operand(large);
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
+          promote();
         }
-      }
-      if (kHasBlocks && (k_tile_count - left + 1) % kStagesPerBlock == 0) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
+        if (kHasBlocks && step == 0 && k_tile > 0 && k_tile % kStagesPerBlock == 0) {
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
+        }
+
+        const int slice = Slices * read.index();
+        mma_large.accumulate_ = is_first ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+        warpgroup_fence_operand(large);
+        warpgroup_fence_operand(small);
+        warpgroup_arrive();
+        gemm(mma_large, high(_, _, buffer), x(_, _, step, slice), large);
+        if (is_last) warpgroup_commit_batch();
+        gemm(mma_small, low(_, _, buffer), x(_, _, step, slice), small);
+        gemm(mma_small, high(_, _, buffer), x(_, _, step, slice + 1), small);
+        warpgroup_commit_batch();
       }
     }
-    if constexpr (Counts) uncount(words_of(high, 0));
     warpgroup_wait<0>();
+    promote();
     warpgroup_fence_operand(small);
     if constexpr (kHasBlocks) {
       CUTLASS_PRAGMA_UNROLL
@@ -358,27 +343,23 @@ struct AsItLiesMainloop {
     Tensor const x = operand_x(shared);
     Tensor high = operand_weight();
     clear(accumulator);
-
-    Numbers numbers;
-    pipeline.consumer_wait(read);
-    load_numbers(weight, read.index(), 0, numbers);
-    convert<Counts>(numbers, words_of(high, 0), words_of(high, 0));
-    for (int left = k_tile_count; left > 0; --left, ++read) {
+    for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
+      pipeline.consumer_wait(read);
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         const int buffer = step % 2;
+        Numbers numbers;
+        load_numbers(weight, read.index(), step, numbers);
+        warpgroup_wait<1>();
+        if (step == 1 && k_tile > 0) release_before(pipeline, read);
+        keep_behind(numbers);
+        convert<Counts>(numbers, words_of(high, buffer), words_of(high, buffer));
         warpgroup_fence_operand(accumulator);
         warpgroup_arrive();
         gemm(mma, high(_, _, buffer), x(_, _, step, read.index()), accumulator);
         warpgroup_commit_batch();
-        load_next(pipeline, read, /*is_last=*/left == 1, weight, step, numbers);
-        warpgroup_wait<1>();
-        if (step == 0 && left < k_tile_count) release_before(pipeline, read);
-        keep_behind(numbers);
-        convert<Counts>(numbers, words_of(high, 1 - buffer), words_of(high, 1 - buffer));
       }
     }
-    if constexpr (Counts) uncount(words_of(high, 0));
     warpgroup_wait<0>();
     warpgroup_fence_operand(accumulator);
   }

@@ -41,9 +41,6 @@ struct RowJudge {
 
   CUTLASS_DEVICE void count(int r, __half2 high) { large_[r] = fp16_slices::count_pair(large_[r], large(high)); }
 
-  // What has been counted twice.
-  CUTLASS_DEVICE void uncount(int r, __half2 high) { large_[r] = fp16_slices::count_pair(large_[r], 0u - large(high)); }
-
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
   CUTLASS_DEVICE bool look(WeightRows const& of, int row_of_group, bool counts) const {
     bool is_wrong = false;
