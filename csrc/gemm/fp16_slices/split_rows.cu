@@ -39,8 +39,6 @@ __device__ __forceinline__ T reduce(T value, T neutral, Combine combine) {
   return reduce_warp(lane < blockDim.x / 32 ? of_warp[lane] : neutral, combine);
 }
 
-__device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a; }
-
 struct Largest {
   __device__ float operator()(float a, float b) const { return larger(a, b); }
 };

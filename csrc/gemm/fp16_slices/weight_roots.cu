@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weig
   const auto* const vectors = reinterpret_cast<const float4*>(row);  // rows are whole 16 bytes (coverage.h)
   const int count = static_cast<int>(weight.columns / 4);
   float largest = 0.0f;
-  const auto take = [&](float x) { largest = fmaxf(largest, finite_magnitude(x)); };
+  const auto take = [&](float x) { largest = larger(largest, finite_magnitude(x)); };
   for (int first = threadIdx.x; first < count; first += kHeld * kThreads) {
     float4 held[kHeld];
 #pragma unroll
@@ -40,12 +40,12 @@ __global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weig
   if (rest < weight.columns) take(row[rest]);
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    largest = larger(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
   }
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
   __syncthreads();
   if (threadIdx.x > 0) return;
-  for (int warp = 1; warp < kWarps; ++warp) largest = fmaxf(largest, of_warp[warp]);
+  for (int warp = 1; warp < kWarps; ++warp) largest = larger(largest, of_warp[warp]);
   roots[blockIdx.x] = row_root(weight_exponent(largest));
 }
 

@@ -24,7 +24,7 @@
 
 namespace epigemm::fp16_slices {
 
-constexpr int kLargestExponent = 126, kLeastExponent = -114;  // of a scale
+constexpr int kLargestExponent = 126, kLeastExponent = 14 - 128;  // of a scale (slices.h: row_exponent)
 
 // Of hi, from which an element of a weight counts as large.
 constexpr float kLargeHigh = 0x1p6f;

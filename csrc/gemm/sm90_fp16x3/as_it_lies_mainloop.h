@@ -9,8 +9,7 @@
 // products, blocks of 512 where registers allow (see there). What is different, and why:
 //
 // - A thread reads the numbers of its two rows of W that wgmma takes from it, 64 bits at once, and converts them. The
-//   next step's are converted while the tensor cores work, into the other of two buffers. A promotion comes after the
-//   conversion: else both would stand between a step and the next one.
+//   next step's are converted while the tensor cores work, into the other of two buffers.
 // - TMA's swizzle would let four rows of a half-warp meet in the same banks. They do not, because x's slices have
 //   another order along K (SliceOrder::Turned), and W is read in that order (weight_order.h).
 // - The rows' scales are those of an earlier call, of another weight perhaps: nobody says when a weight is written.
@@ -261,7 +260,8 @@ struct AsItLiesMainloop {
   }
 
   // A step's numbers are loaded and converted while the MMAs of the step before run, into the buffer of the step before
-  // that. The loop begins where a stage is waited for: it is the only branch in there.
+  // that. The loop begins where a stage is waited for, the only branch in there: with one between MMAs and a promotion
+  // sums are spilled. Large products never run on into the next round, where the compiler would wait for every MMA.
   template <bool Counts, int StepsPerPromotion, class Fragment>
   CUTLASS_DEVICE void multiply(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                                int thread, TensorStorage& shared) {
@@ -275,14 +275,8 @@ struct AsItLiesMainloop {
     Tensor small = make_fragment_like(accumulator);
     Tensor blocks = make_fragment_like(accumulator);  // the sum of those that are complete
     clear(accumulator);
-    clear(large);
     clear(small);
     if constexpr (kHasBlocks) clear(blocks);
-    const auto promote = [&] {
-      warpgroup_fence_operand(large);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
-    };
 
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
       pipeline.consumer_wait(read);
@@ -292,23 +286,10 @@ struct AsItLiesMainloop {
         const bool is_first = step % StepsPerPromotion == 0, is_last = (step + 1) % StepsPerPromotion == 0;
         Numbers numbers;
         load_numbers(weight, read.index(), step, numbers);
-        // In flight is the step before, in two batches if it was the last one before a promotion.
-        if (is_first) {
-          warpgroup_wait<2>();
-        } else {
-          warpgroup_wait<1>();
-        }
+        warpgroup_wait<1>();  // all but the step before
         if (step == 1 && k_tile > 0) release_before(pipeline, read);
         keep_behind(numbers);
         convert<Counts>(numbers, words_of(high, buffer), words_of(low, buffer));
-        if (is_first) {
-          warpgroup_wait<1>();  // the large products are done; the small ones run on under the promotion
-          promote();
-        }
-        if (kHasBlocks && step == 0 && k_tile > 0 && k_tile % kStagesPerBlock == 0) {
-          CUTLASS_PRAGMA_UNROLL
-          for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
-        }
 
         const int slice = Slices * read.index();
         mma_large.accumulate_ = is_first ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
@@ -320,10 +301,19 @@ struct AsItLiesMainloop {
         gemm(mma_small, low(_, _, buffer), x(_, _, step, slice), small);
         gemm(mma_small, high(_, _, buffer), x(_, _, step, slice + 1), small);
         warpgroup_commit_batch();
+        if (is_last) {
+          warpgroup_wait<1>();  // the large products are done; the small ones run on
+          warpgroup_fence_operand(large);
+          CUTLASS_PRAGMA_UNROLL
+          for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
+        }
+      }
+      if (kHasBlocks && (k_tile + 1) % kStagesPerBlock == 0) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
       }
     }
     warpgroup_wait<0>();
-    promote();
     warpgroup_fence_operand(small);
     if constexpr (kHasBlocks) {
       CUTLASS_PRAGMA_UNROLL

@@ -102,12 +102,12 @@ struct RowJudge {
     int flags = 0;
     for (int k = lane(); k < of.columns; k += 32) {
       const float x = data[k];
-      largest = fmaxf(largest, fp16_slices::finite_magnitude(x));
+      largest = fp16_slices::larger(largest, fp16_slices::finite_magnitude(x));
       flags |= fp16_slices::element_flags(x);
     }
     CUTLASS_PRAGMA_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+      largest = fp16_slices::larger(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
     }
     flags = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(flags)));
     if (lane() == 0) {
