@@ -105,8 +105,8 @@ __device__ __forceinline__ int32_t tiny_of_weight(const FixupArguments& p, int64
   return __ldcg(p.split_weight.tiny + row);
 }
 
-// Counts the tiny elements of the tile's rows of the weight that nobody has counted (weight_scale.h). Several CTAs may
-// do so at once, and write the same.
+// Counts the tiny elements of the tile's rows of the weight that nobody has counted (weight_scale.h: their statistics
+// say that there are some). Several CTAs may do so at once, and write the same.
 __device__ inline void count_tiny(const FixupArguments& p, int64_t n0) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t end = min(n0 + fp32_tile::kTileN, p.weight.rows);
@@ -133,12 +133,18 @@ __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0
   const ResultSet non_finite = results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
     return has_non_finite(p.split_x.statistics[row] | p.split_weight.statistics[column]);
   });
-  count_tiny(p, n0);
-  ResultSet in_doubt = ~non_finite & results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
-    const int32_t of_weight = p.split_weight.statistics[column];
-    return out_of_range(range_statistics(p.split_x.statistics[row]),
-                        range_statistics(tiny_of_weight(p, column) ? of_weight : of_weight & ~kTiny), p.x.columns);
-  });
+  const auto are_in_doubt = [&] {
+    return ~non_finite & results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
+      const int32_t of_weight = p.split_weight.statistics[column];
+      return out_of_range(range_statistics(p.split_x.statistics[row]),
+                          range_statistics(tiny_of_weight(p, column) ? of_weight : of_weight & ~kTiny), p.x.columns);
+    });
+  };
+  ResultSet in_doubt = are_in_doubt();
+  if (p.is_weight_judged_late && __syncthreads_or(in_doubt)) {
+    count_tiny(p, n0);
+    in_doubt = are_in_doubt();
+  }
   const fp32_tile::ScaledMagnitudes magnitudes = scaled_magnitudes(p, m0, n0);
   fp32_tile::ThreadTile tile;
   for (int64_t k = 0; k < summed && __syncthreads_or(in_doubt); k += fp32_tile::kPartialSum) {

@@ -81,7 +81,8 @@ inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int s
           padded_columns(columns, slices, order)};
 }
 
-// Of a weight that is read as it lies: no slices, and the roots with which the kernel begins beside those that it finds.
+// Of a weight that is read as it lies: no slices, and the roots with which the kernel begins beside those that it
+// finds.
 constexpr int64_t rows_bytes(int64_t rows) { return 4 * round_up_to(4 * rows, kSectionAlignment); }
 
 inline float* first_roots(void* buffer, int64_t rows) {

@@ -202,8 +202,7 @@ struct Sharing {
 // A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
 // turn round in shared memory. Few rows make few strips, so a cluster shares one: a CTA by itself would take 40 us for
 // a weight of 768 x 3072, which is as long as the product (H200).
-__global__ void __launch_bounds__(kStripThreads)
-    split_strips_kernel(StridedMatrix matrix, SplitMatrix out, Form form) {
+__global__ void __launch_bounds__(kStripThreads) split_strips_kernel(StridedMatrix matrix, SplitMatrix out, Form form) {
   cuda::let_dependents_start();
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
   __shared__ float largest_of_warp[kStripWarps][kStrip];

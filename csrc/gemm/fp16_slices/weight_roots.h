@@ -1,5 +1,5 @@
-// The roots of the scales with which a kernel begins that splits a weight itself (weight_scale.h), callable without CUDA
-// headers.
+// The roots of the scales with which a kernel begins that splits a weight itself (weight_scale.h), callable without
+// CUDA headers.
 #pragma once
 
 #include "gemm/fp16_slices/layout.h"

@@ -44,7 +44,7 @@ constexpr int64_t kMostCountedColumns = int64_t(1) << 18;
 // e for a row of a weight whose largest finite magnitude is `largest`.
 EPIGEMM_HOST_DEVICE int weight_exponent(float largest) {
   if (largest < 0x1p-126f) return kLargestExponent;  // also where rounding to so many bits would leave nothing
-  constexpr uint32_t kDropped = 13;  // bits of fp32's significand that fp16 does not have
+  constexpr uint32_t kDropped = 13;                  // bits of fp32's significand that fp16 does not have
   const uint32_t bits = bit_cast<uint32_t>(largest);
   const uint32_t to_even = (1u << (kDropped - 1)) - 1 + (bits >> kDropped & 1);
   return row_exponent(bit_cast<float>((bits + to_even) >> kDropped << kDropped));

@@ -65,8 +65,7 @@ struct AsItLiesMainloop {
 
   static constexpr int kSteps = kStageK / kStepK;
   static constexpr int kWeightBoxes = kStageK / kBoxK;
-  static constexpr uint32_t kStageBytes =
-      kStageK * (kRows * sizeof(float) + Slices * kColumns * sizeof(Element));
+  static constexpr uint32_t kStageBytes = kStageK * (kRows * sizeof(float) + Slices * kColumns * sizeof(Element));
   static constexpr int kPrefetchedStages = 12;
   static constexpr int kLongSum = 4096;  // from this K on promotions every 64 of K, where sums have no blocks
   static constexpr int kStagesPerBlock = 8;
@@ -107,8 +106,7 @@ struct AsItLiesMainloop {
     using Hint = cute::TMA::CacheHintSm90;
     if (!cute::elect_one_sync()) return;
     const int row = cute::get<0>(tile) * kRows, column = cute::get<1>(tile) * kColumns;
-    const auto of_weight =
-        static_cast<uint64_t>(params.is_weight_read_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
+    const auto of_weight = static_cast<uint64_t>(params.is_weight_read_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stage = 0; stage < stages; ++stage, ++write) {
       pipeline.producer_acquire(write);

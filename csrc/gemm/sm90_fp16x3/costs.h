@@ -52,10 +52,10 @@ constexpr TileCost kAsItLiesSplitTileCosts[] = {
 };
 
 constexpr TileCost kAsItLiesScaledTileCosts[] = {
-    {0.50, 4.1, 5.4, 0, 3.05, 2.2},    // 256x128
-    {0.30, 4.1, 5.4, 0, 3.05, 2.2},    // 128x128
-    {0.27, 2.0, 3.5, 0, 1.0, 0.5},     // 64x128
-    {0.26, 0.95, 3.5, 0, 0.2, 0.05},   // 16x128
+    {0.50, 4.1, 5.4, 0, 3.05, 2.2},   // 256x128
+    {0.30, 4.1, 5.4, 0, 3.05, 2.2},   // 128x128
+    {0.27, 2.0, 3.5, 0, 1.0, 0.5},    // 64x128
+    {0.26, 0.95, 3.5, 0, 0.2, 0.05},  // 16x128
 };
 
 static_assert(sizeof(kAsItLiesSplitTileCosts) / sizeof(TileCost) == kAsItLiesSplitTileCount &&

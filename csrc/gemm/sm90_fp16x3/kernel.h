@@ -56,8 +56,7 @@ struct AsItLies {
   static constexpr bool kPrefetchesRows = tile.m <= kFewRows, kStartsNextEarly = true, kJudgesRows = true;
 
   template <class TileShape, class ClusterShape>
-  using Mainloop =
-      AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages>;
+  using Mainloop = AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages>;
 };
 
 template <Arithmetic arithmetic, int TileIndex>

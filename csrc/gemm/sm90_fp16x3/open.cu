@@ -67,12 +67,10 @@ const char* launch_arithmetic(SplitProblem const& split, Plan const& plan, const
 
 const char* launch_gemm(SplitProblem const& split, Plan const& plan, const void* kernel) {
   if (split.problem.arithmetic == Arithmetic::Split) {
-    return launch_arithmetic<Arithmetic::Split>(split, plan, kernel,
-                                                std::make_integer_sequence<int, kSplitTileCount>{},
+    return launch_arithmetic<Arithmetic::Split>(split, plan, kernel, std::make_integer_sequence<int, kSplitTileCount>{},
                                                 std::make_integer_sequence<int, kAsItLiesSplitTileCount>{});
   }
-  return launch_arithmetic<Arithmetic::Scaled>(split, plan, kernel,
-                                               std::make_integer_sequence<int, kScaledTileCount>{},
+  return launch_arithmetic<Arithmetic::Scaled>(split, plan, kernel, std::make_integer_sequence<int, kScaledTileCount>{},
                                                std::make_integer_sequence<int, kAsItLiesScaledTileCount>{});
 }
 

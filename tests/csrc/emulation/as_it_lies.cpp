@@ -1,5 +1,5 @@
-// What the kernels do that read an fp32 weight as it lies (sm90_fp16x3/as_it_lies_mainloop.h), under g++: which numbers a
-// thread reads, which scales are found to be wrong, and the arithmetic of a result. Its own formulas are those of the
+// What the kernels do that read an fp32 weight as it lies (sm90_fp16x3/as_it_lies_mainloop.h), under g++: which numbers
+// a thread reads, which scales are found to be wrong, and the arithmetic of a result. Its own formulas are those of the
 // headers' comments; what it calls are the headers' functions. A line a check, 0 for none.
 #include <algorithm>
 #include <cmath>
@@ -141,7 +141,8 @@ int wrong_verdicts() {
     }
   }
   for (int i = 0; i < 2000; ++i) {
-    edges.push_back(std::ldexp(1 + static_cast<float>(random() >> 8) * 0x1p-24f, static_cast<int>(random() % 276) - 149));
+    edges.push_back(
+        std::ldexp(1 + static_cast<float>(random() >> 8) * 0x1p-24f, static_cast<int>(random() % 276) - 149));
   }
   for (const float largest : edges) {
     if (!std::isfinite(largest)) continue;
@@ -268,8 +269,8 @@ double error(int kind, int k, int shift, bool is_split, std::size_t steps_of_pro
   for (float& each : x) each = static_cast<float>(draw(random, kind));
   const int right = weight_exponent(finite_largest(w));
   const int first = std::clamp(right + shift, kLeastExponent, kLargestExponent);
-  const float scale = power_of_two(is_scale_of_row(largest_high(w, power_of_two(first)), power_of_two(first)) ? first
-                                                                                                              : right);
+  const float scale =
+      power_of_two(is_scale_of_row(largest_high(w, power_of_two(first)), power_of_two(first)) ? first : right);
   if (scale != power_of_two(right)) return HUGE_VAL;
   const int of_x = row_exponent(finite_largest(x));
   const Row a = split(w, scale, row_root(right)), b = split(x, power_of_two(of_x), row_root(of_x));
