@@ -25,8 +25,8 @@ SOURCE = Path(__file__).parent / "emulation" / "as_it_lies.cpp"
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     assert COMPILER is not None
     program = tmp_path_factory.mktemp("as_it_lies") / "program"
-    command = [COMPILER, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}", str(SOURCE), "-o", str(program)]
-    subprocess.run(command, check=True)
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run([COMPILER, *flags, str(SOURCE), "-o", str(program)], check=True)
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
