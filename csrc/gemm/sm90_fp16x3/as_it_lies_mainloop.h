@@ -5,11 +5,12 @@
 //   D^T = W x^T,  W from registers (wgmma's operand A), x's slices from shared memory
 //   accumulator = sum hi_W hi_x  +  2^-11 sum (lo_W hi_x + hi_W lo_x)        (or the first sum alone: one slice)
 //
-// It stands where mainloop.h stands, and accumulates as that one does: promotions, the accumulator of the small
-// products, blocks of 512 where registers allow (see there). What is different, and why:
+// It stands where mainloop.h stands, and promotes as that one does, with blocks of 512 of K in the smaller tiles (see
+// there). What is different, and why:
 //
 // - A thread reads the numbers of its two rows of W that wgmma takes from it, 64 bits at once, and converts them. The
 //   next step's are converted while the tensor cores work, into the other of two buffers.
+// - That takes registers. So tiles of 128 rows of x have no accumulator of small products (multiply_in_turn).
 // - TMA's swizzle would let four rows of a half-warp meet in the same banks. They do not, because x's slices have
 //   another order along K (SliceOrder::Turned), and W is read in that order (weight_order.h).
 // - The rows' scales are those of an earlier call, of another weight perhaps: nobody says when a weight is written.
@@ -174,10 +175,14 @@ struct AsItLiesMainloop {
                                 int thread_index, TensorStorage& shared, Params const& params) {
     if constexpr (!kIsSplit) {
       multiply_one<Counts>(pipeline, read, accumulator, k_tile_count, thread_index, shared);
-    } else if (!kHasBlocks && params.long_sum) {
-      multiply<Counts, /*StepsPerPromotion=*/4>(pipeline, read, accumulator, k_tile_count, thread_index, shared);
+    } else if constexpr (kHasBlocks) {
+      multiply<Counts>(pipeline, read, accumulator, k_tile_count, thread_index, shared);
+    } else if (params.long_sum) {
+      multiply_in_turn<Counts, /*StepsPerPromotion=*/4>(pipeline, read, accumulator, k_tile_count, thread_index,
+                                                        shared);
     } else {
-      multiply<Counts, /*StepsPerPromotion=*/2>(pipeline, read, accumulator, k_tile_count, thread_index, shared);
+      multiply_in_turn<Counts, /*StepsPerPromotion=*/2>(pipeline, read, accumulator, k_tile_count, thread_index,
+                                                        shared);
     }
   }
 
@@ -237,18 +242,11 @@ struct AsItLiesMainloop {
     return slice.make_fragment_B(slice.partition_B(make_tensor(make_smem_ptr(shared.x.data()), SmemLayoutX{})));
   }
 
-  // Two buffers of operand A: (MMA, MMA_M, buffer).
+  // Buffers of operand A, of a step each: (MMA, MMA_M, buffer).
+  template <int Buffers>
   CUTLASS_DEVICE static auto operand_weight() {
     using namespace cute;
-    return make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, _2>{});
-  }
-
-  // The large products are done; the small ones run on meanwhile.
-  template <class Fragment>
-  CUTLASS_DEVICE static void promote(Fragment& large, Fragment& accumulator) {
-    cute::warpgroup_fence_operand(large);
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < cute::size(accumulator); ++i) accumulator(i) += large(i);
+    return make_tensor<Element>(Shape<Shape<_2, _2, _2>, _1, Int<Buffers>>{});
   }
 
   // The stage before this one is free. (Its state would take registers.)
@@ -260,28 +258,28 @@ struct AsItLiesMainloop {
   // A step's numbers are loaded and converted while the MMAs of the step before run, into the buffer of the step before
   // that. The loop begins where a stage is waited for, the only branch in there: with one between MMAs and a promotion
   // sums are spilled. Large products never run on into the next round, where the compiler would wait for every MMA.
-  template <bool Counts, int StepsPerPromotion, class Fragment>
+  template <bool Counts, class Fragment>
   CUTLASS_DEVICE void multiply(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator, int k_tile_count,
                                int thread, TensorStorage& shared) {
     using namespace cute;
-    static_assert(kSteps % StepsPerPromotion == 0, "a stage is a whole number of promotions");
+    constexpr int kStepsPerPromotion = 2;
     TiledMma mma_large, mma_small;
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);  // (MMA, MMA_N, MMA_K, stage and slice)
-    Tensor high = operand_weight(), low = operand_weight();
+    Tensor high = operand_weight<2>(), low = operand_weight<2>();
     Tensor large = make_fragment_like(accumulator);
     Tensor small = make_fragment_like(accumulator);
     Tensor blocks = make_fragment_like(accumulator);  // the sum of those that are complete
     clear(accumulator);
     clear(small);
-    if constexpr (kHasBlocks) clear(blocks);
+    clear(blocks);
 
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
       pipeline.consumer_wait(read);
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         const int buffer = step % 2;
-        const bool is_first = step % StepsPerPromotion == 0, is_last = (step + 1) % StepsPerPromotion == 0;
+        const bool is_first = step % kStepsPerPromotion == 0, is_last = (step + 1) % kStepsPerPromotion == 0;
         Numbers numbers;
         load_numbers(weight, read.index(), step, numbers);
         warpgroup_wait<1>();  // all but the step before
@@ -306,19 +304,68 @@ struct AsItLiesMainloop {
           for (int i = 0; i < size(accumulator); ++i) accumulator(i) += large(i);
         }
       }
-      if (kHasBlocks && (k_tile + 1) % kStagesPerBlock == 0) {
+      if ((k_tile + 1) % kStagesPerBlock == 0) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < size(accumulator); ++i) blocks(i) += accumulator(i), accumulator(i) = 0;
       }
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(small);
-    if constexpr (kHasBlocks) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(accumulator); ++i) accumulator(i) += blocks(i);
-    }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < size(accumulator); ++i) accumulator(i) = fmaf(small(i), kLowScale, accumulator(i));
+    for (int i = 0; i < size(accumulator); ++i) {
+      accumulator(i) = fmaf(small(i), kLowScale, accumulator(i) + blocks(i));
+    }
+  }
+
+  // Two accumulators in place of three, of 64 registers each: with three, and operand A, sums are spilled. The tensor
+  // cores sum a promotion's small products, then the large ones on top of them; no sum is rounded more often. Between
+  // the two a warpgroup waits, and the other one's MMAs run.
+  template <bool Counts, int StepsPerPromotion, class Fragment>
+  CUTLASS_DEVICE void multiply_in_turn(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator,
+                                       int k_tile_count, int thread, TensorStorage& shared) {
+    using namespace cute;
+    TiledMma mma;
+    const uint32_t weight = first_number(shared, thread);
+    Tensor const x = operand_x(shared);
+    Tensor high = operand_weight<StepsPerPromotion>(), low = operand_weight<2>();
+    Tensor part = make_fragment_like(accumulator);
+    clear(accumulator);
+    for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
+      pipeline.consumer_wait(read);
+      const int slice = Slices * read.index();
+      CUTLASS_PRAGMA_UNROLL
+      for (int first = 0; first < kSteps; first += StepsPerPromotion) {
+        mma.accumulate_ = GMMA::ScaleOut::Zero;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < StepsPerPromotion; ++i) {
+          Numbers numbers;
+          load_numbers(weight, read.index(), first + i, numbers);
+          warpgroup_wait<1>();  // all but the step before
+          keep_behind(numbers);
+          convert<Counts>(numbers, words_of(high, i), words_of(low, i % 2));
+          warpgroup_fence_operand(part);
+          warpgroup_arrive();
+          gemm(mma, low(_, _, i % 2), x(_, _, first + i, slice), part);
+          mma.accumulate_ = GMMA::ScaleOut::One;
+          gemm(mma, high(_, _, i), x(_, _, first + i, slice + 1), part);
+          warpgroup_commit_batch();
+        }
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(part);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size(part); ++i) part(i) *= kLowScale;
+        warpgroup_fence_operand(part);
+        warpgroup_arrive();
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < StepsPerPromotion; ++i) gemm(mma, high(_, _, i), x(_, _, first + i, slice), part);
+        warpgroup_commit_batch();
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(part);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size(accumulator); ++i) accumulator(i) += part(i);
+      }
+      if (k_tile + 1 < k_tile_count) pipeline.consumer_release(read);
+    }
   }
 
   // One slice: summed on the tensor cores alone.
@@ -329,7 +376,7 @@ struct AsItLiesMainloop {
     TiledMma mma;
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);
-    Tensor high = operand_weight();
+    Tensor high = operand_weight<2>();
     clear(accumulator);
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
       pipeline.consumer_wait(read);
