@@ -327,7 +327,8 @@ struct AsItLiesMainloop {
     TiledMma mma;
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);
-    Tensor high = operand_weight<StepsPerPromotion>(), low = operand_weight<2>();
+    Tensor high = operand_weight<StepsPerPromotion>();
+    Tensor low = operand_weight<2>();
     Tensor part = make_fragment_like(accumulator);
     clear(accumulator);
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
