@@ -51,7 +51,7 @@ struct AsItLiesMainloop {
   using SmemLayoutX = decltype(cute::tile_to_shape(
       cute::GMMA::Layout_K_SW128_Atom<Element>{},
       cute::make_shape(cute::Int<kColumns>{}, cute::Int<kStageK>{}, cute::Int<Slices * Stages>{})));
-  static_assert(SmemLayoutX{}.layout_b()(8, 0, 0) == 8 * kStageK &&
+  static_assert((kColumns == 8 || SmemLayoutX{}.layout_b()(8, 0, 0) == 8 * kStageK) &&
                     SmemLayoutX{}.layout_b()(0, 0, 1) == kColumns * kStageK,
                 "rows and slices are not one behind the other, as TMA writes them");
 
@@ -369,7 +369,8 @@ struct AsItLiesMainloop {
     }
   }
 
-  // One slice: summed on the tensor cores alone.
+  // One slice: summed on the tensor cores alone. No MMA runs on into the next round, where the compiler would wait for
+  // each of them; meanwhile those of the other warpgroup run.
   template <bool Counts, class Fragment>
   CUTLASS_DEVICE void multiply_one(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator,
                                    int k_tile_count, int thread, TensorStorage& shared) {
@@ -387,7 +388,6 @@ struct AsItLiesMainloop {
         Numbers numbers;
         load_numbers(weight, read.index(), step, numbers);
         warpgroup_wait<1>();
-        if (step == 1 && k_tile > 0) release_before(pipeline, read);
         keep_behind(numbers);
         convert<Counts>(numbers, words_of(high, buffer), words_of(high, buffer));
         warpgroup_fence_operand(accumulator);
@@ -395,9 +395,10 @@ struct AsItLiesMainloop {
         gemm(mma, high(_, _, buffer), x(_, _, step, read.index()), accumulator);
         warpgroup_commit_batch();
       }
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(accumulator);
+      if (k_tile + 1 < k_tile_count) pipeline.consumer_release(read);
     }
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(accumulator);
   }
 };
 
