@@ -118,6 +118,6 @@ def test_batch_norm_without_an_eps(
 @pytest.mark.parametrize("function", [epigemm.linear_scale_batch_norm, epigemm.linear_batch_norm_relu])
 def test_strict(function: Any) -> None:
     layer = Layer(0.0, bias=True, scaled=False, relu=False)
-    names = ("running_mean", "running_var", "bn_weight", "bn_bias", "eps")
+    given = (None, None) if function is epigemm.linear_scale_batch_norm else (None,)
     with pytest.raises(RuntimeError, match="strict: got True with an eps that rounds to 0"):
-        function(torch.randn(M, K), layer.fc.weight, **dict(zip(names, layer.norm, strict=True)), strict=True)
+        function(torch.randn(M, K), layer.fc.weight, *given, *layer.norm, strict=True)
