@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +159,17 @@ def test_few_private_names_are_used_in_one_file() -> None:
     assert list(used) == ["compilers.py"] and len(used["compilers.py"]) <= 8, used
     page = (Path(__file__).parents[1] / "docs" / "internals.md").read_text("utf-8")
     assert [name for name in used["compilers.py"] if f"`{name}`" not in page] == []
+
+
+def test_what_threads_may_not_do_at_once_is_done_when_dynamo_is_imported() -> None:
+    """sympy makes a number at its first use, in a way in which a second thread gets a KeyError."""
+    program = textwrap.dedent("""
+        import sys
+        from epigemm import compilers
+        assert "torch._dynamo" not in sys.modules
+        compilers.import_dynamo()
+        assert "torch._dynamo" in sys.modules
+        import sympy
+        assert not {"IntInfinity", "NegativeIntInfinity"} & set(sympy.S._classes_to_install)
+    """)
+    subprocess.run([sys.executable, "-c", program], check=True)

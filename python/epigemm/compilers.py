@@ -7,14 +7,17 @@ before it is called.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_importing = threading.Lock()
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 is_traced = torch.compiler.is_dynamo_compiling
@@ -65,7 +68,14 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def import_dynamo() -> None:
-    """Import Dynamo. This waits if another thread is importing it; the import of one of its modules does not."""
+    """Import Dynamo. This waits if another thread is importing it; the import of one of its modules does not.
+
+    It also makes the two numbers that torch adds to sympy, which two threads that need them first may not make at once.
+    """
+    with _importing:
+        importlib.import_module("torch._dynamo")
+        numbers = importlib.import_module("sympy").S
+        _ = numbers.IntInfinity, numbers.NegativeIntInfinity
 
 
 def origin(name: str) -> Any:
