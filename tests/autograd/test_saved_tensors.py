@@ -88,7 +88,16 @@ def test_a_scale_beside_a_bias_that_is_written() -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("pair", [PAIRS["linear"], PAIRS["linear_relu"]], ids=["linear", "linear_relu"])
+def relu_by_its_own_node(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A precision that holds in the backward pass, too, is nothing that PyTorch's nodes know."""
+    return epigemm.linear_relu(x, weight, bias, precision="ieee")
+
+
+WRITTEN = {name: PAIRS[name] for name in ("linear", "linear_relu")}
+WRITTEN["own node"] = (relu_by_its_own_node, PAIRS["linear_relu"][1])
+
+
+@pytest.mark.parametrize("pair", WRITTEN.values(), ids=WRITTEN)
 @pytest.mark.parametrize("position", [0, 1], ids=["x", "weight"])
 def test_what_no_gradient_needs_may_be_written(pair: tuple[Function, Function], position: int) -> None:
     """x beside a frozen weight (`x += block(x)`), a weight below which nothing learns."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import epigemm
+from epigemm.packs import weight_packs
 from tests.support import norm_calls
 from tests.support.untyped import backward, torch
 
@@ -202,6 +203,17 @@ def test_a_number_of_batches_that_is_not_counted(calls: list[int]) -> None:
     made.bn.num_batches_tracked = None
     made(torch.randn(ROWS, IN))
     assert calls and torch.equal(made.bn.running_mean, torch.zeros(OUT))
+
+
+def test_a_pack_is_not_believed_after_a_recorded_call(calls: list[int]) -> None:
+    """The weight is about to change, perhaps in a way that torch does not count."""
+    made = layer()
+    pack = weight_packs.keep(made.linear.weight, 2)
+    with torch.no_grad():
+        made(torch.randn(ROWS, IN))
+    assert pack.is_current(made.linear.weight)
+    made(torch.randn(ROWS, IN))
+    assert len(calls) == 2 and not pack.is_current(made.linear.weight)
 
 
 class Seen(TorchFunctionMode):

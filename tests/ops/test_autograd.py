@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -222,8 +223,12 @@ def test_nothing_is_recorded_where_none_is_wanted(op: Op, device: torch.device, 
     """Under `no_grad`, in inference mode and without leaves: the same numbers, no graph."""
     given = with_leaves(op, op.draw(rng, (19,), device=device))
     expected = [each.detach() for each in results_of(op.call(**given))]
-    for context in (torch.no_grad, torch.inference_mode):
-        with context():
+    for *outer, inner in (
+        (torch.no_grad,),
+        (torch.inference_mode,),
+        (torch.inference_mode, torch.enable_grad),  # which records nothing there
+    ):
+        with outer[0]() if outer else nullcontext(), inner():
             got = results_of(op.call(**given))
         assert not any(each.requires_grad for each in got)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
@@ -307,6 +312,8 @@ def test_no_more_is_saved_than_by_pytorchs_program(op: Op, rng: torch.Generator)
         *([name] for name in names),
         *([n for n in names if n != name] for name in names),
     ):
+        if learning == ["bn_bias"]:
+            continue  # what a fold gives both learn by then, and the multiplier's gradient reads the product
         given = with_leaves(op, arguments, learning)
         found, allowed = (saved_bytes(call, given) for call in (op.call, op.reference))
         assert found <= allowed + 4 * 4 * 16, (learning, found, allowed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 import epigemm
@@ -57,6 +57,11 @@ def test_a_capture_reads_packs_made_on_purpose_alone(road: Road) -> None:
         assert captured() == [False]
         held.repack()
         assert captured() == [True]
+        road.capturing = True
+        with torch.no_grad():
+            epigemm.linear_relu(x, held.weight)
+        road.capturing = False
+        assert packed(road) == [False], "a plain weight says nothing about being frozen"
         with torch.no_grad():
             held.weight.mul_(2)
         assert captured() == [False], "stale"
@@ -89,6 +94,28 @@ def test_what_the_operator_may_do_with_packs(use: str, road: Road) -> None:
             road.check(torch.ops.epigemm.linear("bias", x, weight, *AT_HIGHEST, use), x, weight)
             weight.mul_(2)
     assert packed(road) == [use != "none", use == "keep"]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_operator_believes_no_pack_where_a_gradient_is_wanted(is_compiled: bool, road: Road) -> None:
+    """Traced or not: nothing counts the change, and the next plain call makes the pack again."""
+    torch.compiler.reset()
+    weight, x = Parameter(road.weight()), road.x()
+    epigemm.pack(weight)
+
+    def call(given: Tensor) -> Tensor:
+        result: Tensor = torch.ops.epigemm.linear("bias", given, weight, *AT_HIGHEST, "keep")
+        return result
+
+    run: Any = torch.compile(call, backend="aot_eager", fullgraph=True) if is_compiled else call
+    for _ in range(2):
+        weight.data.mul_(2)
+        result = run(x)
+        road.check(result, x, weight)
+        backward(result.sum())
+        with torch.no_grad():
+            road.check(call(x), x, weight)
+    assert [launch.packed for launch in road.take() if launch.shape == road.size] == [False, True] * 2
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -136,3 +163,25 @@ def test_threads(holder: str, road: Road) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_make_one_pack(road: Road) -> None:
+    """At once, again and again, while others have it expire."""
+    weight, x = road.weight(), road.x()
+    barrier, wrong = threading.Barrier(4), []
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            for _ in range(5):
+                torch.ops.epigemm.linear("bias", x, weight, *AT_HIGHEST, "keep")
+                weight_packs.expire(weight)
+        except Exception as error:  # in a thread nobody would see it
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len({launch.pack for launch in road.take()}) == 1

@@ -196,6 +196,12 @@ def test_what_hangs_is_reported_and_its_process_replaced(
     assert "FAILED: seed 0 number 1: " in capsys.readouterr().out
 
 
+def test_a_batch_has_a_process(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_launches, "BATCH", 3)
+    scripted.script = [Outcome()] * 7
+    assert random_launches.run(DRAWN[:7], CPU, 5.0, None).launched == 7 and scripted.started == 3
+
+
 def test_no_launch_starts_when_the_time_is_up(scripted: type[Scripted]) -> None:
     found = random_launches.run(DRAWN[:4], CPU, 5.0, -1.0)
     assert (found.launched, found.left_out, scripted.started) == (0, 4, 0)
@@ -248,6 +254,21 @@ def test_a_failure_exits_with_one(scripted: type[Scripted], capsys: pytest.Captu
     scripted.script = [Outcome(wrong="3 elements")]
     assert random_launches.main(["--device", "cpu", "--only", "5", "--trees", TREES]) == 1
     assert "FAILED: seed 0 number 5: " in capsys.readouterr().out
+
+
+def test_no_process_that_starts_exits_with_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: torch.device) -> None:
+        raise random_launches.NotStarted("the process ended with 1")
+
+    monkeypatch.setattr(random_launches, "Worker", refuse)
+    output = tmp_path / "record.json"
+    command = ["--device", "cpu", "--count", "3", "--trees", TREES, "--output", str(output)]
+    assert random_launches.main(command) == 1
+    record = json.loads(output.read_text())
+    assert not record["complete"] and record["left_out"] == 3
+    assert f"FAILED: {record['stopped']}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
