@@ -71,13 +71,22 @@ endfunction()
 file(MAKE_DIRECTORY "${EPIGEMM_IR_DIR}")
 
 # --- the epilogue alone, and its derivatives: for every GPU since Ampere ------------------------------------------------
+# EPIGEMM_BLOCKS=0 leaves the registers to the compiler, which weighs them against the blocks of a multiprocessor. With 1
+# it takes up to half as many again.
 foreach(element float16 bfloat16 float32 float64)
   epigemm_open_kernel(
     epigemm_open_elementwise_${element} elementwise/open_unit.cu.in ARCH lto_80
-    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=OpenElementwiseArguments EPIGEMM_RUN=run_elementwise)
+    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=ElementwiseArguments EPIGEMM_RUN=run_elementwise
+                EPIGEMM_BLOCKS=0)
   epigemm_open_kernel(
     epigemm_open_derivative_${element} elementwise/open_unit.cu.in ARCH lto_80
-    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=OpenDerivativeArguments EPIGEMM_RUN=run_derivative)
+    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=DerivativeArguments EPIGEMM_RUN=run_derivative
+                EPIGEMM_BLOCKS=0)
+  # Two blocks: a functor that reads several matrices needs more registers than three would leave it.
+  epigemm_open_kernel(
+    epigemm_open_derivative_sums_${element} elementwise/open_unit.cu.in ARCH lto_80
+    DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_ARGUMENTS=DerivativeArguments EPIGEMM_RUN=run_derivative_sums
+                EPIGEMM_BLOCKS=2)
 endforeach()
 
 # --- the GEMM families: each lists its kernels in csrc/gemm/FAMILY/open.cmake ----------------------------------------------

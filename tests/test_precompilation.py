@@ -65,6 +65,7 @@ def linker(monkeypatch: pytest.MonkeyPatch) -> Linker:
 COUNTS = {"tf32": 3, "split": 2, "scaled": 3}
 OF_FP32 = [f"epigemm_open_sm80_mma_{name}_{tile}" for name, count in COUNTS.items() for tile in range(count)]
 OF_FP32 += ["epigemm_open_sm80_fixup"]
+TRAINED = ("elementwise", "derivative", "derivative_sums")  # where a bias is added
 
 
 def test_precompile_for_a_gpu_that_is_not_here(linker: Linker) -> None:
@@ -74,7 +75,7 @@ def test_precompile_for_a_gpu_that_is_not_here(linker: Linker) -> None:
     assert name == typed(mixed.traced, [False, False, False, True]).name and capability == (12, 0)
     assert symbols == ["epigemm_open_elementwise_bfloat16", *tiles]
     epigemm.precompile(mixed, dtype=torch.float32, training=True, arch="sm_86")
-    alone = ["epigemm_open_elementwise_float32", "epigemm_open_derivative_float32"]
+    alone = [f"epigemm_open_{kind}_float32" for kind in TRAINED]
     assert linker.asked[-1][1:] == ([*alone, *OF_FP32], (8, 6))
     epigemm.precompile(mixed, dtype=torch.float64, arch="sm_86")
     assert linker.asked[-1][1] == ["epigemm_open_elementwise_float64"]
@@ -93,7 +94,7 @@ def test_of_several_results_each_is_linked(linker: Linker) -> None:
     """Alone, in 16 bits, where each is computed from the product; what is reduced and not stored in fp32."""
     for arch, sizes in (("sm_80", []), ("sm_90", [ALIGNED])):
         epigemm.precompile(several, *sizes, arch=arch, training=True)
-        alone = ["epigemm_open_elementwise_bfloat16", "epigemm_open_derivative_bfloat16"]
+        alone = [f"epigemm_open_{kind}_bfloat16" for kind in TRAINED]
         wide = [name.replace("bfloat16", "float32") for name in alone]
         asked = [(name.partition(".")[0], symbols) for name, symbols, _ in linker.asked]
         every = [("several_result0", alone), ("several_result1", alone), ("several_result2", wide)]
@@ -116,8 +117,8 @@ def test_sizes_on_other_gpus_than_hopper(arch: str, linker: Linker) -> None:
     epigemm.precompile(mixed, SIZES, arch=arch, training=True)
     ((_, names, capability),) = linker.asked
     linker.asked.clear()
-    assert names[:2] == [ALONE, "epigemm_open_derivative_bfloat16"]
-    assert all(name.startswith("epigemm_open_sm80_mma_bfloat16_") for name in names[2:])
+    assert names[:3] == [f"epigemm_open_{kind}_bfloat16" for kind in TRAINED]
+    assert all(name.startswith("epigemm_open_sm80_mma_bfloat16_") for name in names[3:])
     assert f"sm_{capability[0]}{capability[1]}" == arch and len(names) == len(set(names))
     for precision in ("highest", "ieee", "high"):
         epigemm.precompile(mixed, SIZES, dtype=torch.float32, precision=precision, arch=arch)

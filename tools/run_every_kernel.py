@@ -238,15 +238,15 @@ def run_derivative(epilogue: Epilogue, dtype: torch.dtype) -> int:
         )
         drawn = inputs(epilogue, dtype, columns)
         out = torch.full_like(x, float("nan"))
-        ops._derivative_out(epilogue.name, grad, x, *drawn, out)
+        assert elementwise_kernels.has_native(x)  # the question makes the device known
+        assert ops._derivative_out(epilogue.name, grad, x, *drawn, out, None, None, None) == 0
         variable = x.to(torch.float64, copy=True).requires_grad_()
         expected = torch.autograd.grad(reference(epilogue, variable, drawn), variable, grad.double())[0]
         expect_close(f"derivative of {epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
-        # The question makes the device known.
         if name == "wide" and elementwise_kernels.sums_columns(x, columns):
             sums = torch.full_like(out[0], float("nan"))
             found = entry.derivative(ElementwiseCall(epilogue, x, given_of(epilogue, drawn)), grad, sums)
-            assert found is not None
+            assert isinstance(found, Tensor)
             name = f"sums of the derivative of {epilogue.name} {dtype}"
             expect_close(name, sums, out.double().sum(0), TOLERANCE[dtype])
     return len(shapes) + 1

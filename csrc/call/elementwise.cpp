@@ -4,9 +4,10 @@
 #include <string>
 
 #include "call/decide.h"
+#include "call/kernels.h"
 #include "call/operands.h"
-#include "elementwise/kernels.h"
-#include "link/kernels.h"
+#include "elementwise/problem.h"
+#include "open/slots.h"
 #include "reduce/column_sums.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -43,26 +44,16 @@ Extent extent_of(const Tensor& x) {
   return {x, columns ? x.numel() / columns : 0, columns};
 }
 
-bool fits(const ElementwiseCall& call, ElementwiseProblem* problem) {
+bool fits(const ElementwiseCall& call, Problem* problem) {
   const Tensor& x = *call.x;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
   if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue))) return false;
-  if (call.operands.fold) return fold_fits(*call.operands.fold, x, columns_of(x));
-  return fill_operands(epilogue, call.operands, extent_of(x), problem->operands);
-}
-
-void lay_out(const Tensor& x, const Tensor& out, ElementwiseProblem* problem) {
-  problem->element = x.element;
-  problem->dimensions = x.dim;
-  std::copy(x.sizes, x.sizes + x.dim, problem->sizes);
-  std::copy(x.strides, x.strides + x.dim, problem->strides[ElementwiseProblem::kX]);
-  std::copy(out.strides, out.strides + out.dim, problem->strides[ElementwiseProblem::kOut]);
-  const EpilogueInfo& epilogue = epilogue_info(problem->epilogue);
-  for (int i = 1; x.dim > 0 && i < epilogue.operand_count; ++i) {
-    problem->strides[ElementwiseProblem::kFirstOperand + i - 1][x.dim - 1] = problem->operands[i - 1].stride;
-  }
-  problem->x = x.data;
-  problem->out = out.data;
+  const Extent extent = extent_of(x);
+  problem->epilogue = call.epilogue;
+  problem->m = extent.rows;
+  problem->n = extent.columns;
+  if (call.operands.fold) return fold_fits(*call.operands.fold, x, extent.columns);
+  return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
 // Of x's device, as in Device; 0 of a CPU.
@@ -73,37 +64,48 @@ int capability_of([[maybe_unused]] const Tensor& x) {
   return 0;
 }
 
-// Runs the kernel into which the epilogue was linked.
-Answer elementwise_linked(const ElementwiseCall& call, const open::KernelNames& names, Torch& torch) {
-  const Tensor& x = *call.x;
-  const Extent extent = extent_of(x);
-  Problem problem;
-  problem.epilogue = call.epilogue;
-  problem.m = extent.rows;
-  problem.n = extent.columns;
-  if (x.dim == 0) return Answer::DoesNotFit;
-  if (!fill_operands(epilogue_info(call.epilogue), call.operands, extent, problem.operands)) return Answer::DoesNotFit;
-  if (!x.is_cuda() || !are_rows_countable(problem)) return Answer::ByReference;
-  const bool is_out_contiguous = !call.out || call.out->is_contiguous();
-  if (!x.is_contiguous() || !is_out_contiguous || !are_contiguous(problem)) return Answer::NotReadable;
-  open::Kernels kernels;
-  if (!link::find(call.epilogue, capability_of(x), names, &kernels)) return Answer::NotLinked;
-  void* stream = nullptr;
-  if (!torch.stream(&stream)) return Answer::NotReady;
-  Tensor out;
-  if (!torch.result(&out)) return Answer::Raised;
-  const Matrix from{x.data, x.element, extent.columns}, to{out.data, x.element, extent.columns};
-  return run_linked(problem, kernels.handles[0], from, to, torch, stream) ? Answer::Done : Answer::Raised;
+bool is_compute(ElementType element, ElementType x) {
+  return element == (x == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32);
 }
 
-// Vectors without gaps, which the kernels of derivatives read.
-bool are_dense(const EpilogueInfo& epilogue, const GivenOperands& operands) {
-  for (int i = 0; i < operands.count; ++i) {
-    const Tensor* const tensor = operands.values[i].tensor;
-    const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
-    if (tensor && !is_scalar && !tensor->is_contiguous()) return false;
+#if EPIGEMM_WITH_CUDA
+void lay_out(const Tensor& x, const Tensor& out, StridedProblem* problem) {
+  problem->element = x.element;
+  problem->dimensions = x.dim;
+  std::copy(x.sizes, x.sizes + x.dim, problem->sizes);
+  std::copy(x.strides, x.strides + x.dim, problem->strides[StridedProblem::kX]);
+  std::copy(out.strides, out.strides + out.dim, problem->strides[StridedProblem::kOut]);
+  if (x.dim > 0) problem->strides[StridedProblem::kColumn][x.dim - 1] = 1;
+  problem->x = x.data;
+  problem->out = out.data;
+}
+
+// A compiled epilogue, with x and out in any layout. Returns what was refused and why, or nullptr.
+const char* launch_any(const Problem& problem, const Tensor& x, const Tensor& out, const KernelForms& kernel,
+                       void* stream) {
+  StridedProblem strided;
+  lay_out(x, out, &strided);
+  strided.operands = open::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
+  strided.stream = stream;
+  if (!has_columns(strided.operands)) std::fill_n(strided.strides[StridedProblem::kColumn], x.dim, 0);
+  simplify(strided);
+  ElementwiseProblem matrix;
+  if (as_matrix(strided, &matrix)) return cuda::launch_elementwise(matrix, kernel);
+  strided.multiprocessors = cuda::device(x.device).multiprocessors;
+  return cuda::launch_strided(strided, cuda::compiled_kernel(problem.epilogue, ElementwiseKernel::Strided, x.element));
+}
+#endif
+
+// False after torch.raise().
+bool run(const Problem& problem, const Tensor& x, const Tensor& out, const KernelForms& kernel, Torch& torch,
+         void* stream) {
+#if EPIGEMM_WITH_CUDA
+  if (has_compiled_elementwise(problem.epilogue)) {
+    return is_launched(launch_any(problem, x, out, kernel, stream), torch);
   }
-  return true;
+#endif
+  const Matrix from{x.data, x.element, problem.n}, to{out.data, x.element, problem.n};
+  return run_elementwise(problem, kernel, from, to, torch, stream);
 }
 
 bool sums_fit(const Tensor& sums, const Tensor& x) {
@@ -111,93 +113,132 @@ bool sums_fit(const Tensor& sums, const Tensor& x) {
          sums.element == x.element && sums.is_beside(x);
 }
 
+// Compiled kernels give gradients by scalars, beside that by x.
+bool is_given(EpilogueId epilogue, int slot) {
+  return !has_compiled_elementwise(epilogue) || (slot >= open::kScalar0 && slot < open::kScalar0 + open::kScalars);
+}
+
+bool gradient_fits(const Tensor& gradient, const Tensor& x, ElementType element) {
+  return gradient.has_sizes_of(x) && gradient.is_contiguous() && gradient.is_beside(x) &&
+         (gradient.element == element || is_compute(gradient.element, element));
+}
+
+// Whether the tensors fit. grad says which element type the operands have.
+bool fits(const DerivativeCall& call, Problem* problem) {
+  const Tensor &x = *call.x, &grad = *call.grad;
+  if (!grad.has_sizes_of(x) || !grad.is_beside(x)) return false;
+  if (x.element != grad.element && (has_compiled_elementwise(call.epilogue) || !is_compute(x.element, grad.element))) {
+    return false;
+  }
+  if (call.sums && (!call.has_result || !sums_fit(*call.sums, x))) return false;
+  for (int slot = 0; slot < open::kSlots; ++slot) {
+    const Tensor* const gradient = call.of_slot[slot];
+    if (gradient && (!is_given(call.epilogue, slot) || !gradient_fits(*gradient, x, grad.element))) return false;
+  }
+  return fits({call.epilogue, call.grad, call.operands}, problem);
+}
+
+// The matrices that are read. False where they are none.
+bool read_matrices(const DerivativeCall& call, const Problem& problem, DerivativeProblem* derivative) {
+  Matrix grad, x;
+  if (!as_matrix(*call.grad, problem.m, problem.n, &grad) || !as_matrix(*call.x, problem.m, problem.n, &x)) {
+    return false;
+  }
+  derivative->element = grad.element;
+  derivative->m = problem.m;
+  derivative->n = problem.n;
+  derivative->grad = grad.data;
+  derivative->grad_row_stride = grad.row_stride;
+  derivative->acc = x.data;
+  derivative->acc_row_stride = x.row_stride;
+  derivative->is_acc_of_compute = x.element != grad.element;
+  derivative->operands = open::by_slot<double>(epilogue_info(call.epilogue), problem.operands);
+  for (int slot = 0; slot < open::kSlots; ++slot) {
+    if (const Tensor* const out = call.of_slot[slot]) {
+      derivative->of_slot[slot] = {out->data, out->element != grad.element};
+    }
+  }
+  return true;
+}
+
 // Allocates memory for the sums of the parts. False if there is none.
 bool prepare_sums(DerivativeProblem* problem, Torch& torch) {
   const int bytes = problem->element == ElementType::Float64 ? 8 : 4;
-  problem->chunks = sum_chunks(*problem);
-  problem->partial_sums = torch.workspace(problem->chunks * problem->columns() * bytes);
+  problem->parts = sum_parts(*problem);
+  problem->partial_sums = torch.workspace(problem->parts * problem->n * bytes);
   return problem->partial_sums != nullptr;
 }
 
-#if EPIGEMM_WITH_CUDA
-// The error, or empty.
-std::string launch_derivative(const DerivativeProblem& problem, const Tensor& x, const Tensor* sums) {
-  constexpr int kDependentCapability = 90;
-  cuda::launch_derivative(problem);
-  const std::string error = cuda::last_error();
-  if (!error.empty() || !sums) return error;
-  const MomentStream on{x.device, capability_of(x) >= kDependentCapability, problem.stream};
-  const char* const refused =
-      add_column_parts_cuda({problem.partial_sums, problem.chunks, problem.columns(), problem.element, sums->data}, on);
-  return refused ? refused : "";
-}
-#endif
-
 // False after torch.raise().
-bool run_derivative([[maybe_unused]] const DerivativeProblem& problem, [[maybe_unused]] const Tensor& x,
-                    [[maybe_unused]] const Tensor* sums, Torch& torch) {
+bool run([[maybe_unused]] const DerivativeProblem& problem, [[maybe_unused]] const KernelForms& kernel,
+         [[maybe_unused]] const Tensor& x, [[maybe_unused]] const Tensor* sums, Torch& torch) {
 #if EPIGEMM_WITH_CUDA
-  const std::string error = launch_derivative(problem, x, sums);
-  if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
-  return error.empty();
+  constexpr int kDependentCapability = 90;
+  if (!is_launched(cuda::launch_derivative(problem, kernel), torch)) return false;
+  if (!sums) return true;
+  const MomentStream on{x.device, capability_of(x) >= kDependentCapability, problem.stream};
+  return is_launched(
+      add_column_parts_cuda({problem.partial_sums, problem.parts, problem.n, sums->element, sums->data}, on), torch);
 #else
-  torch.raise(kNoCuda);
-  return false;
+  return is_launched(kNoCuda, torch);
 #endif
 }
 
 }  // namespace
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch) {
-  if (!is_ready(*call.x)) return Answer::NotReady;
-  if (const Answer answer = look_at_out(call); answer != Answer::Done) return answer;
-  const open::KernelNames names = elementwise_kernels(call.epilogue, call.x->element);
-  if (names.count > 0) return elementwise_linked(call, names, torch);
-  ElementwiseProblem problem;
-  problem.epilogue = call.epilogue;
   const Tensor& x = *call.x;
+  if (!is_ready(x)) return Answer::NotReady;
+  if (const Answer answer = look_at_out(call); answer != Answer::Done) return answer;
+  Problem problem;
   if (!fits(call, &problem)) return Answer::DoesNotFit;
-  if (!x.is_cuda()) return Answer::ByReference;
+  if (!x.is_cuda() || !are_rows_countable(problem)) return Answer::ByReference;
+  const bool are_whole = x.is_contiguous() && (!call.out || call.out->is_contiguous());
+  const bool is_readable = are_whole || has_compiled_elementwise(call.epilogue);
+  if (!is_readable || (!call.operands.fold && !are_contiguous(problem))) return Answer::NotReadable;
+  const KernelForms kernel = elementwise_kernel(call.epilogue, ElementwiseKernel::Value, x.element, capability_of(x));
+  if (!kernel.any) return Answer::NotLinked;
   void* stream = nullptr;
   if (!torch.stream(&stream)) return Answer::NotReady;
   Tensor out;
   if (!torch.result(&out)) return Answer::Raised;
   if (x.numel() == 0) return Answer::Done;
   if (call.operands.fold) {
-    void* const workspace = torch.workspace(fold_bytes(x, columns_of(x)));
+    void* const workspace = torch.workspace(fold_bytes(x, problem.n));
     if (!workspace) return Answer::NoMemory;
-    const FoldVectors& fold = *call.operands.fold;
-    if (!run_fold(fold, x, columns_of(x), workspace, torch, stream, problem.operands)) return Answer::Raised;
+    if (!run_fold(*call.operands.fold, x, problem.n, workspace, torch, stream, problem.operands)) {
+      return Answer::Raised;
+    }
   }
-  lay_out(x, out, &problem);
-  return run_elementwise(problem, x, torch, stream) ? Answer::Done : Answer::Raised;
+  return run(problem, x, out, kernel, torch, stream) ? Answer::Done : Answer::Raised;
 }
 
 Answer derivative(const DerivativeCall& call, Torch& torch) {
-  constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
-  const Tensor &x = *call.x, &grad = *call.grad;
+  const Tensor& x = *call.x;
   if (!is_ready(x)) return Answer::NotReady;
-  if (!x.is_cuda() || elementwise_kernels(call.epilogue, x.element).count > 0) return Answer::NotPlain;
-  DerivativeProblem problem;
-  problem.epilogue = call.epilogue;
-  if (!grad.has_sizes_of(x) || grad.element != x.element || !grad.is_beside(x)) return Answer::DoesNotFit;
-  if (!fits({call.epilogue, call.x, call.operands}, &problem)) return Answer::DoesNotFit;
-  if (call.sums && !sums_fit(*call.sums, x)) return Answer::DoesNotFit;
-  const bool is_dense = x.is_contiguous() && grad.is_contiguous();
-  if (!is_dense || columns_of(x) > kMostColumns || !are_dense(epilogue_info(call.epilogue), call.operands)) {
-    return Answer::NotReadable;
-  }
-  lay_out(x, x, &problem);
-  if (problem.dimensions == 0) problem.sizes[problem.dimensions++] = 1;
-  problem.grad = grad.data;
-  if (call.sums && !can_sum_columns(problem)) return Answer::NotReadable;
-  if (!torch.stream(&problem.stream)) return Answer::NotReady;
-  if (call.sums && !prepare_sums(&problem, torch)) return Answer::NoMemory;
+  if (!x.is_cuda()) return Answer::NotPlain;
+  Problem problem;
+  if (!fits(call, &problem)) return Answer::DoesNotFit;
+  if (!are_rows_countable(problem)) return Answer::ByReference;
+  DerivativeProblem derivative;
+  if (!are_contiguous(problem) || !read_matrices(call, problem, &derivative)) return Answer::NotReadable;
+  const bool is_compiled = has_compiled_elementwise(call.epilogue);
+  if (call.sums && !can_sum_columns(derivative, is_compiled)) return Answer::NotReadable;
+  const ElementwiseKernel which = call.sums ? ElementwiseKernel::DerivativeSums : ElementwiseKernel::Derivative;
+  const KernelForms kernel = elementwise_kernel(call.epilogue, which, derivative.element, capability_of(x));
+  if (!kernel.any) return Answer::NotLinked;
+  if (!torch.stream(&derivative.stream)) return Answer::NotReady;
+  if (call.sums && !prepare_sums(&derivative, torch)) return Answer::NoMemory;
   Tensor out;
-  if (!torch.result(&out)) return Answer::Raised;
-  problem.out = out.data;
+  if (call.has_result) {
+    if (!torch.result(&out)) return Answer::Raised;
+    if (!gradient_fits(out, x, derivative.element) || (is_compiled && out.element != x.element)) {
+      return Answer::DoesNotFit;
+    }
+    derivative.of_acc = {out.data, out.element != derivative.element};
+  }
   if (x.numel() == 0) return Answer::Done;
-  return run_derivative(problem, x, call.sums, torch) ? Answer::Done : Answer::Raised;
+  return run(derivative, kernel, x, call.sums, torch) ? Answer::Done : Answer::Raised;
 }
 
 }  // namespace epigemm::call

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "call/linear.h"
-#include "elementwise/problem.h"
+#include "open/contract.h"
 
 namespace epigemm::call {
 
@@ -16,14 +16,17 @@ struct ElementwiseCall {
 
 Answer elementwise(const ElementwiseCall& call, Torch& torch);
 
-// grad times the epilogue's derivative at x. On a GPU it may also give the sum of each column of the result, the
-// gradient of a bias: for `sums`, contiguous [N] of x's element type.
+// grad times the epilogue's derivatives at x. That by x is the call's result, and it may also give the sum of each
+// column of it, the gradient of a bias.
 struct DerivativeCall {
   EpilogueId epilogue{};
   const Tensor* grad = nullptr;
-  const Tensor* x = nullptr;
+  const Tensor* x = nullptr;  // of grad's element type; for a linked epilogue also of the arithmetic's
   GivenOperands operands;
-  const Tensor* sums = nullptr;
+  bool has_result = true;
+  const Tensor* sums = nullptr;  // contiguous [N] of x's element type
+  // By the operand of a slot: contiguous, of x's shape, of grad's element type or the arithmetic's.
+  const Tensor* of_slot[open::kSlots] = {};
 };
 
 // NotReadable also stands for layouts with which the kernel cannot sum the columns.

@@ -1,13 +1,20 @@
 #include "call/kernels.h"
 
-#include "elementwise/kernels.h"
 #include "gemm/planner/family.h"
+#include "link/kernels.h"
 
 namespace epigemm::call {
 
 open::KernelNames kernels_of(const Problem& problem, const Plan& plan) {
   if (plan.is_fused()) return family_of(plan.family).kernels(problem, plan);
   return elementwise_kernels(problem.epilogue, problem.x.element);
+}
+
+KernelForms elementwise_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element, int capability) {
+#if EPIGEMM_WITH_CUDA
+  if (has_compiled_elementwise(epilogue)) return cuda::compiled_kernel(epilogue, which, element);
+#endif
+  return {link::find(epilogue, capability, elementwise_name(which, element))};
 }
 
 }  // namespace epigemm::call

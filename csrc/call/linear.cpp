@@ -22,7 +22,6 @@ namespace {
 // What the launches of a call need.
 struct Resources {
   open::Kernels kernels;
-  bool is_linked = false;     // whether the call runs linked kernels
   void* blocks = nullptr;     // of moments
   char* workspace = nullptr;  // for the copies, then the family, then the fold
   int64_t copies_bytes = 0, family_bytes = 0;
@@ -55,29 +54,6 @@ Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
   return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
 }
 
-// Runs the compiled elementwise kernel of the epilogue, in place on the product.
-Answer run_compiled_behind(const LinearCall& call, const Matrix& product, Gemm gemm, Problem& problem, void* stream,
-                           Torch& torch) {
-  ElementwiseProblem elementwise;
-  elementwise.epilogue = call.epilogue;
-  elementwise.element = call.x->element;
-  elementwise.dimensions = 2;
-  elementwise.sizes[0] = problem.m;
-  elementwise.sizes[1] = problem.n;
-  for (int tensor : {ElementwiseProblem::kOut, ElementwiseProblem::kX}) {
-    elementwise.strides[tensor][0] = product.row_stride;
-    elementwise.strides[tensor][1] = 1;
-  }
-  const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  for (int i = 1; i < epilogue.operand_count; ++i) {
-    elementwise.operands[i - 1] = problem.operands[i - 1];
-    elementwise.strides[ElementwiseProblem::kFirstOperand + i - 1][1] = problem.operands[i - 1].stride;
-  }
-  if (gemm == Gemm::WithBias && epilogue.bias > 0) elementwise.operands[epilogue.bias - 1] = {};  // added already
-  elementwise.x = elementwise.out = product.data;
-  return run_elementwise(elementwise, *call.x, torch, stream) ? Answer::Done : Answer::Raised;
-}
-
 // `d`: receives where the result lies.
 Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch, Matrix* d) {
   Problem& problem = prepared.problem;
@@ -90,16 +66,14 @@ Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources&
   as_matrix(result, problem.m, problem.n, d);
   if (does_everything(call, problem, gemm)) return Answer::Done;
   const Matrix& product = *d;
-  if (resources.is_linked) {
-    if (gemm == Gemm::WithBias) problem.operands[epilogue_info(call.epilogue).bias - 1] = {};  // added already
-    const void* const kernel = resources.kernels.handles[0];
-    const bool is_run = run_linked(problem, kernel, product, product, torch, problem.stream);
-    return is_run ? Answer::Done : Answer::Raised;
-  }
   FoldVectors fold = call.operands.fold ? *call.operands.fold : FoldVectors{};
   if (gemm == Gemm::WithBias) fold.vectors[0] = nullptr;
   if (!run_fold_of(call.operands.fold ? &fold : nullptr, call, memory, torch, &problem)) return Answer::Raised;
-  return run_compiled_behind(call, product, gemm, problem, resources.stream, torch);
+  const int place = epilogue_info(call.epilogue).bias;
+  if (gemm == Gemm::WithBias && place > 0) problem.operands[place - 1] = {};  // added already
+  const KernelForms kernel =
+      elementwise_kernel(call.epilogue, ElementwiseKernel::Value, product.element, problem.device.capability);
+  return run_elementwise(problem, kernel, product, product, torch, problem.stream) ? Answer::Done : Answer::Raised;
 }
 
 Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, const Resources& resources, Torch& torch,
@@ -132,12 +106,11 @@ Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Deci
 }
 
 // A reason that Python has to deal with before the plan is run, or Done.
-Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const Decision& decision,
-                       const open::KernelNames& names, Torch& torch) {
-  const bool are_operands_contiguous = prepared.problem.are_operands_contiguous;
-  // Kernels with a linked epilogue read only vectors without gaps. This includes the elementwise kernel behind
-  // PyTorch's GEMM.
-  const bool is_operand_readable = are_operands_contiguous || (names.count == 0 && !decision.is_on_slices());
+Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const Decision& decision, Torch& torch) {
+  // Kernels read only vectors without gaps, PyTorch's GEMM any.
+  const bool is_gemm_all =
+      !decision.plan.is_fused() && does_everything(call, prepared.problem, gemm_of(call, prepared));
+  const bool is_operand_readable = prepared.problem.are_operands_contiguous || is_gemm_all;
   const bool is_x_readable = prepared.is_x_strided || !decision.is_on_slices();
   if ((!is_operand_readable || !is_x_readable) && ends(Answer::NotReadable, torch)) return Answer::NotReadable;
   const bool is_storable = decision.plan.is_fused() ? !decision.is_padded : prepared.is_out_matrix;
@@ -198,10 +171,9 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (prepares != Answer::Done) return prepares;
   if (const Answer answer = look_at_plan(call, prepared, decision); answer != Answer::Done) return answer;
   Resources resources;
-  resources.is_linked = names.count > 0;
   const bool is_linked = link::find(call.epilogue, problem.device.capability, names, &resources.kernels);
   if (!is_linked && ends(Answer::NotLinked, torch)) return Answer::NotLinked;
-  if (const Answer answer = look_at_tensors(call, prepared, decision, names, torch); answer != Answer::Done) {
+  if (const Answer answer = look_at_tensors(call, prepared, decision, torch); answer != Answer::Done) {
     return answer;
   }
   if (record) return Answer::Done;

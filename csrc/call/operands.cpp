@@ -9,7 +9,6 @@
 #if EPIGEMM_WITH_CUDA
 #include "device/query.h"
 #include "elementwise/launch.h"
-#include "elementwise/open.h"
 #include "open/slots.h"
 #endif
 
@@ -137,42 +136,22 @@ bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* w
 #endif
 }
 
-bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream) {
-  simplify(problem);
-#if EPIGEMM_WITH_CUDA
-  problem.multiprocessors = cuda::device(x.device).multiprocessors;
-  problem.stream = stream;
-  cuda::launch(problem);
-  const std::string error = cuda::last_error();
-  if (!error.empty()) torch.raise(("the kernel could not be launched: " + error).c_str());
-  return error.empty();
-#else
-  (void)x, (void)stream;
-  torch.raise(kNoCuda);
-  return false;
-#endif
+bool is_launched(const char* refused, Torch& torch) {
+  if (refused) torch.raise((std::string("the kernel could not be launched: ") + refused).c_str());
+  return !refused;
 }
 
-bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
-                void* stream) {
+bool run_elementwise(const Problem& problem, const KernelForms& kernel, const Matrix& x, const Matrix& out,
+                     Torch& torch, void* stream) {
 #if EPIGEMM_WITH_CUDA
-  cuda::OpenElementwise call;
-  call.element = x.element;
-  call.m = problem.m;
-  call.n = problem.n;
-  call.x = x.data;
-  call.x_row_stride = x.row_stride;
-  call.out = out.data;
-  call.out_row_stride = out.row_stride;
-  call.operands = open::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
-  call.stream = stream;
-  const char* refused = cuda::launch_open_elementwise(call, kernel);
-  if (refused) torch.raise((std::string("the linked kernel could not be launched: ") + refused).c_str());
-  return !refused;
+  const SlotOperands operands = open::by_slot<double>(epilogue_info(problem.epilogue), problem.operands);
+  return is_launched(
+      cuda::launch_elementwise(
+          {x.element, problem.m, problem.n, x.data, x.row_stride, out.data, out.row_stride, operands, stream}, kernel),
+      torch);
 #else
   (void)problem, (void)kernel, (void)x, (void)out, (void)stream;
-  torch.raise(kNoCuda);
-  return false;
+  return is_launched(kNoCuda, torch);
 #endif
 }
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "call/linear.h"
-#include "elementwise/problem.h"
+#include "elementwise/kernels.h"
+#include "gemm/problem.h"
 
 namespace epigemm::call {
 
@@ -32,12 +33,13 @@ int64_t fold_bytes(const Tensor& x, int64_t columns);
 bool run_fold(const FoldVectors& fold, const Tensor& x, int64_t columns, void* workspace, Torch& torch, void* stream,
               OperandValue* values);
 
-// Runs a filled problem, simplified here. False after torch.raise().
-bool run_elementwise(ElementwiseProblem& problem, const Tensor& x, Torch& torch, void* stream);
+// Runs an elementwise kernel on a matrix. The operands are those of `problem`, vectors without gaps. `out` may be x.
+// False after torch.raise().
+bool run_elementwise(const Problem& problem, const KernelForms& kernel, const Matrix& x, const Matrix& out,
+                     Torch& torch, void* stream);
 
-// The same by the kernel into which the epilogue was linked. The operands are those of `problem`. `out` may be x.
-bool run_linked(const Problem& problem, const void* kernel, const Matrix& x, const Matrix& out, Torch& torch,
-                void* stream);
+// False after torch.raise(), where there was a reason against a launch.
+bool is_launched(const char* refused, Torch& torch);
 
 // Whether `out` shares no byte with x or an operand; `may_be_x`: or is x itself.
 bool is_apart(const Tensor& out, const Tensor& x, const GivenOperands& operands, bool may_be_x);

@@ -105,15 +105,17 @@ __device__ __forceinline__ void load_rows(const Element* matrix, int64_t offset,
 template <class Element, class Access>
 __device__ __forceinline__ void store_row(Element* matrix, int64_t offset, const Access& values) {
   auto* const to = matrix + offset;
+#if defined(__CUDA_ARCH__)
   if constexpr (sizeof(values) == 16) {
     uint32_t words[4];
     memcpy(words, &values, sizeof words);
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words[0]),
                  "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
-  } else {
-    *reinterpret_cast<Access*>(to) = values;
+    return;
   }
+#endif
+  *reinterpret_cast<Access*>(to) = values;
 }
 
 // The rows that a thread writes, `AtOnce` at a time, each `Warps` behind the last.

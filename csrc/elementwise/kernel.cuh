@@ -1,352 +1,277 @@
-// D = epilogue(x) on CUDA: one kernel for contiguous problems, bound by memory alone, and one for every other layout.
+// The elementwise kernels: D = epilogue(x) and its derivatives. Each is a template of its functor, which is one of the
+// package (functor.cuh) or the one that is linked in (open::Linked).
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
-#include <utility>
 
-#include "elementwise/launch.h"
-#include "elementwise/operands.cuh"
-#include "elementwise/problem.h"
-#include "epilogue/rounded.h"
+#include "elementwise/bands.cuh"
+#include "elementwise/tiling.h"
+#include "open/epilogue.cuh"
 
 namespace epigemm::cuda {
 
-constexpr int kThreads = 256;
-constexpr int kVectorBytes = 16;  // the widest access of a thread
+template <class Element>
+constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(Element));  // elements of a thread's vector
+
+// The rows of which a thread computes a vector. A vector of columns in fp32 beside bf16 is twice as long: read once per
+// row it would come from L2 twice as often as x from memory. Four rows are 1% slower, eight 2%; beside fp32 elements
+// two already are, by 1%, for the longer stride between a thread's rows costs more than it saves (H200).
+template <class Element>
+constexpr int kRowsOfThread = sizeof(Element) == 2 ? 2 : 1;
+
+// An absent vector is read as -0 beside 16-bit elements: x + -0 is x for every x, so the compiler may drop the
+// addition. With +0 the sign of a zero would depend on whether it does.
+template <class Element>
+constexpr bool kIsAbsentNegative = sizeof(Element) == 2;
+
+// The matrix, as every kernel receives it.
+struct Frame {
+  int64_t m, n;
+  Tiling tiling;
+  Divider period;  // the columns of the matrix, if its rows are taken as one row
+  bool is_wide;    // every row of every matrix, and every vector of columns, begins at a multiple of kVectorBytes
+};
+
+// Which matrices a kernel takes.
+enum class Parts {
+  // Whose rows are whole vectors, one behind the other without gaps, and fewer than 2^31 in a row. A derivative's gives
+  // the accumulator's gradient, and no other.
+  Whole,
+  Any,
+};
 
 template <class Element>
-struct alignas(kVectorBytes) Vector {
-  static constexpr int kSize = kVectorBytes / sizeof(Element);
-  Element values[kSize];
+struct ElementwiseArguments {
+  Frame frame;
+  const void* x;
+  void* out;
+  int64_t x_row_stride, out_row_stride;
+  open::Operands<typename ComputeType<Element>::type> operands;
 };
 
-// How a contiguous problem reads its per-column operands.
-enum class Columns {
-  None,       // all absent: zeros, known to the compiler
-  Aligned,    // every vector of x starts at a multiple of its length within a row: wide loads
-  Unaligned,  // the column wraps around inside a vector: element by element
-};
-
-// The type in which functors compute: fp64 for fp64, a type of epilogue/rounded.h where the result has 16 bits, else
-// fp32.
 template <class Element>
-struct ArgumentOf {
-  using type = std::conditional_t<sizeof(Element) == 2, Rounded, typename ComputeType<Element>::type>;
+struct DerivativeArguments {
+  Frame frame;
+  const void *grad, *acc;
+  int64_t grad_row_stride, acc_row_stride;
+  bool is_acc_of_compute;
+  void* out[1 + open::kSlots];  // of the accumulator, then by slot; null = not wanted
+  bool is_out_of_compute[1 + open::kSlots];
+  open::Operands<typename ComputeType<Element>::type> operands;
+  // Of the kernel that also sums the columns: see DerivativeProblem.
+  void* partial_sums;
+  int64_t rows_of_part;
 };
-template <>
-struct ArgumentOf<__nv_bfloat16> {
-  using type = RoundedToBFloat16;
-};
-template <class Element>
-using Argument = typename ArgumentOf<Element>::type;
 
-template <class Functor, class Element, class... Values>
-__device__ __forceinline__ typename ComputeType<Element>::type apply(typename ComputeType<Element>::type accumulator,
-                                                                     Values... values) {
-  using Compute = typename ComputeType<Element>::type;
-  return static_cast<Compute>(
-      Functor::apply(Argument<Element>(accumulator), static_cast<Argument<Element>>(values)...));
+template <class Functor, class Element, int kSize>
+using EpilogueOf = open::Epilogue<Element, kSize, open::Access::Wide, Functor>;
+
+// A thread's part of a matrix.
+template <Parts parts>
+struct Part {
+  int64_t row, column;
+  int64_t index;  // where it begins in a matrix without gaps
+
+  // Where its row `r` begins in a matrix with this stride.
+  __device__ __forceinline__ int64_t at(const Frame& frame, int r, int64_t row_stride) const {
+    return parts == Parts::Whole ? index + r * frame.n : (row + r) * row_stride + column;
+  }
+};
+
+// The epilogue at a column and those behind it.
+template <class Epilogue, Parts parts>
+__device__ __forceinline__ Epilogue epilogue_at(const typename Epilogue::Operands& operands, const Frame& frame,
+                                                int64_t column, bool is_absent_negative) {
+  open::Wrapped wrapped;
+  if (parts == Parts::Any && frame.period.count) {
+    wrapped.count = static_cast<uint32_t>(frame.period.count);
+    frame.period.divide(column, wrapped.first);
+  }
+  return Epilogue(operands, column, frame.n, wrapped, is_absent_negative);
 }
 
-// Replaces an absent vector. Beside 16-bit elements x + -0 is x for every x, so the compiler may drop the addition.
-// With +0 the sign of a zero would depend on whether it does.
-template <class Element>
-constexpr __device__ typename ComputeType<Element>::type absent() {
-  using Compute = typename ComputeType<Element>::type;
-  return sizeof(Element) == 2 ? Compute(-0.0) : Compute(0);
-}
-
-template <class Functor, class Element, int Index, class Compute>
-__device__ __forceinline__ Compute load_or_absent(const Operands<Compute>& operands, int64_t offset) {
-  constexpr bool kVector = OperandTraits<Functor, Element, Index>::operand.kind == OperandKind::PerColumn;
-  if (kVector && !operands.data[Index - 1]) return absent<Element>();
-  return load_operand<Functor, Element, Index>(operands, offset);
-}
-
-// The values of one operand at kSize consecutive columns.
-template <class Functor, class Element, int Index, Columns Mode>
-struct OperandVector {
-  using Traits = OperandTraits<Functor, Element, Index>;
-  using Compute = typename Traits::Compute;
-  static constexpr int kSize = Vector<Element>::kSize;
-  Compute values[kSize];
-
-  __device__ __forceinline__ OperandVector(const Operands<Compute>& operands, uint32_t column, uint32_t columns) {
-    if constexpr (Traits::operand.kind == OperandKind::Scalar) {
-      fill(load_operand<Functor, Element, Index>(operands, 0));
-    } else if constexpr (Mode == Columns::None) {
-      fill(absent<Element>());
-    } else if constexpr (Mode == Columns::Aligned) {
-      load_wide(operands.data[Index - 1], column);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        values[i] = load_or_absent<Functor, Element, Index>(operands, column);
-        if (++column == columns) column = 0;
-      }
+// Calls body(size, part) for a thread's part: once for a whole vector, else for every element.
+template <class Element, Parts parts, int kRows, class Body>
+__device__ __forceinline__ void for_thread_part(const Frame& frame, Body body) {
+  constexpr int kSize = kWidth<Element>;
+  const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (thread >= frame.tiling.threads) return;
+  if constexpr (parts == Parts::Whole) {
+    const Place place = frame.tiling.place_of<uint32_t>(thread, kSize, kRows);
+    const int64_t index = kRows == 1 ? thread * kSize : place.row * frame.n + place.column;
+    return body(std::integral_constant<int, kSize>{}, Part<parts>{place.row, place.column, index});
+  } else {
+    const int width = frame.is_wide ? kSize : 1;
+    const Place place = frame.tiling.place_of<uint64_t>(thread, width, kRows);
+    if (frame.is_wide && place.column + kSize <= frame.n) {
+      return body(std::integral_constant<int, kSize>{}, Part<parts>{place.row, place.column});
     }
-  }
-
- private:
-  __device__ __forceinline__ void fill(Compute value) {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) values[i] = value;
-  }
-
-  __device__ __forceinline__ void load_wide(const void* data, uint32_t column) {
-    using Stored = typename Traits::Stored;
-    struct alignas(sizeof(Stored) * kSize < kVectorBytes ? sizeof(Stored) * kSize : kVectorBytes) Wide {
-      Stored values[kSize];
-    };
-    if (!data) return fill(absent<Element>());
-    const Wide wide = *reinterpret_cast<const Wide*>(static_cast<const Stored*>(data) + column);
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) values[i] = to_compute(wide.values[i]);
-  }
-};
-
-// All operands of kSize consecutive columns, loaded once, applied to any number of rows.
-template <class Functor, class Element, Columns Mode, class Indices = OperandIndices<Functor>>
-struct VectorEpilogue;
-
-template <class Functor, class Element, Columns Mode, int... Index>
-struct VectorEpilogue<Functor, Element, Mode, std::integer_sequence<int, Index...>>
-    : OperandVector<Functor, Element, Index + 1, Mode>... {
-  using Compute = typename ComputeType<Element>::type;
-
-  __device__ __forceinline__ VectorEpilogue(const Operands<Compute>& operands, uint32_t column, uint32_t columns)
-      : OperandVector<Functor, Element, Index + 1, Mode>(operands, column, columns)... {}
-
-  __device__ __forceinline__ Vector<Element> operator()(const Vector<Element>& x) const {
-    Compute values[Vector<Element>::kSize];
-    Vector<Element> out;
-#pragma unroll
-    for (int i = 0; i < Vector<Element>::kSize; i += 2) to_compute_pair(x.values + i, values + i);
-#pragma unroll
-    for (int i = 0; i < Vector<Element>::kSize; ++i) {
-      values[i] = apply<Functor, Element>(values[i], OperandVector<Functor, Element, Index + 1, Mode>::values[i]...);
-    }
-#pragma unroll
-    for (int i = 0; i < Vector<Element>::kSize; i += 2) from_compute_pair<Element>(values + i, out.values + i);
-    return out;
-  }
-};
-
-// index / count and index % count without a division: with inverse = floor(2^64 / count) the estimated quotient is at
-// most one too small, because its error is below index / 2^64.
-struct Divider {
-  uint32_t count;
-  uint64_t inverse;
-
-  explicit Divider(int64_t count)
-      : count(static_cast<uint32_t>(count)), inverse(UINT64_MAX / static_cast<uint64_t>(count)) {}
-
-  __device__ __forceinline__ int64_t divide(int64_t index, uint32_t& remainder) const {
-    uint64_t quotient = __umul64hi(static_cast<uint64_t>(index), inverse);
-    remainder = static_cast<uint32_t>(static_cast<uint64_t>(index) - quotient * count);
-    if (remainder >= count) {
-      remainder -= count;
-      ++quotient;
-    }
-    return static_cast<int64_t>(quotient);
-  }
-};
-
-// One element, its operands read where `offset_of` says.
-template <class Functor, class Element, class Compute, class OffsetOf, int... Index>
-__device__ __forceinline__ Element apply_one(Element x, const Operands<Compute>& operands, OffsetOf offset_of,
-                                             std::integer_sequence<int, Index...>) {
-  return from_compute<Element>(apply<Functor, Element>(
-      to_compute(x), load_or_absent<Functor, Element, Index + 1>(operands, offset_of(Index))...));
-}
-
-// What remains after the last whole vector.
-template <class Functor, class Element, class Compute>
-__device__ __forceinline__ void finish_elements(const Element* x, Element* out, int elements, uint32_t column,
-                                                uint32_t columns, const Operands<Compute>& operands) {
+    const int64_t end = place.column + width < frame.n ? place.column + width : frame.n;
 #pragma unroll 1
-  for (int i = 0; i < elements; ++i) {
-    out[i] = apply_one<Functor>(x[i], operands, [column](int) { return column; }, OperandIndices<Functor>{});
-    if (++column == columns) column = 0;
-  }
-}
-
-// x and out contiguous and 16-byte aligned, as one run of elements. One vector a thread: more in flight gained nothing
-// on an H200 and lost 2% on fp32, since eight blocks a multiprocessor already keep its memory busy. The last elements
-// have a path of their own, or every vector would be taken apart and put together again where the paths join.
-template <class Functor, class Element, Columns Mode>
-__global__ void __launch_bounds__(kThreads)
-    contiguous_kernel(const Element* x, Element* out, int64_t elements, Divider columns,
-                      Operands<typename ComputeType<Element>::type> operands) {
-  constexpr int kSize = Vector<Element>::kSize;
-  const int64_t index = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
-  if (index >= elements) return;
-  uint32_t column = 0;
-  if constexpr (Mode != Columns::None) columns.divide(index, column);
-  if constexpr (Mode != Columns::Aligned) {  // whose rows are whole vectors
-    if (index + kSize > elements) {
-      const int rest = static_cast<int>(elements - index);
-      return finish_elements<Functor>(x + index, out + index, rest, column, columns.count, operands);
+    for (int64_t column = place.column; column < end; ++column) {
+      body(std::integral_constant<int, 1>{}, Part<parts>{place.row, column});
     }
   }
-  const auto vector = *reinterpret_cast<const Vector<Element>*>(x + index);
-  const VectorEpilogue<Functor, Element, Mode> epilogue(operands, column, columns.count);
-  *reinterpret_cast<Vector<Element>*>(out + index) = epilogue(vector);
 }
 
-// As above for 16-bit elements with wide per-column operands: each thread applies those of its columns to kRows rows.
-// An fp32 vector beside bf16 elements is twice their bytes; read once per row it would come from L2 twice as often as x
-// from memory. Five blocks a multiprocessor keep enough loads in flight; with the registers of two folded vectors there
-// would be four. Four rows are 1% slower, eight 2%; beside fp32 elements two already are, by 1%, for the longer stride
-// between a thread's rows costs more than it saves (H200).
-constexpr int kRows = 2;
-
-template <class Functor, class Element>
-__global__ void __launch_bounds__(kThreads, 5)
-    rows_kernel(const Element* x, Element* out, int64_t rows, Divider vectors,
-                Operands<typename ComputeType<Element>::type> operands) {
-  constexpr int kSize = Vector<Element>::kSize;
-  uint32_t vector_in_row = 0;
-  const int64_t first_row = kRows * vectors.divide(int64_t(blockIdx.x) * kThreads + threadIdx.x, vector_in_row);
-  if (first_row >= rows) return;
-  const int64_t offset = (first_row * vectors.count + vector_in_row) * kSize;
-  const int64_t row_stride = int64_t(vectors.count) * kSize;
-  const int count = rows - first_row < kRows ? static_cast<int>(rows - first_row) : kRows;
-  Vector<Element> values[kRows];
+// Returns what it stores.
+template <class Element, int kSize>
+__device__ __forceinline__ open::Packed<Element, kSize> store(
+    void* data, int64_t index, const typename ComputeType<Element>::type (&values)[kSize]) {
+  open::Packed<Element, kSize> packed;
+  if constexpr (kSize > 1) {
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (i < count) values[i] = *reinterpret_cast<const Vector<Element>*>(x + offset + i * row_stride);
+    for (int i = 0; i < kSize; i += 2) from_compute_pair<Element>(values + i, packed.values + i);
+  } else {
+    packed.values[0] = from_compute<Element>(values[0]);
   }
-  const VectorEpilogue<Functor, Element, Columns::Aligned> epilogue(operands, vector_in_row * kSize, 0);
+  bands::store_row(static_cast<Element*>(data), index, packed);
+  return packed;
+}
+
+// --- D = epilogue(x) ------------------------------------------------------------------------------------------------
+
+template <class Functor, class Element, int kSize, int kRows, Parts parts>
+__device__ __forceinline__ void apply_part(const ElementwiseArguments<Element>& p, const Part<parts>& part) {
+  using Epilogue = EpilogueOf<Functor, Element, kSize>;
+  const int count = kRows > 1 && p.frame.m - part.row < kRows ? static_cast<int>(p.frame.m - part.row) : kRows;
+  open::Packed<Element, kSize> x[kRows];
+  typename Epilogue::Row of_rows[kRows];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (i < count) *reinterpret_cast<Vector<Element>*>(out + offset + i * row_stride) = epilogue(values[i]);
+  for (int r = 0; r < kRows; ++r) {
+    if (r < count) open::load<open::Access::Wide>(x[r], p.x, part.at(p.frame, r, p.x_row_stride), kSize);
+  }
+  const auto epilogue = epilogue_at<Epilogue, parts>(p.operands, p.frame, part.column, kIsAbsentNegative<Element>);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r < count) of_rows[r] = epilogue.row(part.row + r);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= count) break;
+    typename Epilogue::Compute values[kSize], results[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) values[i] = x[r].at(i);
+    epilogue.apply(values, of_rows[r], results);
+    store<Element, kSize>(p.out, part.at(p.frame, r, p.out_row_stride), results);
   }
 }
 
-struct StridedIndex {
-  int dimensions;
-  int64_t sizes[kMaxDimensions];
-  int64_t strides[ElementwiseProblem::kTensors][kMaxDimensions];
+template <class Functor, Parts parts, class Element, int kRows = kRowsOfThread<Element>>
+__device__ __forceinline__ void run_elementwise(const ElementwiseArguments<Element>& p) {
+  for_thread_part<Element, parts, kRows>(p.frame, [&](auto size, Part<parts> part) {
+    apply_part<Functor, Element, decltype(size)::value, kRows>(p, part);
+  });
+}
+
+// --- derivatives ----------------------------------------------------------------------------------------------------
+
+// A vector of what derivatives read beside the operands.
+template <class Functor, class Element, Parts parts, int kSize>
+struct DerivativeInputs {
+  using Compute = typename ComputeType<Element>::type;
+  open::Packed<Element, kSize> grad;
+  open::Neighbours<Element, kSize> acc;
+  int kind;  // of acc
+
+  __device__ __forceinline__ void load(const DerivativeArguments<Element>& p, const Part<parts>& part) {
+    kind = Functor::kHasWideAccumulator && p.is_acc_of_compute ? open::kOfCompute : open::kOfElement;
+    open::load<open::Access::Wide>(grad, p.grad, part.at(p.frame, 0, p.grad_row_stride), kSize);
+    acc.template load<open::Access::Wide>(kind, p.acc, part.at(p.frame, 0, p.acc_row_stride), kSize);
+  }
 };
 
-// Any layout: one thread an element, its offsets by division. `Linear` is 32 bits where the element count allows:
-// 64-bit division costs three times as much.
-template <class Functor, class Element, class Linear>
-__global__ void __launch_bounds__(kThreads)
-    strided_kernel(const Element* x, Element* out, Linear elements, __grid_constant__ const StridedIndex index,
-                   Operands<typename ComputeType<Element>::type> operands) {
-  constexpr int kTensors = ElementwiseProblem::kFirstOperand + static_cast<int>(Functor::operands.size()) - 1;
-  for (Linear i = Linear(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += Linear(gridDim.x) * kThreads) {
-    int64_t offsets[kTensors] = {};
-    Linear rest = i;
-    for (int axis = index.dimensions - 1; axis >= 0; --axis) {
-      const Linear size = static_cast<Linear>(index.sizes[axis]);
-      const Linear quotient = rest / size;
-      const int64_t coordinate = rest - quotient * size;
-      rest = quotient;
+// Stores a vector of each gradient that is wanted. `add`: gets that of the accumulator, as it is stored.
+template <class Functor, class Element, Parts parts, int kSize, class Epilogue, class Add>
+__device__ __forceinline__ void differentiate(const DerivativeArguments<Element>& p, const Epilogue& epilogue,
+                                              const DerivativeInputs<Functor, Element, parts, kSize>& inputs,
+                                              const typename Epilogue::Row& of_row, const Part<parts>& part, Add add) {
+  using Compute = typename Epilogue::Compute;
+  const int64_t index = part.at(p.frame, 0, p.frame.n);
 #pragma unroll
-      for (int tensor = 0; tensor < kTensors; ++tensor) offsets[tensor] += coordinate * index.strides[tensor][axis];
+  for (int slot = -1; slot < open::kSlots; ++slot) {
+    if (slot >= 0 && (parts == Parts::Whole || !Functor::is_derived(slot))) continue;
+    if (parts != Parts::Whole && !p.out[1 + slot]) continue;
+    Compute results[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      results[i] = epilogue.derivative(inputs.grad.at(i), inputs.acc.at(inputs.kind, i), of_row, i, slot);
     }
-    out[offsets[ElementwiseProblem::kOut]] = apply_one<Functor>(
-        x[offsets[ElementwiseProblem::kX]], operands,
-        [&offsets](int operand) { return offsets[ElementwiseProblem::kFirstOperand + operand]; },
-        OperandIndices<Functor>{});
-  }
-}
-
-inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0; }
-
-// The kernels count columns in 32 bits.
-constexpr int64_t kLargestPeriod = int64_t(1) << 30;
-
-inline bool has_vectors(const ElementwiseProblem& problem) {
-  const EpilogueInfo& epilogue = epilogue_info(problem.epilogue);
-  for (int i = 1; i < epilogue.operand_count; ++i) {
-    if (epilogue.operands[i].kind == OperandKind::PerColumn && problem.operands[i - 1].data) return true;
-  }
-  return false;
-}
-
-inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
-
-template <class Functor, class Element, class Compute>
-void launch_contiguous(const ElementwiseProblem& problem, const Operands<Compute>& operands) {
-  constexpr int kSize = Vector<Element>::kSize;
-  const auto stream = static_cast<cudaStream_t>(problem.stream);
-  const auto* x = static_cast<const Element*>(problem.x);
-  auto* out = static_cast<Element*>(problem.out);
-  const int64_t elements = problem.elements();
-  const unsigned blocks = blocks_for((elements + kSize - 1) / kSize);
-  if constexpr (reads<Functor>(OperandKind::PerColumn)) {
-    if (has_vectors(problem)) {
-      const int64_t columns = problem.sizes[problem.dimensions - 1];
-      bool wide = columns % kSize == 0;
-      for (const void* data : operands.data) wide = wide && aligned(data);
-      if (!wide) {
-        contiguous_kernel<Functor, Element, Columns::Unaligned>
-            <<<blocks, kThreads, 0, stream>>>(x, out, elements, Divider(columns), operands);
-      } else if constexpr (sizeof(Element) == 2) {
-        const int64_t rows = elements / columns, vectors = columns / kSize;
-        rows_kernel<Functor, Element><<<blocks_for((rows + kRows - 1) / kRows * vectors), kThreads, 0, stream>>>(
-            x, out, rows, Divider(vectors), operands);
-      } else {
-        contiguous_kernel<Functor, Element, Columns::Aligned>
-            <<<blocks, kThreads, 0, stream>>>(x, out, elements, Divider(columns), operands);
-      }
-      return;
+    if ((slot >= 0 || Functor::kHasWideAccumulator) && p.is_out_of_compute[1 + slot]) {
+      const auto stored = store<Compute, kSize>(p.out[1 + slot], index, results);
+      if (slot == -1) add(stored);
+    } else {
+      const auto stored = store<Element, kSize>(p.out[1 + slot], index, results);
+      if (slot == -1) add(stored);
     }
   }
-  contiguous_kernel<Functor, Element, Columns::None>
-      <<<blocks, kThreads, 0, stream>>>(x, out, elements, Divider(1), operands);
 }
 
-template <class Functor, class Element, class Compute>
-void launch_strided(const ElementwiseProblem& problem, const Operands<Compute>& operands) {
-  StridedIndex index;
-  index.dimensions = problem.dimensions;
-  std::copy_n(problem.sizes, problem.dimensions, index.sizes);
-  for (int tensor = 0; tensor < ElementwiseProblem::kTensors; ++tensor) {
-    std::copy_n(problem.strides[tensor], problem.dimensions, index.strides[tensor]);
-  }
-  const int64_t elements = problem.elements();
-  const int64_t wanted = (elements + kThreads - 1) / kThreads;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t(problem.multiprocessors) * 32));
-  const auto launch = [&](auto linear) {
-    using Linear = decltype(linear);
-    strided_kernel<Functor, Element, Linear><<<blocks, kThreads, 0, static_cast<cudaStream_t>(problem.stream)>>>(
-        static_cast<const Element*>(problem.x), static_cast<Element*>(problem.out), static_cast<Linear>(elements),
-        index, operands);
-  };
-  // A grid's stride beyond the last element must not wrap around.
-  if (elements < (int64_t(1) << 31)) {
-    launch(uint32_t{});
-  } else {
-    launch(uint64_t{});
-  }
+template <class Functor, Parts parts, class Element>
+__device__ __forceinline__ void run_derivative(const DerivativeArguments<Element>& p) {
+  for_thread_part<Element, parts, 1>(p.frame, [&](auto size, Part<parts> part) {
+    constexpr int kSize = decltype(size)::value;
+    DerivativeInputs<Functor, Element, parts, kSize> inputs;
+    inputs.load(p, part);
+    const auto epilogue = epilogue_at<EpilogueOf<Functor, Element, kSize>, parts>(p.operands, p.frame, part.column,
+                                                                                  kIsAbsentNegative<Element>);
+    differentiate(p, epilogue, inputs, epilogue.row(part.row), part, [](const auto&) {});
+  });
 }
 
-template <class Functor, class Element>
-void launch_element(const ElementwiseProblem& problem) {
+// One that also sums the columns of the accumulator's gradient, over the rows of each CTA (bands.cuh). All rows are
+// whole vectors. Two rows of grad and acc of each thread of three CTAs are 48 KB of loads in flight on a
+// multiprocessor.
+constexpr int kSumWarps = kThreads / bands::kLanes, kSumRows = 2;
+
+template <class Functor, Parts parts, class Element>
+__device__ __forceinline__ void run_derivative_sums(const DerivativeArguments<Element>& p) {
   using Compute = typename ComputeType<Element>::type;
-  Operands<Compute> operands{};
-  for (int i = 1; i < Functor::operands.size(); ++i) {
-    operands.data[i - 1] = problem.operands[i - 1].data;
-    operands.values[i - 1] = static_cast<Compute>(problem.operands[i - 1].value);
+  using Epilogue = EpilogueOf<Functor, Element, kWidth<Element>>;
+  constexpr int kSize = kWidth<Element>, kBand = bands::kBand<kSize>;
+  __shared__ Compute shared[kSumWarps][kBand];
+  const bands::Place place = bands::place_of(p.frame.m, p.frame.n, kBand, p.rows_of_part);
+  const int own = static_cast<int>(threadIdx.x), lane = own % bands::kLanes, warp = own / bands::kLanes;
+  const int64_t column = place.first_column + lane * kSize;
+  Compute sums[kSize] = {};
+  if (column < p.frame.n) {
+    const Epilogue epilogue(p.operands, column, p.frame.n, {}, kIsAbsentNegative<Element>);
+    const int64_t first = place.first_row + warp;
+    Part<parts> part{first, column, first * p.frame.n + column};
+    int left = static_cast<int>(place.end_row - first);
+#pragma unroll 1
+    for (; left > 0; left -= kSumRows * kSumWarps) {
+      DerivativeInputs<Functor, Element, parts, kSize> inputs[kSumRows];
+      typename Epilogue::Row of_rows[kSumRows];
+      Part<parts> at[kSumRows];
+#pragma unroll
+      for (int i = 0; i < kSumRows; ++i) {
+        at[i] = part;
+        part.row += kSumWarps;
+        part.index += kSumWarps * p.frame.n;
+        if (i * kSumWarps >= left) continue;
+        inputs[i].load(p, at[i]);
+        of_rows[i] = epilogue.row(at[i].row);
+      }
+#pragma unroll
+      for (int i = 0; i < kSumRows; ++i) {
+        if (i * kSumWarps >= left) break;
+        differentiate(p, epilogue, inputs[i], of_rows[i], at[i], [&](const auto& stored) {
+#pragma unroll
+          for (int j = 0; j < kSize; ++j) sums[j] += stored.at(j);
+        });
+      }
+    }
   }
-  const bool wide = is_contiguous(problem) && aligned(problem.x) && aligned(problem.out) &&
-                    (!has_vectors(problem) || problem.sizes[problem.dimensions - 1] <= kLargestPeriod);
-  if (wide) {
-    launch_contiguous<Functor, Element>(problem, operands);
-  } else {
-    launch_strided<Functor, Element>(problem, operands);
-  }
-}
-
-template <class Functor>
-void launch_elementwise(const ElementwiseProblem& problem) {
-  with_element_type(problem.element, [&](auto element) { launch_element<Functor, decltype(element)>(problem); });
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) shared[warp][lane * kSize + j] = sums[j];
+  __syncthreads();
+  if (own >= kBand || place.first_column + own >= p.frame.n) return;
+  Compute total = 0;
+#pragma unroll
+  for (int i = 0; i < kSumWarps; ++i) total += shared[i][own];
+  const int64_t part = place.first_row / p.rows_of_part;
+  static_cast<Compute*>(p.partial_sums)[part * p.frame.n + place.first_column + own] = total;
 }
 
 }  // namespace epigemm::cuda

@@ -1,5 +1,5 @@
-// Which kernel computes an epilogue without a product: one that is compiled with the package, or one into which the
-// epilogue is linked at run time. Callable without CUDA headers.
+// The elementwise kernels of an epilogue: compiled with the package for its own functors, else linked at run time.
+// Callable without CUDA headers.
 #pragma once
 
 #include "device/element.h"
@@ -8,8 +8,26 @@
 
 namespace epigemm {
 
-// The open kernel into which the epilogue has to be linked, for x of that element type; none where a compiled one
-// exists.
+// Strided: of compiled functors alone.
+enum class ElementwiseKernel { Value, Derivative, DerivativeSums, Strided };
+
+// The address (or handle) of a kernel, and of one for most of its problems that takes fewer registers: of whole
+// matrices (kernel.cuh), of those with fewer than 2^31 elements (strided.cuh). Compiled kernels have both.
+struct KernelForms {
+  const void* any = nullptr;  // null: the epilogue has to be linked first
+  const void* most = nullptr;
+};
+
+// The open kernel into which the epilogue has to be linked, by the element type of x (of grad).
+open::KernelName elementwise_name(ElementwiseKernel which, ElementType element);
+
+// The open kernel of the value; none where a compiled one exists.
 open::KernelNames elementwise_kernels(EpilogueId epilogue, ElementType element);
 
+namespace cuda {
+
+// A compiled kernel, of an epilogue that has them (has_compiled_elementwise).
+KernelForms compiled_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element);
+
+}  // namespace cuda
 }  // namespace epigemm

@@ -1,15 +1,16 @@
-// The elementwise CUDA kernels, callable without CUDA headers.
+// Launching the elementwise kernels. Callable without CUDA headers. `kernel`: of this kind, for the problem's element
+// type. They return nullptr, or what was refused and why.
 #pragma once
 
+#include "elementwise/kernels.h"
 #include "elementwise/problem.h"
 
 namespace epigemm::cuda {
 
-// Enqueues D = epilogue(x) on the problem's stream; the problem has been simplified. Check cuda::last_error()
-// afterwards.
-void launch(const ElementwiseProblem& problem);
+const char* launch_elementwise(const ElementwiseProblem& problem, const KernelForms& kernel);
+const char* launch_strided(const StridedProblem& problem, const KernelForms& kernel);
 
-// Enqueues the epilogue's derivative, times grad; as above.
-void launch_derivative(const DerivativeProblem& problem);
+// The kernel that sums columns if `partial_sums` is given, else the other one.
+const char* launch_derivative(const DerivativeProblem& problem, const KernelForms& kernel);
 
 }  // namespace epigemm::cuda

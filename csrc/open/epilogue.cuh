@@ -1,5 +1,6 @@
-// How a plain CUDA kernel calls the functor that is linked into it, and reads its operands. Every load depends on
-// `epigemm_operand`, so the linker drops the loads of slots that the functor does not read.
+// How a plain CUDA kernel calls its functor, and reads its operands. The functor is the one that is linked into it, or
+// one of its own (elementwise/functor.cuh). Every load depends on what the functor says of a slot, so the loads of
+// slots that it does not read are dropped.
 #pragma once
 
 #include "device/types.cuh"
@@ -79,6 +80,25 @@ struct Stored {
   __device__ __forceinline__ static bool has_far() { return epigemm_has_far_store(); }
 };
 
+// The functor that is linked in.
+struct Linked {
+  using Result = open::Result;
+  static constexpr bool kHasWideAccumulator = true;  // its derivative may have one of the compute type, and give such
+
+  __device__ __forceinline__ static int operand(int slot) { return epigemm_operand(slot); }
+  __device__ __forceinline__ static bool shares_rows(int slot) { return epigemm_shares_rows(slot); }
+  // Whether a kernel of derivatives also gives that by the operand in a slot.
+  __device__ __forceinline__ static bool is_derived(int slot) { return operand(slot) != kUnread; }
+
+  // grad times the derivative by a slot's operand, or by the accumulator (slot -1). Where that derivative is 0 the
+  // result is 0 even if grad is infinite or NaN, as in torch's own derivatives.
+  template <class T>
+  __device__ __forceinline__ static T derivative(T grad, T acc, const T (&v)[kSlots], int slot) {
+    const T found = slope(acc, v, slot);
+    return found == T(0) ? T(0) : grad * found;
+  }
+};
+
 // Whether kWidth neighbours are known to be within the row, at an address that allows wide loads.
 enum class Access { Wide, Unknown };
 
@@ -112,6 +132,12 @@ __device__ __forceinline__ void load(Packed<T, kWidth>& to, const void* data, in
   }
 }
 
+// Columns of a matrix whose rows are taken as one: how many a row has, at least kWidth and less than 2^31, and the
+// place of the first one in its row. `count` 0: the rows are taken one by one.
+struct Wrapped {
+  uint32_t count = 0, first = 0;
+};
+
 // Neighbours of x's element type or of the compute type, unconverted. They are converted where they are used, so that
 // no load waits for the one before it. `kind`: the result of epigemm_operand.
 template <class Element, int kWidth>
@@ -125,11 +151,11 @@ class Neighbours {
     if (kind == kOfCompute) open::load<access>(of_compute_, data, index, count);
   }
 
-  // From a vector that begins again behind its `period` elements, of which there are at least kWidth.
-  __device__ __forceinline__ void load_periodic(int kind, const void* data, int64_t index, int64_t period) {
+  // From a vector that begins again behind its last element.
+  __device__ __forceinline__ void load_wrapped(int kind, const void* data, Wrapped wrapped) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const int64_t at = index + i < period ? index + i : index + i - period;
+      const uint32_t next = wrapped.first + i, at = next < wrapped.count ? next : next - wrapped.count;
       if (kind == kOfElement) of_element_.values[i] = static_cast<const Element*>(data)[at];
       if (kind == kOfCompute) of_compute_.values[i] = static_cast<const Compute*>(data)[at];
     }
@@ -162,7 +188,7 @@ class Neighbours {
 };
 
 // The functor for kWidth neighbouring columns. Operands that are the same in all rows are loaded once.
-template <class Element, int kWidth, Access access>
+template <class Element, int kWidth, Access access, class Functor = Linked>
 class Epilogue {
  public:
   using Compute = typename cuda::ComputeType<Element>::type;
@@ -174,25 +200,24 @@ class Epilogue {
     Neighbours<Element, kWidth> matrices[kMatrices];
   };
 
-  // `period`: of the columns, if all rows are taken as one; else 0. `is_absent_negative`: an absent vector is read as
-  // -0, else as zeros.
-  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, int64_t period = 0,
+  // `is_absent_negative`: an absent vector is read as -0, else as zeros.
+  __device__ __forceinline__ Epilogue(const Operands& operands, int64_t column, int64_t columns, Wrapped wrapped = {},
                                       bool is_absent_negative = false)
       : operands_(operands), column_(column), count_(columns - column) {
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
-      if (epigemm_operand(kScalar0 + i) == kUnread) continue;
+      if (Functor::operand(kScalar0 + i) == kUnread) continue;
       const auto* const data = static_cast<const Compute*>(operands.data[kScalar0 + i]);
       scalars_[i] = data ? *data : operands.scalars[i];
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const void* const data = operands.data[kColumn0 + i];
-      const int kind = epigemm_operand(kColumn0 + i);
+      const int kind = Functor::operand(kColumn0 + i);
       columns_[i].clear(is_absent_negative);
       if (!data) continue;
-      if (period > 0) {
-        columns_[i].load_periodic(kind, data, column % period, period);
+      if (wrapped.count > 0) {
+        columns_[i].load_wrapped(kind, data, wrapped);
       } else {
         columns_[i].template load<access>(kind, data, column, count_);
       }
@@ -205,12 +230,12 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const void* const data = operands_.data[kRow0 + i];
-      loaded.rows[i].template load<access>(epigemm_operand(kRow0 + i), data, row, 1);
+      loaded.rows[i].template load<access>(Functor::operand(kRow0 + i), data, row, 1);
     }
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
       const void* const data = operands_.data[kMatrix0 + i];
-      loaded.matrices[i].template load<access>(epigemm_operand(kMatrix0 + i), data, place(i, row), count_);
+      loaded.matrices[i].template load<access>(Functor::operand(kMatrix0 + i), data, place(i, row), count_);
     }
     return loaded;
   }
@@ -219,7 +244,7 @@ class Epilogue {
   __device__ __forceinline__ void prefetch(int64_t row) const {
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
-      const int kind = epigemm_operand(kMatrix0 + i);
+      const int kind = Functor::operand(kMatrix0 + i);
       if (kind == kUnread) continue;
       const int bytes = static_cast<int>(kind == kOfElement ? sizeof(Element) : sizeof(Compute));
       const char* const from = static_cast<const char*>(operands_.data[kMatrix0 + i]) + place(i, row) * bytes;
@@ -228,7 +253,7 @@ class Epilogue {
   }
 
   // The functor of one element.
-  template <class Value = Result>
+  template <class Value = typename Functor::Result>
   __device__ __forceinline__ Compute apply(Compute acc, const Row& row, int i) const {
     Compute values[kSlots];
     gather(row, i, values);
@@ -242,7 +267,7 @@ class Epilogue {
 
   // The functor of all columns; of 16-bit results first in its near form (contract.h). Threads without columns in the
   // matrix do not call it, so the vote is that of the active ones.
-  template <class Value = Result>
+  template <class Value = typename Functor::Result>
   __device__ __forceinline__ void apply(const Compute (&accs)[kWidth], const Row& row,
                                         Compute (&results)[kWidth]) const {
     if constexpr (sizeof(Element) == 2) {
@@ -260,10 +285,11 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ Compute slope(Compute acc, const Row& row, int i, int slot) const {
+  // grad times its derivative by the operand in a slot, or by the accumulator (slot -1).
+  __device__ __forceinline__ Compute derivative(Compute grad, Compute acc, const Row& row, int i, int slot) const {
     Compute values[kSlots];
     gather(row, i, values);
-    return open::slope(acc, values, slot);
+    return Functor::derivative(grad, acc, values, slot);
   }
 
  private:
@@ -287,22 +313,22 @@ class Epilogue {
   }
 
   __device__ __forceinline__ int64_t place(int matrix, int64_t row) const {
-    if (epigemm_shares_rows(kMatrix0 + matrix)) row = operands_.shared_rows[matrix].of(row);
+    if (Functor::shares_rows(kMatrix0 + matrix)) row = operands_.shared_rows[matrix].of(row);
     return row * operands_.matrix_strides[matrix] + column_;
   }
 
   __device__ __forceinline__ void gather(const Row& row, int column, Compute (&values)[kSlots]) const {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) values[kColumn0 + i] = columns_[i].at(epigemm_operand(kColumn0 + i), column);
+    for (int i = 0; i < kColumns; ++i) values[kColumn0 + i] = columns_[i].at(Functor::operand(kColumn0 + i), column);
 #pragma unroll
     for (int i = 0; i < kScalars; ++i) {
-      values[kScalar0 + i] = epigemm_operand(kScalar0 + i) == kUnread ? Compute(0) : scalars_[i];
+      values[kScalar0 + i] = Functor::operand(kScalar0 + i) == kUnread ? Compute(0) : scalars_[i];
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) values[kRow0 + i] = row.rows[i].at(epigemm_operand(kRow0 + i), 0);
+    for (int i = 0; i < kRows; ++i) values[kRow0 + i] = row.rows[i].at(Functor::operand(kRow0 + i), 0);
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
-      values[kMatrix0 + i] = row.matrices[i].at(epigemm_operand(kMatrix0 + i), column);
+      values[kMatrix0 + i] = row.matrices[i].at(Functor::operand(kMatrix0 + i), column);
     }
   }
 

@@ -7,66 +7,6 @@
 #include <utility>
 
 namespace epigemm::binding {
-namespace {
-
-ElementType compute_element(ElementType element) {
-  return element == ElementType::Float64 ? ElementType::Float64 : ElementType::Float32;
-}
-
-void check_device(const TensorView& tensor, const TensorView& x, const char* argument) {
-  check(tensor.is_beside(x), argument, " is on another device than x");
-}
-
-void check_element(const TensorView& tensor, ElementType wanted, const char* argument) {
-  const ElementType got = element_of(tensor, argument);
-  check(got == wanted, argument, " has dtype ", element_name(got), ", expected ", element_name(wanted));
-}
-
-OperandValue vector_value(const TensorView& vector, const char* name, int64_t columns) {
-  check(vector.dim() == 1 && vector.size(0) == columns, name, " has shape ", Shape{vector}, ", expected [", columns,
-        "]");
-  return {vector.data(), vector.stride(0), 0};
-}
-
-OperandValue scalar_value(const TensorView& scalar, const char* name) {
-  check(scalar.numel() == 1, name, " has shape ", Shape{scalar}, ", expected one element");
-  return {scalar.data(), 0, 0};
-}
-
-// How many consecutive rows of x a row of a tensor is for: 1 if it has x's leading sizes, more if it shares rows, x is
-// a matrix and the tensor's rows divide x's; 0 if it has other sizes.
-int64_t rows_each_of(const TensorView& tensor, const TensorView& x, bool shares_rows) {
-  if (tensor.dim() != x.dim() || x.dim() == 0) return 0;
-  if (std::equal(x.sizes(), x.sizes() + x.dim() - 1, tensor.sizes())) return 1;
-  if (!shares_rows || x.dim() != 2 || tensor.size(0) == 0 || x.size(0) % tensor.size(0) != 0) return 0;
-  return x.size(0) / tensor.size(0);
-}
-
-// A tensor with x's leading sizes (rows_each_of) and then `columns`.
-OperandValue matrix_value(const TensorView& tensor, const Operand& operand, const TensorView& x, int64_t columns) {
-  const char* const name = operand.name;
-  const int64_t each = rows_each_of(tensor, x, operand.shares_rows);
-  check(each > 0 && tensor.size(x.dim() - 1) == columns, name, " has shape ", Shape{tensor}, ", expected x's with ",
-        columns, " in place of the last dimension");
-  int64_t rows = 1;
-  for (int64_t axis = 0; axis + 1 < tensor.dim(); ++axis) rows *= tensor.size(axis);
-  Matrix matrix;
-  check(call::as_matrix(view_of(tensor, ElementType::Float32, nullptr), rows, columns, &matrix), name,
-        " must be a matrix: its last dimension contiguous, the others one stride apart");
-  return {tensor.data(), columns == 1 && rows == 1 ? 1 : matrix.row_stride, 0, each};
-}
-
-OperandValue tensor_value(const TensorView& tensor, const Operand& operand, const TensorView& x, ElementType input,
-                          int64_t columns) {
-  check_device(tensor, x, operand.name);
-  check_element(tensor, operand.element == OperandElement::Input ? input : compute_element(input), operand.name);
-  const KindTraits traits = traits_of(operand.kind);
-  if (traits.by_row) return matrix_value(tensor, operand, x, traits.by_column ? columns : 1);
-  return traits.by_column ? vector_value(tensor, operand.name, columns) : scalar_value(tensor, operand.name);
-}
-
-}  // namespace
-
 std::vector<std::string> split(std::string_view text) {
   std::vector<std::string> parts;
   while (!text.empty()) {
@@ -125,27 +65,31 @@ FoldVector vector_of(const std::optional<TensorView>& vector, int64_t columns, c
   return {vector->data(), vector->stride(0), element_of(*vector, argument)};
 }
 
-void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
-                   const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
-                   OperandValue* values) {
-  const ElementType input = element_of(x, "x");
+bool read_operands(const EpilogueInfo& epilogue, const std::optional<TensorView>& bias, const List<TensorView>& tensors,
+                   const List<double>& scalars, bool is_pair, const ReadTensor& read, call::Tensor* storage,
+                   call::GivenOperands* given) {
   std::size_t next_tensor = 0, next_scalar = 0;
-  for (int i = 1; i < epilogue.operand_count; ++i) {
-    const Operand& operand = epilogue.operands[i];
-    OperandValue& value = values[i - 1];
-    if (i == epilogue.bias) {
-      if (bias) value = tensor_value(*bias, operand, x, input, columns);
-    } else if (operand.kind == OperandKind::Scalar && next_scalar < scalars.values.size()) {
-      value.value = scalars.values[next_scalar++];
+  given->count = epilogue.operand_count - 1;
+  for (int i = 0; i < given->count; ++i) {
+    call::GivenOperand& operand = given->values[i];
+    const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
+    const TensorView* tensor = nullptr;
+    if (is_pair && i + 1 == first_matrix(epilogue)) continue;
+    if (i + 1 == epilogue.bias) {
+      tensor = bias ? &*bias : nullptr;
+    } else if (is_scalar && next_scalar < scalars.values.size()) {
+      operand.number = scalars.values[next_scalar++];
+      operand.has_number = true;
+    } else if (next_tensor < tensors.values.size()) {
+      tensor = &tensors.values[next_tensor++];
     } else {
-      check(next_tensor < tensors.values.size(), "epilogue '", epilogue.name, "' needs operand ", operand.name);
-      value = tensor_value(tensors.values[next_tensor++], operand, x, input, columns);
+      return false;
     }
+    if (!tensor) continue;
+    read(*tensor, epilogue.operands[i + 1].name, &storage[i]);
+    operand.tensor = &storage[i];
   }
-  check(epilogue.bias > 0 || !bias, "epilogue '", epilogue.name, "' takes no bias");
-  check(next_tensor == tensors.values.size() && next_scalar == scalars.values.size(), "epilogue '", epilogue.name,
-        "' takes ", next_tensor, " operand tensors and ", next_scalar, " scalars here, got ", tensors.values.size(),
-        " and ", scalars.values.size());
+  return next_tensor == tensors.values.size() && next_scalar == scalars.values.size();
 }
 
 // Only CUDA builds of torch have the function, in a library that CPU builds lack: looked up, so that one module serves

@@ -4,14 +4,14 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "call/tensor.h"
+#include "call/linear.h"
 #include "elementwise/fold.h"
-#include "elementwise/problem.h"
 #include "epilogue/registry.h"
 #include "torch/tensor_view.h"
 
@@ -53,11 +53,14 @@ ElementType element_of(const TensorView& tensor, const char* argument);
 // A tensor in the form that csrc/call reads.
 call::Tensor view_of(const TensorView& tensor, ElementType element, void* data);
 
-// Fills one value for each operand of the epilogue, in its order: `bias` for the one that may be absent, `tensors` and
-// `scalars` for the others. `columns` is N. If a tensor could be one of several scalars, it is the first one.
-void fill_operands(const EpilogueInfo& epilogue, const TensorView& x, int64_t columns,
-                   const std::optional<TensorView>& bias, const List<TensorView>& tensors, const List<double>& scalars,
-                   OperandValue* values);
+using ReadTensor = std::function<void(const TensorView& tensor, const char* argument, call::Tensor* read)>;
+
+// Assigns an operator's arguments to the epilogue's operands, in its order: `bias` to the one that may be absent,
+// `tensors` and `scalars` to the others, in a pair of products except the first matrix. If a tensor could be one of
+// several scalars, it is the first one. `storage`: of kMaxOperands. False if their numbers differ.
+bool read_operands(const EpilogueInfo& epilogue, const std::optional<TensorView>& bias, const List<TensorView>& tensors,
+                   const List<double>& scalars, bool is_pair, const ReadTensor& read, call::Tensor* storage,
+                   call::GivenOperands* given);
 
 // A vector of `columns` elements on x's device, or an absent one.
 FoldVector vector_of(const std::optional<TensorView>& vector, int64_t columns, const TensorView& x,

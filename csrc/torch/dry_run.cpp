@@ -70,34 +70,6 @@ struct DryCall {
     stored = {nullptr, x.element, x.device_kind, x.device, x.dim, stored_sizes.data(), stored_strides.data()};
     linear.stored = &stored;
   }
-
-  // Assigns the operator's arguments to the epilogue's operands, except the first matrix of a pair of products. False
-  // if their numbers differ.
-  bool read_operands(const EpilogueInfo& epilogue, const std::optional<TensorView>& bias,
-                     const List<TensorView>& tensors, const List<double>& scalars) {
-    std::size_t next_tensor = 0, next_scalar = 0;
-    linear.operands.count = epilogue.operand_count - 1;
-    for (int i = 0; i < linear.operands.count; ++i) {
-      call::GivenOperand& operand = linear.operands.values[i];
-      const bool is_scalar = epilogue.operands[i + 1].kind == OperandKind::Scalar;
-      const TensorView* tensor = nullptr;
-      if (linear.weight2 && i + 1 == first_matrix(epilogue)) continue;
-      if (i + 1 == epilogue.bias) {
-        tensor = bias ? &*bias : nullptr;
-      } else if (is_scalar && next_scalar < scalars.values.size()) {
-        operand.number = scalars.values[next_scalar++];
-        operand.has_number = true;
-      } else if (next_tensor < tensors.values.size()) {
-        tensor = &tensors.values[next_tensor++];
-      } else {
-        return false;
-      }
-      if (!tensor) continue;
-      read(*tensor, epilogue.operands[i + 1].name, &storage[i]);
-      operand.tensor = &storage[i];
-    }
-    return next_tensor == tensors.values.size() && next_scalar == scalars.values.size();
-  }
 };
 
 std::string microseconds(double value) {
@@ -218,7 +190,10 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
     check(wrong.empty(), "plan: ", wrong);
     linear.forced = &dry.forced;
   }
-  const bool is_read = dry.read_operands(epilogue, bias, operands, scalars);
+  const bool is_read = read_operands(
+      epilogue, bias, operands, scalars, dry.linear.weight2 != nullptr,
+      [&](const TensorView& tensor, const char* argument, call::Tensor* read) { dry.read(tensor, argument, read); },
+      dry.storage, &dry.linear.operands);
   return as_json(is_read ? call::linear(linear, torch) : call::Answer::DoesNotFit, torch);
 }
 

@@ -1,63 +1,11 @@
 // epigemm::_derivative_out and _fold_batch_norm_out.
+#include "call/elementwise.h"
 #include "elementwise/fold.h"
-#include "torch/arguments.h"
+#include "torch/stable_torch.h"
 
 #if EPIGEMM_WITH_CUDA
-#include "device/query.h"
-#include "elementwise/launch.h"
-
 namespace epigemm::binding {
 namespace {
-
-void fill_problem(const Name& epilogue_name, const TensorView& x, const std::optional<TensorView>& bias,
-                  const List<TensorView>& operands, const List<double>& scalars, const TensorView& out,
-                  ElementwiseProblem& problem) {
-  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
-  problem.epilogue = epilogue.id;
-  problem.element = element_of(x, "x");
-  check(element_of(out, "out") == problem.element, "out must have x's dtype");
-  check(out.is_beside(x), "out must be on x's device");
-  problem.dimensions = static_cast<int>(x.dim());
-  check(problem.dimensions <= kMaxDimensions, "x has ", problem.dimensions, " dimensions, at most ", kMaxDimensions,
-        " are supported");
-  bool same_shape = out.dim() == x.dim();
-  for (int axis = 0; same_shape && axis < problem.dimensions; ++axis) {
-    same_shape = out.size(axis) == x.size(axis);
-    problem.sizes[axis] = x.size(axis);
-    problem.strides[ElementwiseProblem::kX][axis] = x.stride(axis);
-    problem.strides[ElementwiseProblem::kOut][axis] = out.stride(axis);
-  }
-  check(same_shape, "out has shape ", Shape{out}, ", expected x's, ", Shape{x});
-  const int last = problem.dimensions - 1;
-  fill_operands(epilogue, x, last >= 0 ? problem.sizes[last] : 1, bias, operands, scalars, problem.operands);
-  for (int i = 1; last >= 0 && i < epilogue.operand_count; ++i) {
-    problem.strides[ElementwiseProblem::kFirstOperand + i - 1][last] = problem.operands[i - 1].stride;
-  }
-  problem.x = x.data();
-  problem.out = out.mutable_data();
-}
-
-DerivativeProblem make_derivative(const Name& epilogue, const TensorView& grad, const TensorView& x,
-                                  const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                                  const List<double>& scalars, const TensorView& out) {
-  DerivativeProblem problem;
-  fill_problem(epilogue, x, bias, operands, scalars, out, problem);
-  check(element_of(grad, "grad") == problem.element, "grad must have x's dtype");
-  check(grad.is_beside(x), "grad must be on x's device");
-  bool same_shape = grad.dim() == x.dim();
-  for (int axis = 0; same_shape && axis < problem.dimensions; ++axis) same_shape = grad.size(axis) == x.size(axis);
-  check(same_shape, "grad has shape ", Shape{grad}, ", expected x's, ", Shape{x});
-  check(grad.is_contiguous() && x.is_contiguous() && out.is_contiguous(), "grad, x and out must be contiguous");
-  for (int i = 1; i < epilogue_info(problem.epilogue).operand_count; ++i) {
-    const OperandValue& operand = problem.operands[i - 1];
-    check(!operand.data || operand.stride <= 1, "vectors must be contiguous");
-  }
-  if (problem.dimensions == 0) problem.sizes[problem.dimensions++] = 1;
-  constexpr int64_t kMostColumns = int64_t(1) << 30;  // which the kernels count in 32 bits
-  check(problem.sizes[problem.dimensions - 1] <= kMostColumns, "x has more than 2^30 columns");
-  problem.grad = grad.data();
-  return problem;
-}
 
 FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,
                       const std::optional<TensorView>& running_mean, const std::optional<TensorView>& running_var,
@@ -82,21 +30,44 @@ FoldProblem make_fold(const std::optional<TensorView>& bias, const std::optional
   return problem;
 }
 
-void check_launched() {
-  const std::string error = cuda::last_error();
-  check(error.empty(), "the kernel could not be launched: ", error);
+bool read_optional(const std::optional<TensorView>& given, call::Tensor* storage, const call::Tensor** pointer) {
+  if (!given) return true;
+  *pointer = storage;
+  return read(*given, storage);
 }
 
-void derivative_out(const Name& epilogue, const TensorView& grad, const TensorView& x,
-                    const std::optional<TensorView>& bias, const List<TensorView>& operands,
-                    const List<double>& scalars, const TensorView& out) {
-  DerivativeProblem problem = make_derivative(epilogue, grad, x, bias, operands, scalars, out);
-  if (problem.elements() == 0) return;
-  const int device = x.device();
-  const CurrentDevice guard(device);
-  problem.stream = current_stream(device);
-  cuda::launch_derivative(problem);
-  check_launched();
+// call::derivative, with given results: `out` by x, `outs` by the operands of `slots`. Returns the call::Answer.
+int64_t derivative_out(const Name& epilogue_name, const TensorView& grad, const TensorView& x,
+                       const std::optional<TensorView>& bias, const List<TensorView>& operands,
+                       const List<double>& scalars, const std::optional<TensorView>& out,
+                       const std::optional<TensorView>& sums, const List<int64_t>& slots,
+                       const List<TensorView>& outs) {
+  const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
+  call::Tensor of_grad, of_x, of_sums, of_slots[open::kSlots], storage[kMaxOperands];
+  call::DerivativeCall derivative;
+  derivative.epilogue = epilogue.id;
+  derivative.grad = &of_grad;
+  derivative.x = &of_x;
+  derivative.has_result = out.has_value();
+  bool is_read = read(grad, &of_grad) && read(x, &of_x) && read_optional(sums, &of_sums, &derivative.sums);
+  const auto read_operand = [&](const TensorView& tensor, const char*, call::Tensor* to) {
+    is_read = read(tensor, to) && is_read;
+  };
+  is_read = read_operands(epilogue, bias, operands, scalars, /*is_pair=*/false, read_operand, storage,
+                          &derivative.operands) &&
+            is_read;
+  check(slots.values.size() == outs.values.size(), "slots, outs: accepted are as many each");
+  for (std::size_t i = 0; i < slots.values.size(); ++i) {
+    const int64_t slot = slots.values[i];
+    check(slot >= 0 && slot < open::kSlots, "slots: there is no slot ", slot);
+    is_read = read(outs.values[i], &of_slots[slot]) && is_read;
+    derivative.of_slot[slot] = &of_slots[slot];
+  }
+  if (!is_read) return static_cast<int64_t>(call::Answer::DoesNotFit);
+  StableTorch torch(x, nullptr, nullptr, out ? *out : x);
+  const call::Answer answer = call::derivative(derivative, torch);
+  check(answer != call::Answer::Raised, torch.message());
+  return static_cast<int64_t>(answer);
 }
 
 void fold_batch_norm_out(const std::optional<TensorView>& bias, const std::optional<TensorView>& scale,

@@ -24,7 +24,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
 
   m.def(
       "_derivative_out(str epilogue, Tensor grad, Tensor x, Tensor? bias, Tensor[]? operands, float[]? scalars,"
-      " Tensor(a!) out) -> ()");
+      " Tensor(a!)? out, Tensor(b!)? sums, int[]? slots, Tensor(c!)[]? outs) -> int");
   m.def(
       "_fold_batch_norm_out(Tensor? bias, Tensor? scale, Tensor? running_mean, Tensor? running_var, Tensor? bn_weight,"
       " Tensor? bn_bias, float eps, Tensor(a!) out) -> ()");
@@ -60,11 +60,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_register_epilogue(str name, str operand_names, int[]? kinds, int[]? forms, int bias, str primitives,"
       " bool has_short_forms, bool has_store=False) -> int");
   m.def("_add_kernel(str epilogue, int capability, str kernel, Tensor cubin) -> ()");
-  m.def("_missing_elementwise(str epilogue, Tensor x, bool derivative) -> str");
-  m.def(
-      "_linked_derivative_out(str epilogue, Tensor grad, Tensor acc, Tensor? bias, Tensor[]? operands, float[]? "
-      "scalars,"
-      " int[]? slots, Tensor(a!)[]? outs) -> ()");
+  m.def("_missing_elementwise(str epilogue, Tensor x, int kind) -> str");
   m.def("_load_measured(int device, str epilogues, int[] rows) -> ()");
   m.def("_call_functions() -> int");
   m.def("_set_ready(int device) -> ()");

@@ -216,8 +216,12 @@ def _alone(form: _Wanted, training: bool) -> list[str]:
     if form.called.is_compiled:
         return []
     element = str(form.types[0]).removeprefix("torch.")
-    kinds = ("elementwise", "derivative") if training else ("elementwise",)
-    return [f"epigemm_open_{kind}_{element}" for kind in kinds]
+    return [f"epigemm_open_{kind.name.lower()}_{element}" for kind in _kinds(form.called, training)]
+
+
+def _kinds(epilogue: Epilogue, training: bool) -> tuple[elementwise_kernels.Kind, ...]:
+    """The kernels without a product that calls take: where a bias is added, they may want sums of columns."""
+    return tuple(elementwise_kernels.Kind)[: 1 if not training else 3 if epilogue.bias_place else 2]
 
 
 def _chosen(
@@ -256,10 +260,8 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
 
 def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
     """The names of the kernels that are still missing, joined by commas."""
-    if not form.is_pair:
-        yield elementwise_kernels.missing(call.epilogue, call.x)
-    if training and not form.is_pair:
-        yield elementwise_kernels.missing(call.epilogue, call.x, derivative=True)
+    for kind in [] if form.is_pair else _kinds(form.called, training):
+        yield elementwise_kernels.missing(call.epilogue, call.x, kind)
     for run in _dry_runs(form, call):
         yield ",".join(run.missing)
 

@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, entry
+from epigemm.calls import derivative, elementwise_kernels, entry
 from epigemm.epilogues.library import BIAS_RELU
-from epigemm.epilogues.registry import EPILOGUES, compute_dtype
+from epigemm.epilogues.registry import EPILOGUES, compute_dtype, typed
+from epigemm.planner.reasons import Reason
 from tests.support.arithmetic import STORAGE
 from tests.support.cases import ELEMENTWISE, draw_operands, poisoned, signed
 from tests.support.moments import poison_free_memory
+from tests.support.untyped import backward
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(1, 8), (1, 4096), (5, 33), (33, 264), (2, 3, 40), (300, 264), (4097, 72), (4096, 256), (0, 8)]
@@ -49,11 +52,12 @@ def leaves(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
     """The sums of each call of the derivative's kernel."""
     asked: list[Tensor | None] = []
-    derivative = entry.derivative
+    run = entry.derivative
 
-    def note(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
-        found = derivative(call, grad, sums)
-        asked.append(sums if found is not None else None)
+    def note(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | Reason:
+        found = run(call, grad, sums)
+        if found is not Reason.NOT_LINKED:
+            asked.append(sums if isinstance(found, Tensor) else None)
         return found
 
     monkeypatch.setattr(entry, "derivative", note)
@@ -90,14 +94,15 @@ def test_the_kernels_sums_are_the_gradient(
     inputs = leaves(name, (5, 8), 6, torch.float32, "cpu", rng)
     asked: list[Tensor | None] = []
 
-    def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
+    def run(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor:
         asked.append(sums)
         if sums is not None:
             sums.fill_(7.0)
         return torch.ones_like(grad)
 
     monkeypatch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: columns == 8)
-    monkeypatch.setattr(entry, "derivative", derivative)
+    monkeypatch.setattr(elementwise_kernels, "has_native", lambda like: True)
+    monkeypatch.setattr(entry, "derivative", run)
     result = getattr(epigemm, name)(*inputs, precision="highest")
     of_x, _, of_bias = torch.autograd.grad(result, inputs, torch.randn(5, 8), retain_graph=True)
     assert bool((of_bias == 7).all()) and len(asked) == 1
@@ -139,12 +144,12 @@ def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> 
                 poison_free_memory(device)
                 results.append(entry.derivative(call, grad, each))
             is_served = is_whole and x.numel() > 0
-            assert all((result is not None) == is_served for result in results)
+            assert all(isinstance(result, Tensor) == is_served for result in results)
             if not is_served:
                 continue
             first, second = results
             plain = entry.derivative(call, grad)
-            assert first is not None and second is not None and plain is not None
+            assert isinstance(first, Tensor) and isinstance(second, Tensor) and isinstance(plain, Tensor)
             assert torch.equal(first, second) and torch.equal(*sums)
             assert torch.equal(first, plain)
             assert_sums(sums[0], first)
@@ -171,9 +176,12 @@ def test_addresses_that_are_not_aligned() -> None:
     x, grad = (torch.randn(8 * 32 + 1, device="cuda")[1:].view(8, 32) for _ in range(2))
     sums = torch.empty(32, device="cuda")
     assert elementwise_kernels.sums_columns(x, 32)
-    assert entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums) is None
-    found, of_bias, _ = gradients.gradients_of_product(ElementwiseCall(BIAS_RELU, x), grad, True, True, ())
-    assert found is not None and of_bias is None
+    call = ElementwiseCall(BIAS_RELU, x, (None,))
+    assert entry.derivative(call, grad, sums) is Reason.NOT_READABLE
+    with torch.no_grad():  # as in a backward pass
+        found, of_bias, _ = gradients.gradients_of_product(call, grad, True, True, [False])
+    assert found is not None and of_bias is not None
+    torch.testing.assert_close(of_bias, found.sum(0))
 
 
 @pytest.mark.gpu
@@ -184,6 +192,75 @@ def test_special_values() -> None:
     grad[5, 5], grad[6, 6] = float("inf"), float("nan")
     sums = torch.empty(32, device="cuda")
     assert elementwise_kernels.sums_columns(x, 32)
-    assert entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums) is not None
+    assert isinstance(entry.derivative(ElementwiseCall(BIAS_RELU, x), grad, sums), Tensor)
     assert sums[:4].tolist() == [39.0] * 4 and sums[4] == 40
     assert sums[5] == float("inf") and bool(sums[6].isnan())
+
+
+# --- users' epilogues ------------------------------------------------------------------------------------------------
+
+
+@epigemm.epilogue
+def mixed(
+    acc: Tensor, bias: PerColumn, scale: PerColumn, residual: Matrix, gain: PerRow, limit: Scalar
+) -> Tensor:
+    return torch.tanh(acc + bias) * scale * limit + residual * gain
+
+
+@pytest.mark.gpu
+@dtypes
+@pytest.mark.parametrize("begins", [0, 1], ids=["aligned", "one element in"])
+@pytest.mark.parametrize("learns", [False, True], ids=["the bias", "every operand"])
+def test_of_a_users_epilogue(dtype: torch.dtype, learns: bool, begins: int, rng: torch.Generator) -> None:
+    """Against autograd in float64; without a bias, it was added to x before."""
+    device, step = torch.device("cuda"), torch.finfo(dtype).eps
+
+    def drawn(*sizes: int) -> Tensor:
+        count = torch.Size(sizes).numel()
+        return (torch.randn(begins + count, generator=rng) / 2).to(device, dtype)[begins:].view(sizes)
+
+    for shape in SHAPES[:-1]:
+        *rows, n = shape
+        given = [drawn(*shape), drawn(n), drawn(n), drawn(*shape), drawn(*rows, 1)]
+        epilogue = typed(mixed.traced, [False] * 4 + [True])
+        for bias in (given[1], None):
+            call = ElementwiseCall(epilogue, given[0], (bias, *given[2:], 1.5))
+            x, offset, scale, residual, gain = (each.detach().double().requires_grad_() for each in given)
+            z = x if bias is None else x + offset
+            exact = torch.tanh(z) * scale * 1.5 + residual * gain
+            for grad in (drawn(*shape), drawn(*shape, 2)[..., 0], drawn(1).expand(shape)):
+                poison_free_memory(device)
+                found = derivative.gradients(call, grad, (True, True, *[learns] * 3, False))
+                assert found is not None and found[0] is not None and found[1] is not None
+                assert_sums(found[1], found[0])
+                leaves = (x, scale, residual, gain)
+                wanted = torch.autograd.grad(exact, leaves, grad.double(), retain_graph=True)
+                for mine, other in zip((found[0], *found[2:5]), wanted, strict=True):
+                    assert (mine is not None) == (learns or other is wanted[0])
+                    if mine is not None:
+                        bound = 16 * step * max(1.0, x.numel() / mine.numel()) ** 0.5
+                        torch.testing.assert_close(mine.double(), other, rtol=bound, atol=bound)
+                summed = derivative.of_x_and_sums(call, grad)
+                is_served = elementwise_kernels.sums_columns(x.to(dtype), n) and begins == 0
+                assert (summed is not None) == (is_served and grad.is_contiguous())
+                if summed is not None:
+                    assert torch.equal(summed[0], found[0]) and torch.equal(summed[1], found[1])
+
+
+@epigemm.epilogue
+def clamped(acc: Tensor, bias: PerColumn) -> Tensor:
+    return torch.clamp(torch.tanh(acc + bias), -0.5, 0.5)
+
+
+@pytest.mark.gpu
+@dtypes
+def test_one_kernel_of_a_users_epilogue_gives_both(
+    dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = leaves("", (64, 72), 32, dtype, torch.device("cuda"), rng)
+    assert "it also sums the bias's gradient" in epigemm.explain(clamped, *inputs).backward
+    asked = counted(monkeypatch)
+    result = clamped(*inputs, precision="highest")
+    backward(result, torch.randn_like(result))
+    (sums,) = asked
+    assert sums is not None and inputs[2].grad is not None and torch.equal(inputs[2].grad, sums)

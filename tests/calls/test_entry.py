@@ -13,7 +13,9 @@ from torch import Tensor
 import epigemm
 from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import elementwise_kernels, entry
+from epigemm.calls import derivative, entry
+from epigemm.calls.elementwise_kernels import has_native
+from epigemm.planner.reasons import Reason
 from tests.support.watching import WITH_ENTRY, linear_arguments
 
 pytestmark = WITH_ENTRY
@@ -40,19 +42,23 @@ def test_derivatives_are_those_of_the_operator(
     scalar = torch.tensor(2.5, dtype=wide, device=device) if tensor_scalar else 2.5
     scalars = (scalar,) if epilogue.has_scalar else ()
     call = ElementwiseCall(epilogue, x, (bias, *scalars) if epilogue.bias_place else scalars)
+    assert has_native(x), "the question makes the device known"
     found = entry.derivative(call, grad)
-    assert found is not None
-    torch.testing.assert_close(found, elementwise_kernels.derivative(call, grad), rtol=0, atol=0)
+    assert isinstance(found, Tensor)
+    of_operator = derivative.gradients(call, grad, (True, *(False for _ in call.operands)))
+    assert of_operator is not None and of_operator[0] is not None
+    torch.testing.assert_close(found, of_operator[0], rtol=0, atol=0)
     for wrong in (grad.t(), grad.t().contiguous().t(), grad[:8], grad.to(torch.complex64)):
-        assert entry.derivative(call, wrong) is None
-    assert entry.derivative(call._replace(operands=(*call.operands, 2.0)), grad) is None
+        assert isinstance(entry.derivative(call, wrong), Reason)
+    assert isinstance(entry.derivative(call._replace(operands=(*call.operands, 2.0)), grad), Reason)
     if bias is not None:
         strided = torch.stack((bias, bias), 1)[:, 0]
-        assert entry.derivative(call._replace(operands=(strided, *scalars)), grad) is None
-    assert entry.derivative(call._replace(x=x.detach().requires_grad_()), grad) is None
-    assert entry.derivative(call._replace(x=x[:0]), grad[:0]) is not None
+        assert entry.derivative(call._replace(operands=(strided, *scalars)), grad) is Reason.NOT_READABLE
+    assert isinstance(entry.derivative(call._replace(x=x.detach().requires_grad_()), grad), Reason)
+    assert isinstance(entry.derivative(call._replace(x=x[:0]), grad[:0]), Tensor)
     if bias is None:
         point = entry.derivative(call._replace(x=x[0, 0]), grad[0, 0])
+        assert isinstance(point, Tensor)
         torch.testing.assert_close(point, found[0, 0], rtol=0, atol=0)
 
 

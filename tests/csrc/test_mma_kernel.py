@@ -62,16 +62,17 @@ FEW_CTAS = [
 ]
 
 
-def include_folders() -> list[Path]:
+def include_folders(*, with_cutlass: bool = True) -> list[Path]:
     """Of CUTLASS and CUDA; none where one of them is missing."""
     locate = [sys.executable, str(ROOT / "build_backend/locate.py")]
     done = subprocess.run(locate, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     places = [Path(found["nvjitlink"]["path"] or "/").parent, *sorted(Path("/usr/local").glob("cuda*"))]
     cuda = next((each / "include" for each in places if (each / "include/cuda_fp16.h").is_file()), None)
-    if cuda is None or not found["cutlass"]["path"]:
+    cutlass = found["cutlass"]["path"]
+    if cuda is None or (with_cutlass and not cutlass):
         return []
-    return [Path(found["cutlass"]["path"]) / "include", cuda, cuda / "cccl"]
+    return [*([Path(cutlass) / "include"] if with_cutlass else []), cuda, cuda / "cccl"]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.support.functors import CSRC, compiled, needs_compiler, printed
 pytestmark = needs_compiler
 
 PROGRAM = r"""
-#include "elementwise/open.h"
+#include "elementwise/kernels.h"
 #include "gemm/planner/family.h"
 
 #include <cstdio>
@@ -27,6 +27,8 @@ const EpilogueInfo& epigemm::epilogue_info(EpilogueId) {
 }
 
 int epigemm::first_matrix(const EpilogueInfo&) { return 0; }
+
+bool epigemm::has_compiled_elementwise(EpilogueId) { return false; }
 
 void print(open::KernelName name) { std::printf("%.*s\n", static_cast<int>(name.size()), name.data()); }
 
@@ -43,8 +45,10 @@ void print_kernels(const Problem& problem) {
 
 int main() {
   for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
-    print(cuda::elementwise_kernel(element));
-    print(cuda::derivative_kernel(element));
+    for (auto which :
+         {ElementwiseKernel::Value, ElementwiseKernel::Derivative, ElementwiseKernel::DerivativeSums}) {
+      print(elementwise_name(which, element));
+    }
     for (auto arithmetic : {Arithmetic::IEEE, Arithmetic::TF32, Arithmetic::Split, Arithmetic::Scaled}) {
       if (element != ElementType::Float32 && arithmetic != Arithmetic::IEEE) continue;
       Problem problem;
@@ -61,7 +65,7 @@ int main() {
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SOURCES = [
-    "elementwise/open_names.cpp",
+    "elementwise/kernels.cpp",
     "gemm/planner/families.cpp",
     "gemm/planner/copies.cpp",
     "gemm/fp16_slices/coverage.cpp",
@@ -75,7 +79,9 @@ SOURCES = [
 
 def names_of_the_build() -> list[str]:
     """As cmake/EpigemmOpen.cmake and open.cmake of each family count them."""
-    names = [f"{kind}_{element}" for kind in ("elementwise", "derivative") for element in DTYPES]
+    names = [
+        f"{kind}_{element}" for kind in ("elementwise", "derivative", "derivative_sums") for element in DTYPES
+    ]
     for element, tiles in (("float16", 18), ("bfloat16", 18), ("tf32", 11)):
         names += [f"sm90_tma_{element}_{tile}" for tile in range(tiles)]
         names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]

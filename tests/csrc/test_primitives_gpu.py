@@ -17,6 +17,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import resolve_elementwise
+from epigemm.calls.elementwise_kernels import has_native
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.cost import primitives
@@ -149,11 +150,13 @@ def device_slopes(function: str, inputs: tuple[Tensor, ...]) -> list[Tensor]:
     name = add_kernel(function, inputs[0].dtype, True)
     acc, columns = on_device(inputs)
     wide = torch.float64 if acc.dtype == torch.float64 else torch.float32
-    slots = [-1, *registered(function).traced.slots]
-    outs = [torch.full_like(acc, 7.0, dtype=acc.dtype if slot < 0 else wide) for slot in slots]
+    slots = [*registered(function).traced.slots]
+    of_acc, *outs = [torch.full_like(acc, 7.0, dtype=each) for each in (acc.dtype, *(wide for _ in slots))]
     bias, others, _ = registered(function).apart(columns or ())
-    ops._linked_derivative_out(name, torch.ones_like(acc), acc, bias, others or None, None, slots, outs)
-    return [out.cpu()[0] for out in outs]
+    given = (bias, others or None, None)
+    assert has_native(acc), "the question makes the device known"
+    assert ops._derivative_out(name, torch.ones_like(acc), acc, *given, of_acc, None, slots, outs) == 0
+    return [out.cpu()[0] for out in (of_acc, *outs)]
 
 
 def is_transcendental(name: str) -> bool:

@@ -142,9 +142,7 @@ def is_linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     of_gemm = Judged(profit.SLOWER, Way.FALLBACK, 100.0, 100.0)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda place: True)
     monkeypatch.setattr(profit, "judged_there", lambda call, place, **_: of_gemm)
-    monkeypatch.setattr(
-        elementwise_kernels, "missing", lambda epilogue, x, *, derivative=False: str(derivative)
-    )
+    monkeypatch.setattr(elementwise_kernels, "missing", lambda epilogue, x, kind: str(kind > 0))
     monkeypatch.setattr(loader, "would_link", lambda epilogue, name, device: "" if can[name] else "none")
     return can
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd.gradient_products import accumulator, product_gradients, rows_of, runs_directly
-from epigemm.calls import derivative, elementwise_kernels, entry
+from epigemm.calls import derivative
 from epigemm.epilogues.library import BIAS_RELU, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue, Operands, fold_batch_norm_reference
 
@@ -169,7 +169,7 @@ def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[
     The sign of the relu's result tells where it has cut, as that of its argument does.
     """
     if needs_bias and not _grad_enabled():
-        summed = _derivative_and_sum(ElementwiseCall(BIAS_RELU, output), grad)
+        summed = derivative.of_x_and_sums(ElementwiseCall(BIAS_RELU, output), grad)
         if summed is not None:
             return summed
     return _threshold_backward(grad, output, 0), None
@@ -250,7 +250,7 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
         return _epilogue_gradients(call, grad, needs)
     found: list[Tensor | None] = [None] * len(needs)
     needs_bias = place > 0 and needs[place]
-    if needs_bias and (summed := _derivative_and_sum(call, grad)) is not None:
+    if needs_bias and (summed := derivative.of_x_and_sums(call, grad)) is not None:
         found[0], found[place] = summed
         return found
     of_x = found[0] = _derivative(call, grad)
@@ -365,55 +365,34 @@ def gradients_of_product(
 
     That of the bias is the sum of x's over the rows. None: the caller has to compute it.
     """
-    if needs_bias and not _grad_enabled() and True not in needs_operands:
-        summed = _derivative_and_sum(call, grad)
-        if summed is not None:
-            return *summed, [None] * len(call.operands)
-    found, *of_operands = elementwise_gradients(call, grad, (needs_x, *needs_operands))
-    return found, None, of_operands
-
-
-def _derivative_and_sum(call: ElementwiseCall, grad: Tensor) -> tuple[Tensor, Tensor] | None:
-    """grad times the epilogue's derivative at x, and its sum over the rows, by one kernel; None if none does both."""
-    x = call.x
-    columns = x.shape[-1] if x.dim() else 0
-    if not call.epilogue.is_compiled or not elementwise_kernels.sums_columns(x, columns):
-        return None
-    if not grad.is_contiguous():
-        return None  # a copy would take longer than the sum apart: of an expanded gradient PyTorch reads one number
-    sums = torch.empty(columns, dtype=x.dtype, device=x.device)
-    found = entry.derivative(call, grad, sums)
-    return None if found is None else (found, sums)
+    needs = [needs_x, *needs_operands]
+    place = call.epilogue.bias_place
+    needs[place] = needs[place] or needs_bias
+    found = elementwise_gradients(call, grad, needs)
+    of_bias = None
+    if needs_bias:
+        of_bias, found[place] = found[place], None
+    return found[0], of_bias, found[1:]
 
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
     """grad times the epilogue's derivative at x."""
-    if not call.epilogue.is_compiled:
-        return _gradient_of_x(call, grad)
-    result = entry.derivative(call, grad)
-    if result is not None:
-        return result
-    if runs_directly(grad, *call.inputs) and elementwise_kernels.has_native(call.x):
-        return elementwise_kernels.derivative(call, grad)
-    return _gradient_of_x(call, grad)
-
-
-def _gradient_of_x(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    found = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
-    assert found[0] is not None
-    return found[0]
+    found = derivative.of_x(call, grad)
+    if found is None:
+        found, *_ = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
+    assert found is not None
+    return found
 
 
 def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients of the epilogue alone with respect to (x, *operands)."""
     epilogue, x, operands, _ = call
     if not _grad_enabled() and runs_directly(grad, *call.inputs):
-        if epilogue is SCALE_BATCH_NORM:
+        if epilogue is SCALE_BATCH_NORM and any(needs[1:]):
             return _gradients_of_scale(x, tensors_of(operands)[0], grad, needs)
-        if not epilogue.is_compiled:
-            found = derivative.gradients(call, grad, needs)
-            if found is not None:
-                return found
+        found = derivative.gradients(call, grad, needs)
+        if found is not None:
+            return found
     places = [place for place, each in enumerate(operands) if isinstance(each, Tensor)]
 
     def apply(acc: Any, *tensors: Any) -> Tensor:

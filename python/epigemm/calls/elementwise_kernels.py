@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+
 import torch
 from torch import Tensor
 
 from epigemm._native import cuda_status, no_entry, operator, ops
-from epigemm.arguments.calls import ElementwiseCall, FoldCall
-from epigemm.calls.layouts import readable
+from epigemm.arguments.calls import FoldCall
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
 from epigemm.planner import plans
 
-_derivative_out = operator("_derivative_out")
 _fold_batch_norm_out = operator("_fold_batch_norm_out")
 
 
@@ -49,20 +49,18 @@ def gpu(device: torch.device | str | None) -> torch.device:
     raise RuntimeError(f"device: got {place}, where no kernel of epigemm's runs ({reason})")
 
 
-def missing(epilogue: Epilogue, x: Tensor, *, derivative: bool = False) -> str:
-    """The name of the elementwise kernel (or the derivative's) that has to be linked for such an x; empty if none."""
-    name: str = ops._missing_elementwise(epilogue.name, x, derivative)
+class Kind(enum.IntEnum):
+    """The elementwise kernels of an epilogue (csrc/elementwise/kernels.h)."""
+
+    ELEMENTWISE = 0
+    DERIVATIVE = 1
+    DERIVATIVE_SUMS = 2
+
+
+def missing(epilogue: Epilogue, x: Tensor, kind: Kind = Kind.ELEMENTWISE) -> str:
+    """The name of the elementwise kernel that has to be linked for such an x (or grad); empty if none."""
+    name: str = ops._missing_elementwise(epilogue.name, x, kind)
     return name
-
-
-def derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    """grad * d epilogue(x) / dx in one kernel; x is on a GPU with kernels."""
-    bias, operands, scalars = call.epilogue.apart(call.operands)
-    x = call.x.contiguous()
-    out = torch.empty_like(x)
-    given = (None if bias is None else readable(bias), [*map(readable, operands)] or None, scalars or None)
-    _derivative_out(call.epilogue.name, grad.contiguous(), x, *given, out)
-    return out
 
 
 _LEAST_ROW_BYTES = 128  # of a derivative whose columns its kernel sums

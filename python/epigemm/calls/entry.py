@@ -286,14 +286,12 @@ def call_elementwise(call: ElementwiseCall, circumstances: int = 0) -> Tensor | 
     return elementwise(epilogue, x, tuple(operands), None, out, circumstances)
 
 
-def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | None:
-    """grad times the epilogue's derivative at x, or None.
+def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | Reason:
+    """grad times the epilogue's derivative at x, or the reason.
 
     `sums`: on a GPU, contiguous `[N]` of x's dtype, receives the sums of the result's columns.
     """
     if _module is None or is_traced():
-        return None
-    found: Tensor | int = _module.derivative(
-        call.epilogue.number, grad, call.x, tuple(call.operands), sums, 0
-    )
-    return None if type(found) is int else found  # type: ignore[return-value]
+        return NOT_PLAIN
+    found: Any = _module.derivative(call.epilogue.number, grad, call.x, tuple(call.operands), sums, 0)
+    return _REASONS[found] if type(found) is int else found

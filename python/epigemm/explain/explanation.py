@@ -17,6 +17,7 @@ from epigemm.calls import elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
+from epigemm.epilogues.library import SCALE_BATCH_NORM
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
 from epigemm.packs import weight_packs
@@ -304,7 +305,10 @@ def backward_linear(call: LinearCall) -> str:
 def _sums_bias(call: LinearCall) -> bool:
     """Whether the derivative's kernel also gives the gradient of a bias that was added to the product."""
     epilogue, bias = call.epilogue, call.bias
-    if bias is None or not bias.requires_grad or not epilogue.is_compiled or _learns(call):
+    others = tensors_of(epilogue.without_bias(call.operands))
+    # The package's own kernels sum the columns beside no other gradient.
+    is_alone = not epilogue.is_compiled or not any(each.requires_grad for each in others)
+    if bias is None or not bias.requires_grad or not is_alone:
         return False
     is_saved = epilogue.is_bias_relu or gradients.keeps_product(call)
     return is_saved and elementwise_kernels.sums_columns(call.x, call.weight.shape[0])
@@ -326,22 +330,18 @@ def _backward_epilogue(call: LinearCall, summed: str) -> str:
     why = "one saved in 16 bits would be rounded ahead of the bias that is folded into the epilogue"
     if call.strict:
         why = "a strict call stays one kernel and saves none"
-    return f"the product again ({gemm}), as {why}; {_REFERENCE} on it"
+    # The package's own kernels do not read an fp32 product beside operands in 16 bits.
+    is_mixed = x.element_size() == 2 and epilogue.is_compiled
+    return f"the product again ({gemm}), as {why}; {_REFERENCE if is_mixed else derivative(call)} on it"
 
 
 def derivative(call: LinearCall | ElementwiseCall) -> str:
     """What the derivative of the epilogue alone runs."""
     if not elementwise_kernels.has_native(call.x):
         return _REFERENCE
-    if call.epilogue.is_compiled and _learns(call):
+    if call.epilogue is SCALE_BATCH_NORM and any(each.requires_grad for each in tensors_of(call.operands)):
         return f"{_REFERENCE} (a gradient of an operand is asked for)"
     return _KERNEL
-
-
-def _learns(call: LinearCall | ElementwiseCall) -> bool:
-    """Whether an operand beside the bias requires a gradient."""
-    others = tensors_of(call.epilogue.without_bias(call.operands))
-    return any(operand.requires_grad for operand in others)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

@@ -106,10 +106,13 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
         return found
     call = call_of(chain, is_product_alone=False)
     dtype = call.x.dtype
-    for derivative in (False, True) if recorded else (False,):
-        kernel = elementwise_kernels.missing(
-            call.epilogue, torch.empty(0, dtype=dtype, device=place.device), derivative=derivative
-        )
+    for kind in (
+        (elementwise_kernels.Kind.ELEMENTWISE, elementwise_kernels.Kind.DERIVATIVE)
+        if recorded
+        else (elementwise_kernels.Kind.ELEMENTWISE,)
+    ):
+        like = torch.empty(0, dtype=dtype, device=place.device)
+        kernel = elementwise_kernels.missing(call.epilogue, like, kind)
         if not call.epilogue.is_compiled and loader.would_link(call.epilogue, kernel, place.device):
             return found
     return found._replace(why_not="", way=Way.TWO_KERNELS, fused_us=found.fallback_us)

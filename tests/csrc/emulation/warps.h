@@ -6,7 +6,6 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <ucontext.h>
 #include <vector_types.h>
 
 #include <algorithm>
@@ -15,8 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <vector>
+
+#include "emulation/fibers.h"
 
 #include "cute/tensor.hpp"
 #include "cute/atom/mma_atom.hpp"
@@ -24,7 +24,6 @@
 namespace emulation {
 
 constexpr int kWarp = 32;
-constexpr std::size_t kStackBytes = 256 * 1024;
 
 struct Copy {
   const void* from;
@@ -40,90 +39,32 @@ struct Posted {
   float c[kWarp][4];
 };
 
-struct Thread {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
-  bool is_done = false;
+struct Copies {
   std::vector<std::vector<Copy>> groups;  // that were fenced, the oldest first
   std::vector<Copy> open;                 // copies behind the last fence
 };
 
-struct Cta {
-  std::vector<Thread> threads;
+// What the instructions of a CTA keep.
+struct Kept {
+  std::vector<Copies> copies;
   std::vector<Posted> warps;
-  ucontext_t scheduler;
-  std::function<void()> body;
-  int current = 0, arrived = 0, generation = 0;
   bool is_any_true = false;  // of what the threads give to __syncthreads_or
 };
 
-inline Cta* cta = nullptr;
+inline Kept* kept = nullptr;
 
-inline Thread& here() { return cta->threads[cta->current]; }
-
-}  // namespace emulation
-
-struct ThreadIndex {
-  unsigned x, y;
-};
-inline ThreadIndex threadIdx, blockIdx, gridDim;
-
-namespace emulation {
-
-inline void yield() {
-  const int self = cta->current;
-  swapcontext(&here().context, &cta->scheduler);
-  threadIdx.x = self;
-}
-
-// Until `count` threads are here; the last one does `act`.
-template <class Act>
-void meet(int& arrived, int& generation, int count, Act act) {
-  const int of_this = generation;
-  if (++arrived == count) {
-    arrived = 0;
-    act();
-    ++generation;
-  }
-  while (generation == of_this) yield();
-}
-
-inline Posted& warp() { return cta->warps[cta->current / kWarp]; }
+inline Copies& copies() { return kept->copies[cta->current]; }
+inline Posted& warp() { return kept->warps[cta->current / kWarp]; }
 inline int lane() { return cta->current % kWarp; }
 
-inline void start_thread() {
-  cta->body();
-  here().is_done = true;
-  swapcontext(&here().context, &cta->scheduler);
-}
-
-// One CTA of a grid, from its first to its last instruction. `first`: the thread that runs first, for another order.
 inline void run_cta(int threads, ThreadIndex place, int first, std::function<void()> body) {
-  Cta made;
-  made.threads = std::vector<Thread>(threads);
+  Kept made;
+  made.copies.resize(threads);
   made.warps.resize(threads / kWarp);
-  made.body = std::move(body);
-  cta = &made;
-  blockIdx = place;
-  for (Thread& thread : made.threads) {
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get();
-    thread.context.uc_stack.ss_size = kStackBytes;
-    thread.context.uc_link = &made.scheduler;
-    makecontext(&thread.context, &start_thread, 0);
-  }
-  for (bool is_any = true; is_any;) {
-    is_any = false;
-    for (int i = 0; i < threads; ++i) {
-      made.current = (first + i) % threads;
-      if (here().is_done) continue;
-      is_any = true;
-      threadIdx.x = made.current;
-      swapcontext(&made.scheduler, &here().context);
-    }
-  }
-  for (Thread& thread : made.threads) {
-    if (!thread.open.empty()) std::abort();  // a copy that nobody waits for
+  kept = &made;
+  run_fibers(threads, place, first, std::move(body));
+  for (const Copies& each : made.copies) {
+    if (!each.open.empty()) std::abort();  // a copy that nobody waits for
   }
 }
 
@@ -214,21 +155,23 @@ struct MultiplyTF32 : Multiply<cute::tfloat32_t> {};
 // 16 bytes, or zeros; not before it is waited for.
 template <class Source, class Target = Source>
 struct CopyLater {
-  static void copy(Source const& from, Target& to, bool is_there) { here().open.push_back({&from, &to, is_there}); }
+  static void copy(Source const& from, Target& to, bool is_there) { copies().open.push_back({&from, &to, is_there}); }
 };
 
 inline void fence() {
-  here().groups.push_back(std::move(here().open));
-  here().open.clear();
+  copies().groups.push_back(std::move(copies().open));
+  copies().open.clear();
 }
 
 template <int N>
 void wait() {
-  auto& groups = here().groups;
+  auto& groups = copies().groups;
   while (static_cast<int>(groups.size()) > N) {
     for (const Copy& copy : groups.front()) {
-      if (copy.is_there) std::memcpy(copy.to, copy.from, 16);
-      else std::memset(copy.to, 0, 16);
+      if (copy.is_there)
+        std::memcpy(copy.to, copy.from, 16);
+      else
+        std::memset(copy.to, 0, 16);
     }
     groups.erase(groups.begin());
   }
@@ -265,16 +208,12 @@ void emulated_wait() {
 #define cp_async_fence emulated_fence
 #define cp_async_wait emulated_wait
 
-inline void __syncthreads() {
-  emulation::meet(emulation::cta->arrived, emulation::cta->generation, static_cast<int>(emulation::cta->threads.size()),
-                  [] {});
-}
 inline bool __syncthreads_or(bool is_true) {
-  emulation::cta->is_any_true |= is_true;
+  emulation::kept->is_any_true |= is_true;
   __syncthreads();
-  const bool is_any_true = emulation::cta->is_any_true;
+  const bool is_any_true = emulation::kept->is_any_true;
   __syncthreads();
-  emulation::cta->is_any_true = false;
+  emulation::kept->is_any_true = false;
   return is_any_true;
 }
 
@@ -292,7 +231,3 @@ inline float __uint_as_float(uint32_t bits) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
-
-#ifndef __forceinline__
-#define __forceinline__ inline
-#endif
