@@ -65,7 +65,8 @@ endif()
 
 set(cuda_flags -O3 --expt-relaxed-constexpr)
 file(GLOB elementwise_sources CONFIGURE_DEPENDS "${csrc}/device/*.cu" "${csrc}/elementwise/*.cu"
-     "${csrc}/reduce/*.cu" "${csrc}/gemm/fp16_slices/split_rows.cu" "${csrc}/link/*.cu")
+     "${csrc}/reduce/*.cu" "${csrc}/gemm/fp16_slices/split_rows.cu"
+     "${csrc}/gemm/fp16_slices/weight_roots.cu" "${csrc}/link/*.cu")
 epigemm_objects(epigemm_elementwise SOURCES ${EPIGEMM_ELEMENTWISE_SOURCES} ${elementwise_sources})
 target_compile_options(epigemm_elementwise PRIVATE ${cuda_flags} ${EPIGEMM_ELEMENTWISE_FLAGS})
 

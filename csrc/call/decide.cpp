@@ -33,11 +33,19 @@ constexpr FP32Order invariant_orders[kFP32Orders] = {
 
 constexpr int kAllocated = 256;  // bytes: PyTorch aligns new CUDA memory to at least this
 
+// Whether TMA can read the rows of an fp32 matrix: rows of whole 16 bytes, from multiples of them.
+bool are_rows_readable(const Matrix& matrix, int64_t columns) {
+  constexpr int64_t kRowElements = 4;
+  return matrix.column_stride == 1 && matrix.row_stride % kRowElements == 0 && matrix.row_stride >= columns &&
+         alignment_of(matrix.data) >= 16;
+}
+
 // The problem on fp16 slices, whose layout suits the kernels whatever the layout of the tensors is.
 Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packed) {
   Problem problem = prepared.problem;
   problem.arithmetic = arithmetic;
   problem.x = {nullptr, ElementType::Float32, problem.k};
+  problem.is_weight_readable = are_rows_readable(problem.weight, problem.k);
   problem.weight = {nullptr, ElementType::Float32, problem.k};
   problem.out = {nullptr, ElementType::Float32, problem.n};
   problem.alignment = kAllocated;

@@ -40,6 +40,7 @@ std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair,
   problem.arithmetic = forced->arithmetic;
   if (problem.arithmetic != Arithmetic::IEEE) problem.x.element = ElementType::Float32;
   problem.is_pair = is_pair;
+  problem.is_weight_readable = true;
   const int tiles = family_of(id).tile_count(problem);
   if (numbers[2] < 0 || numbers[2] >= tiles) {
     return out_of("tile", numbers[2], "in 0.." + std::to_string(tiles - 1));

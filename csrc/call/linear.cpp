@@ -179,8 +179,14 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (record) return Answer::Done;
   const bool is_fused = decision.plan.is_fused();
   if (decision.is_on_slices()) {
+    void* const kept = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
     problem.is_packed = decision.is_packed;
-    problem.packed_weight = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
+    // Of a weight that is read as it lies roots alone are kept. Only a forced plan has them yet.
+    if (family_of(decision.plan.family).reads_weight(problem, decision.plan)) {
+      problem.remembered_roots = static_cast<float*>(kept);
+    } else {
+      problem.packed_weight = kept;
+    }
   }
   if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem, decision.plan);
   resources.copies_bytes = copies_bytes(problem);

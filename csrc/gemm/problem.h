@@ -62,11 +62,14 @@ struct Problem : Sizes {
   bool is_pair = false;                 // of products
   Copies copies;
   bool is_packed = false;              // fp16 slices: the weight has a pack
+  bool is_weight_readable = false;     // fp16 slices: kernels may read the weight as it lies, in fp32
   bool is_tf32_allowed = false;        // fp32: whether PyTorch's GEMM may use TF32
   bool is_batch_invariant = false;     // the plan must not depend on M
   bool is_any_family_offered = false;  // also sm80_mma where calls never choose it, as beside TMA's kernels on Hopper
   void* workspace = nullptr;           // of Family::workspace_bytes bytes
   void* packed_weight = nullptr;       // the weight's pack, if there is one
+  float* remembered_roots = nullptr;   // for a weight that is read as it lies, if there are any: fp32[n]. What is in
+                                       // there is not trusted, and kernels write what it should have been
   bool has_column_moments = false;     // the call also returns statistics of D's columns (csrc/reduce)
   Matrix stored;                       // like out, for the second values of an epilogue that has them
   void* column_blocks = nullptr;       // where a kernel writes moments of D (Family::moment_rows)

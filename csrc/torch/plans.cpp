@@ -59,6 +59,7 @@ std::string plan(const Name& epilogue, int64_t m, int64_t n, int64_t k, const Li
   problem.alignment = static_cast<int>(alignment);
   problem.has_bias = has_bias;
   problem.is_packed = is_packed;
+  problem.is_weight_readable = element == ElementType::Float32 && problem.weight.row_stride % 4 == 0 && alignment >= 16;
   problem.is_tf32_allowed = is_tf32_allowed;
   problem.is_batch_invariant = is_batch_invariant;
   problem.is_any_family_offered = is_any_family_offered;

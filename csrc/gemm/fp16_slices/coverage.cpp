@@ -1,6 +1,7 @@
 #include "gemm/fp16_slices/coverage.h"
 
 #include "gemm/fp16_slices/problem.h"
+#include "gemm/fp16_slices/weight_scale.h"
 #include "gemm/grid.h"
 #include "gemm/text.h"
 
@@ -51,6 +52,16 @@ int64_t workspace_bytes(const Problem& p) {
   if (!is_on_slices(p.arithmetic)) return 0;
   const int slices = slices_of(p.arithmetic);
   return split_bytes(p.m, p.k, slices) + (p.packed_weight ? 0 : split_bytes(p.n, p.k, slices));
+}
+
+int64_t workspace_bytes_as_it_lies(const Problem& p) {
+  return split_bytes(p.m, p.k, slices_of(p.arithmetic), SliceOrder::Turned) + rows_bytes(p.n);
+}
+
+std::string why_not_as_it_lies(const Problem& p) {
+  if (!p.is_weight_readable) return "the weight's rows are not whole 16 bytes";
+  if (p.k <= kMostCountedColumns) return std::string();
+  return text("K = ", p.k, " is above ", kMostCountedColumns, ", the most of which the kernel counts a row's elements");
 }
 
 }  // namespace epigemm::fp16_slices

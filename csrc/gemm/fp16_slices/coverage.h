@@ -20,4 +20,10 @@ std::string why_not_accurate(const Problem& problem);
 // Of problem.workspace: the slices of x, and those of a weight without a pack.
 int64_t workspace_bytes(const Problem& problem);
 
+// The same where the weight is read as it lies.
+int64_t workspace_bytes_as_it_lies(const Problem& problem);
+
+// Why it cannot be; empty if it can.
+std::string why_not_as_it_lies(const Problem& problem);
+
 }  // namespace epigemm::fp16_slices

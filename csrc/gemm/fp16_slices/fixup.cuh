@@ -7,6 +7,7 @@
 #include "gemm/fp16_slices/fixup_moments.cuh"
 #include "gemm/fp16_slices/fp32_tile.cuh"
 #include "gemm/fp16_slices/range_check.h"
+#include "gemm/fp16_slices/weight_scale.h"
 #include "open/contract.h"
 
 namespace epigemm::fp16_slices {
@@ -22,6 +23,7 @@ struct FixupArguments {
   int64_t out_row_stride, stored_row_stride;
   FixupMoments moments;
   open::Operands<float> operands;
+  bool is_weight_judged_late;  // FixupProblem
 };
 
 // --- the range check -----------------------------------------------------------------------------------------------
@@ -99,6 +101,29 @@ __device__ __forceinline__ fp32_tile::ScaledMagnitudes scaled_magnitudes(const F
   return change;
 }
 
+__device__ __forceinline__ int32_t tiny_of_weight(const FixupArguments& p, int64_t row) {
+  return __ldcg(p.split_weight.tiny + row);
+}
+
+// Counts the tiny elements of the tile's rows of the weight that nobody has counted (weight_scale.h: their statistics
+// say that there are some). Several CTAs may do so at once, and write the same.
+__device__ inline void count_tiny(const FixupArguments& p, int64_t n0) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t end = min(n0 + fp32_tile::kTileN, p.weight.rows);
+  for (int64_t row = n0 + warp; row < end; row += kThreads / 32) {
+    if (tiny_of_weight(p, row) != kUncounted) continue;
+    const float scale = scale_of_root(p.split_weight.roots[row]);
+    int32_t tiny = 0;
+    for (int64_t k = lane; k < p.weight.columns; k += 32) {
+      const float x = p.weight.data[row * p.weight.row_stride + k * p.weight.column_stride];
+      tiny += tiny_count(x, x * scale);
+    }
+    tiny = __reduce_add_sync(0xffffffffu, tiny);
+    if (lane == 0) p.split_weight.tiny[row] = tiny;
+  }
+  __syncthreads();
+}
+
 // The results to compute again. Each depends on its two rows alone, so a row's results do not depend on its neighbours.
 // An eighth of K is summed, in whole partial sums. If that proves nothing, its cost is small compared with computing
 // again.
@@ -108,17 +133,25 @@ __device__ inline ResultSet rejected_results(const FixupArguments& p, int64_t m0
   const ResultSet non_finite = results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
     return has_non_finite(p.split_x.statistics[row] | p.split_weight.statistics[column]);
   });
-  ResultSet in_doubt = ~non_finite & results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
-    return out_of_range(range_statistics(p.split_x.statistics[row]),
-                        range_statistics(p.split_weight.statistics[column]), p.x.columns);
-  });
+  const auto are_in_doubt = [&] {
+    return ~non_finite & results_where(p, m0, n0, [&](int, int, int64_t row, int64_t column) {
+      const int32_t of_weight = p.split_weight.statistics[column];
+      return out_of_range(range_statistics(p.split_x.statistics[row]),
+                          range_statistics(tiny_of_weight(p, column) ? of_weight : of_weight & ~kTiny), p.x.columns);
+    });
+  };
+  ResultSet in_doubt = are_in_doubt();
+  if (p.is_weight_judged_late && __syncthreads_or(in_doubt)) {
+    count_tiny(p, n0);
+    in_doubt = are_in_doubt();
+  }
   const fp32_tile::ScaledMagnitudes magnitudes = scaled_magnitudes(p, m0, n0);
   fp32_tile::ThreadTile tile;
   for (int64_t k = 0; k < summed && __syncthreads_or(in_doubt); k += fp32_tile::kPartialSum) {
     const int64_t end = min(k + fp32_tile::kPartialSum, p.x.columns);
     fp32_tile::multiply(p.x, p.weight, m0, n0, k, end, magnitudes, shared, tile);
     in_doubt &= ~results_where(p, m0, n0, [&](int i, int j, int64_t row, int64_t column) {
-      return is_large_enough(tile.sums[i][j], p.split_x.tiny[row] + p.split_weight.tiny[column]);
+      return is_large_enough(tile.sums[i][j], p.split_x.tiny[row] + tiny_of_weight(p, column));
     });
   }
   return non_finite | in_doubt;
@@ -183,9 +216,11 @@ __device__ __forceinline__ void for_each_tile(const FixupArguments& p, F f) {
 template <class Epilogue>
 __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   // All rows at once: mostly this decides, and it reads only some KB. The statistics are complete, because the GEMM
-  // lets this kernel start when all its CTAs have waited for the splits.
-  const RangeStatistics weight = statistics_of_rows(p.split_weight.statistics, 0, p.weight.rows);
+  // lets this kernel start when all its CTAs have waited for the splits. Those of a weight that it judges itself are
+  // not.
   const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, p.x.rows);
+  if (p.is_weight_judged_late) cuda::wait_for_kernel_ahead();
+  const RangeStatistics weight = statistics_of_rows(p.split_weight.statistics, 0, p.weight.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even before returning, because the next kernel waits only for this one.
   cuda::wait_for_kernel_ahead();

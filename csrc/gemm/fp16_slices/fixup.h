@@ -10,7 +10,8 @@ namespace epigemm::fp16_slices {
 struct FixupProblem {
   SplitProblem split;
   StridedMatrix x, weight;
-  int block_rows = 0;  // of the blocks of D whose statistics the GEMM has written (Family::moment_rows)
+  int block_rows = 0;                  // of the blocks of D whose statistics the GEMM has written (Family::moment_rows)
+  bool is_weight_judged_late = false;  // by the GEMM itself, which has read the weight as it lies (weight_scale.h)
 };
 
 // When the fixup starts.

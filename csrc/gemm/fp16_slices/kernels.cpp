@@ -1,6 +1,7 @@
 #include "gemm/fp16_slices/kernels.h"
 
 #include "gemm/fp16_slices/split_rows.h"
+#include "gemm/fp16_slices/weight_roots.h"
 
 namespace epigemm::fp16_slices {
 
@@ -25,6 +26,27 @@ const char* launch(Problem const& problem, Plan const& plan, open::Kernels const
                                    split_view(weight_buffer, problem.n, problem.k, slices)};
   const char* const refused = launch_gemm(split_problem, plan, kernels.handles[0]);
   return refused ? refused : launch_fixup({split_problem, x, weight, block_rows}, kernels.handles[1], fixup_start);
+}
+
+const char* launch_as_it_lies(Problem const& problem, Plan const& plan, open::Kernels const& kernels,
+                              LaunchGemm launch_gemm, int block_rows) {
+  if (!problem.workspace) return "fp16 slices need a workspace";
+  constexpr SliceOrder kOrder = SliceOrder::Turned;
+  const StridedMatrix x = strided(problem.x, problem.m, problem.k);
+  const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
+  const int slices = slices_of(problem.arithmetic), device = problem.device.index;
+  void* const x_buffer = problem.workspace;
+  void* const of_weight = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices, kOrder);
+  const char* refused =
+      weight_roots_cuda(weight, problem.remembered_roots, first_roots(of_weight, problem.n), device, problem.stream);
+  if (!refused) refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, kOrder);
+  if (refused) return refused;
+  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, kOrder),
+                                   rows_view(of_weight, problem.n, problem.k)};
+  refused = launch_gemm(split_problem, plan, kernels.handles[0]);
+  if (refused) return refused;
+  return launch_fixup({split_problem, x, weight, block_rows, /*is_weight_judged_late=*/true}, kernels.handles[1],
+                      FixupStart::BesideGemm);
 }
 
 }  // namespace epigemm::fp16_slices

@@ -15,4 +15,9 @@ using LaunchGemm = const char* (*)(SplitProblem const& problem, Plan const& plan
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels, LaunchGemm launch_gemm,
                    FixupStart fixup_start, int block_rows = 0);
 
+// The same for a GEMM that reads the weight as it lies, and so makes no slices of it. `problem.workspace` has
+// workspace_bytes_as_it_lies(problem) bytes.
+const char* launch_as_it_lies(Problem const& problem, Plan const& plan, open::Kernels const& kernels,
+                              LaunchGemm launch_gemm, int block_rows);
+
 }  // namespace epigemm::fp16_slices

@@ -6,7 +6,7 @@
 //   tiny    int32[rows]   how many of its elements lose bits
 //   slices  fp16          two slices: [rows, columns / 64, 2, 64], 64 hi and then their 64 lo: what a stage of the
 //                         mainloop reads of a row is 256 bytes in one place; one slice: [rows, columns]
-// Columns are padded with zeros.
+// Columns are padded with zeros. x's slices for a weight that is read as it lies have another order (SliceOrder).
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,26 @@ constexpr int64_t kMostColumns = (int64_t(1) << 28) - kInterleave;
 
 constexpr int64_t round_up_to(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
-// With one slice a multiple of TMA's 16 bytes is enough.
-constexpr int64_t padded_columns(int64_t columns, int slices) {
-  return round_up_to(columns, slices == kSlices ? kInterleave : 8);
+// Of columns.
+enum class SliceOrder {
+  Plain,
+  Turned,  // groups of four are moved within 32, so that the kernel finds them (sm90_fp16x3/weight_order.h)
+};
+
+// With one slice a multiple of TMA's 16 bytes is enough, unless columns are moved.
+constexpr int64_t padded_columns(int64_t columns, int slices, SliceOrder order = SliceOrder::Plain) {
+  return round_up_to(columns, slices == kSlices || order == SliceOrder::Turned ? kInterleave : 8);
 }
 
 // Where a column's slice lies in its row of slices.
 #if defined(__CUDACC__)
 __host__ __device__
 #endif
-    constexpr int64_t slice_offset(int64_t column, int slice, int slices) {
+    constexpr int64_t slice_offset(int64_t column, int slice, int slices, SliceOrder order = SliceOrder::Plain) {
+  if (order == SliceOrder::Turned) {
+    const int64_t group = column / 4 % 8;  // its three bits turn round by one
+    column = column / 32 * 32 + (group % 4 * 2 + group / 4) * 4 + column % 4;
+  }
   return slices == 1 ? column : (column / kInterleave * kSlices + slice) * kInterleave + column % kInterleave;
 }
 
@@ -53,12 +63,13 @@ struct SplitMatrix {
   int64_t rows = 0, columns = 0, padded_columns = 0;
 };
 
-constexpr int64_t split_bytes(int64_t rows, int64_t columns, int slices) {
+constexpr int64_t split_bytes(int64_t rows, int64_t columns, int slices, SliceOrder order = SliceOrder::Plain) {
   return 3 * round_up_to(4 * rows, kSectionAlignment) +
-         round_up_to(2 * slices * rows * padded_columns(columns, slices), kSectionAlignment);
+         round_up_to(2 * slices * rows * padded_columns(columns, slices, order), kSectionAlignment);
 }
 
-inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int slices) {
+inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int slices,
+                              SliceOrder order = SliceOrder::Plain) {
   const int64_t section = round_up_to(4 * rows, kSectionAlignment);
   char* const start = static_cast<char*>(buffer);
   return {reinterpret_cast<float*>(start),
@@ -67,7 +78,21 @@ inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int s
           start + 3 * section,
           rows,
           columns,
-          padded_columns(columns, slices)};
+          padded_columns(columns, slices, order)};
+}
+
+// Of a weight that is read as it lies: no slices, and the roots with which the kernel begins beside those that it
+// finds.
+constexpr int64_t rows_bytes(int64_t rows) { return 4 * round_up_to(4 * rows, kSectionAlignment); }
+
+inline float* first_roots(void* buffer, int64_t rows) {
+  return reinterpret_cast<float*>(static_cast<char*>(buffer) + 3 * round_up_to(4 * rows, kSectionAlignment));
+}
+
+inline SplitMatrix rows_view(void* buffer, int64_t rows, int64_t columns) {
+  SplitMatrix view = split_view(buffer, rows, columns, 1);
+  view.slices = nullptr;
+  return view;
 }
 
 }  // namespace epigemm::fp16_slices

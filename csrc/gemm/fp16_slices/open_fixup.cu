@@ -19,7 +19,8 @@ FixupArguments fixup_arguments(FixupProblem const& fixup) {
           problem.out.row_stride,
           problem.stored.row_stride,
           {static_cast<BlockMoments<float>*>(problem.column_blocks), fixup.block_rows},
-          operands_of(problem)};
+          operands_of(problem),
+          fixup.is_weight_judged_late};
 }
 
 const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_dependent) {

@@ -44,6 +44,8 @@ EPIGEMM_HOST_DEVICE bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x
 
 EPIGEMM_HOST_DEVICE float magnitude(float x) { return bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffffu); }
 
+EPIGEMM_HOST_DEVICE float larger(float a, float b) { return a < b ? b : a; }
+
 // What an element contributes to its row's largest.
 EPIGEMM_HOST_DEVICE float finite_magnitude(float x) { return is_finite(x) ? magnitude(x) : 0.0f; }
 

@@ -39,8 +39,6 @@ __device__ __forceinline__ T reduce(T value, T neutral, Combine combine) {
   return reduce_warp(lane < blockDim.x / 32 ? of_warp[lane] : neutral, combine);
 }
 
-__device__ __forceinline__ float larger(float a, float b) { return a < b ? b : a; }
-
 struct Largest {
   __device__ float operator()(float a, float b) const { return larger(a, b); }
 };
@@ -71,9 +69,15 @@ __device__ __forceinline__ void write_statistics(const SplitMatrix& out, int64_t
       row_statistics(large_of(counts), flags_of(counts), tiny_of(counts), row_scale(largest), out.columns);
 }
 
-// Writes the slices of neighbouring elements and returns their share in the row statistics.
+// The slices that are wanted.
+struct Form {
+  int slices;
+  SliceOrder order;
+};
+
+// Writes the slices of neighbouring elements, two or four, and returns their share in the row statistics.
 template <int Count>
-__device__ __forceinline__ Counts write_slices(const float (&x)[Count], int valid, const RowScale& scale, int slices,
+__device__ __forceinline__ Counts write_slices(const float (&x)[Count], int valid, const RowScale& scale, Form form,
                                                __half* row, int column) {
   int32_t large = 0, flags = 0, tiny = 0;
   struct alignas(2 * Count) {
@@ -90,8 +94,8 @@ __device__ __forceinline__ Counts write_slices(const float (&x)[Count], int vali
     tiny += tiny_count(x[i], s);
   }
   using Vector = decltype(high);
-  *reinterpret_cast<Vector*>(row + slice_offset(column, 0, slices)) = high;
-  if (slices == kSlices) *reinterpret_cast<Vector*>(row + slice_offset(column, 1, slices)) = low;
+  *reinterpret_cast<Vector*>(row + slice_offset(column, 0, form.slices, form.order)) = high;
+  if (form.slices == kSlices) *reinterpret_cast<Vector*>(row + slice_offset(column, 1, form.slices, form.order)) = low;
   return counts(large, flags, tiny);
 }
 
@@ -120,7 +124,7 @@ struct Row {
 // One CTA for each row. Held: the number of vectors that a thread keeps in registers. The rest of longer rows is read
 // again, from L2.
 template <int Held, bool Vectors>
-__global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
+__global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix matrix, SplitMatrix out, Form form) {
   cuda::let_dependents_start();
   const int64_t r = blockIdx.x;
   const Row<Vectors> row = {matrix.data + r * matrix.row_stride, static_cast<int>(matrix.columns),
@@ -146,19 +150,19 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
   largest = reduce(largest, 0.0f, Largest{});
 
   const RowScale scale = row_scale(largest);
-  auto* const halves = static_cast<__half*>(out.slices) + r * out.padded_columns * slices;
+  auto* const halves = static_cast<__half*>(out.slices) + r * out.padded_columns * form.slices;
   Counts statistics = 0;
 #pragma unroll
   for (int i = 0; i < Held; ++i) {
     const int column = first + i * step;
     if (column < padded) {
-      statistics = Together{}(statistics, write_slices(held[i], row.valid(column), scale, slices, halves, column));
+      statistics = Together{}(statistics, write_slices(held[i], row.valid(column), scale, form, halves, column));
     }
   }
   for (int column = first + Held * step; column < padded; column += step) {
     float x[kVector];
     row.load(column, x);
-    statistics = Together{}(statistics, write_slices(x, row.valid(column), scale, slices, halves, column));
+    statistics = Together{}(statistics, write_slices(x, row.valid(column), scale, form, halves, column));
   }
   statistics = reduce(statistics, Counts{0}, Together{});
   if (threadIdx.x == 0) write_statistics(out, r, largest, statistics);
@@ -198,8 +202,7 @@ struct Sharing {
 // A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
 // turn round in shared memory. Few rows make few strips, so a cluster shares one: a CTA by itself would take 40 us for
 // a weight of 768 x 3072, which is as long as the product (H200).
-__global__ void __launch_bounds__(kStripThreads)
-    split_strips_kernel(StridedMatrix matrix, SplitMatrix out, int slices) {
+__global__ void __launch_bounds__(kStripThreads) split_strips_kernel(StridedMatrix matrix, SplitMatrix out, Form form) {
   cuda::let_dependents_start();
   __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
   __shared__ float largest_of_warp[kStripWarps][kStrip];
@@ -258,9 +261,9 @@ __global__ void __launch_bounds__(kStripThreads)
       const int64_t row = r0 + warp * kRowsOfWarp + i;
       if (row >= matrix.rows || column >= out.padded_columns) continue;
       const float x[2] = {block[2 * lane][warp * kRowsOfWarp + i], block[2 * lane + 1][warp * kRowsOfWarp + i]};
-      auto* const halves = static_cast<__half*>(out.slices) + row * out.padded_columns * slices;
+      auto* const halves = static_cast<__half*>(out.slices) + row * out.padded_columns * form.slices;
       statistics[i] =
-          Together{}(statistics[i], write_slices(x, valid, row_scale(row_largest[i]), slices, halves, column));
+          Together{}(statistics[i], write_slices(x, valid, row_scale(row_largest[i]), form, halves, column));
     }
   }
 
@@ -300,7 +303,7 @@ struct Place {
 };
 
 template <auto Kernel>
-const char* enqueue(int64_t blocks, int cluster, int threads, StridedMatrix matrix, SplitMatrix out, int slices,
+const char* enqueue(int64_t blocks, int cluster, int threads, StridedMatrix matrix, SplitMatrix out, Form form,
                     Place place) {
   const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(blocks)),
                                 /*block=*/dim3(static_cast<unsigned>(threads)),
@@ -309,16 +312,16 @@ const char* enqueue(int64_t blocks, int cluster, int threads, StridedMatrix matr
                                 place.device,
                                 place.stream,
                                 /*dependent=*/false};
-  void* parameters[] = {&matrix, &out, &slices};
+  void* parameters[] = {&matrix, &out, &form};
   return cuda::launch<Kernel>(shape, parameters);
 }
 
 template <bool Vectors>
-const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, int slices, Place place) {
+const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, Form form, Place place) {
   const int threads = threads_for(matrix.rows, out.padded_columns);
   const int64_t held = (out.padded_columns + threads * kVector - 1) / (threads * kVector);
   const auto launch = held <= 2 ? &enqueue<&split_rows_kernel<2, Vectors>> : &enqueue<&split_rows_kernel<8, Vectors>>;
-  return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, slices, place);
+  return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, form, place);
 }
 
 // The number of CTAs for a strip: enough to fill the GPU twice, but each with two blocks of columns at least. One where
@@ -334,18 +337,20 @@ int ctas_sharing(int64_t strips, int64_t padded_columns, int device) {
 
 }  // namespace
 
-const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream) {
+const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream,
+                            SliceOrder order) {
   if (matrix.rows == 0) return nullptr;
-  const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, slices);
+  const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, slices, order);
+  const Form form{slices, order};
   const Place place{device, stream};
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
     const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
     const int sharing = ctas_sharing(strips, out.padded_columns, device);
-    return enqueue<&split_strips_kernel>(strips * sharing, sharing, kStripThreads, matrix, out, slices, place);
+    return enqueue<&split_strips_kernel>(strips * sharing, sharing, kStripThreads, matrix, out, form, place);
   }
   const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
                        reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
-  return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, slices, place);
+  return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, form, place);
 }
 
 }  // namespace epigemm::fp16_slices

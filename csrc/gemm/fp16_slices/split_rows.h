@@ -5,8 +5,9 @@
 
 namespace epigemm::fp16_slices {
 
-// Enqueues the split on a device's `stream`. `buffer` has split_bytes(rows, columns, slices) bytes. Returns nullptr, or
-// what was refused and why.
-const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream);
+// Enqueues the split on a device's `stream`. `buffer` has split_bytes(rows, columns, slices, order) bytes. Returns
+// nullptr, or what was refused and why.
+const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream,
+                            SliceOrder order = SliceOrder::Plain);
 
 }  // namespace epigemm::fp16_slices

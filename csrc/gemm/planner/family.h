@@ -41,6 +41,9 @@ class Family {
   // Whether the plan's kernel reads rows of any length and address, so that nothing is copied for it.
   virtual bool reads_any_rows(const Plan&) const { return false; }
 
+  // Whether the plan's kernel reads an fp32 weight as it lies, where other plans of its arithmetic read slices.
+  virtual bool reads_weight(const Problem&, const Plan&) const { return false; }
+
   // Why the plan's result is less accurate than the arithmetic promises; empty if it is not.
   virtual std::string why_not_accurate(const Problem&, const Plan&) const = 0;
 
@@ -67,7 +70,8 @@ class Family {
   // The open kernels of this plan, in the order of `launch`.
   virtual open::KernelNames kernels(const Problem&, const Plan&) const = 0;
 
-  virtual int tile_count(const Problem&) const = 0;  // for its arithmetic; the tiles of pairs if it is a pair
+  // For its arithmetic; the tiles of pairs if it is a pair; those that read a weight as it lies if it is readable.
+  virtual int tile_count(const Problem&) const = 0;
   virtual TileText describe(const Problem&, int tile) const = 0;
 
   // A text that changes whenever a plan's numbers may stand for another kernel than before.

@@ -16,10 +16,10 @@ struct EpilogueHelper {
   CUtensorMap const* stored;  // of the functor's second values
   const EpilogueLayout<C> layout{};
 
-  // Brings a tile's operands.
-  CUTLASS_DEVICE void bring(Place tile) const {
-    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows);
-    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep);
+  // Brings a tile's operands. `is_again`: of one that is computed again (kernel.cuh).
+  CUTLASS_DEVICE void bring(Place tile, bool is_again) const {
+    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows, is_again);
+    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep, is_again);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kScalars; ++i) {
       if (epigemm_operand(open::kScalar0 + i) == open::kUnread || lane != i) continue;
@@ -69,13 +69,13 @@ struct EpilogueHelper {
 
   // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
   template <class Vectors>
-  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step) const {
+  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step, bool is_again) const {
     constexpr int kEach = (Vectors::kLength + 31) / 32;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Vectors::kCount; ++i) {
       const int kind = vectors.kinds[i];
       if (kind == open::kUnread) continue;
-      const void* const data = vectors.data(params, i);
+      const void* const data = vectors.data(params, i, is_again);
       float numbers[kEach];
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kEach; ++j) {

@@ -18,6 +18,7 @@ struct EpilogueParams {
   CUtensorMap out, matrix;  // of D in memory
   open::Operands<float> operands;
   const float *row_roots, *column_roots;  // read if the sums have roots
+  const float* found_roots;               // in place of row_roots, where tiles are computed again (kernel.cuh)
   BlockMoments<float>* column_moments;    // of D, a block for each pass's rows; null: not wanted
   int rows, columns;
   bool is_matrix_by_tma;
@@ -170,8 +171,8 @@ struct EpilogueVectors {
 
   CUTLASS_DEVICE static constexpr bool is_root(int i) { return i == kCount - C::kRoots; }
 
-  CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i) {
-    if (is_root(i)) return AlongRows ? params.row_roots : params.column_roots;
+  CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i, bool is_again) {
+    if (is_root(i)) return !AlongRows ? params.column_roots : is_again ? params.found_roots : params.row_roots;
     return params.operands.data[kSlot + i];
   }
 };

@@ -28,7 +28,7 @@ template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1, kWeights = 1;
-  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false;
   static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
   template <class TileShape, class ClusterShape>
@@ -44,7 +44,9 @@ struct OneProduct {
 // Types, as in OneProduct: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the
 // weight), kWeights (that x is multiplied by: pair_mainloop.cuh), kPrefetchesRows (their head comes to L2 while the
 // kernel ahead runs, which must not write them), kStartsNextEarly (the next kernel has something to do before this
-// one's results are there). Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
+// one's results are there), kJudgesRows (the mainloop may find that the rows' roots, by which it and the epilogue go,
+// are not the right ones: then the CTA computes all its tiles again). Besides: Operand, Output, Sums (epilogue.cuh);
+// `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -71,9 +73,10 @@ struct Kernel {
   using Epilogue =
       EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
                      tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
-                     tile.vector_bytes(Types::kSlices, Types::kWeights), Types::kWeights - 1>;
+                     tile.vector_bytes(sizeof(typename Mainloop::TensorStorage)), Types::kWeights - 1>;
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
+  static_assert(!Types::kJudgesRows || (!takes_turns && kCluster == 1), "what is computed again is of one CTA");
 
   struct Params {
     typename Mainloop::Params mainloop;
@@ -89,6 +92,7 @@ struct Kernel {
     alignas(1024) typename Mainloop::TensorStorage operands;
     typename Epilogue::Shared epilogue;
     alignas(16) typename Mainloop::PipelineStorage pipeline;
+    int is_again_wanted;  // by a mainloop that judges rows
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(sizeof(typename Mainloop::TensorStorage) % 1024 == 0, "the epilogue's part is not aligned");
@@ -132,6 +136,18 @@ struct Kernel {
     return {index.row * kRows + (is_cooperative ? group * kPassRows : 0), index.column * kColumns};
   }
 
+  // Behind all tiles, by all warps that have to do with them: whether they are computed again, which they are once.
+  CUTLASS_DEVICE static bool wants_again(Shared& shared, bool is_again) {
+    if constexpr (!Types::kJudgesRows) return false;
+    constexpr int kThreads = 128 * kGroups + 32 * (1 + kGroups), kId = 6;  // behind Handover's
+    if (is_again) return false;
+    asm volatile("" ::: "memory");  // accesses are not moved beyond the barrier
+    __syncwarp();
+    cutlass::arch::NamedBarrier::sync(kThreads, kId);
+    asm volatile("" ::: "memory");
+    return shared.is_again_wanted != 0;
+  }
+
   // --- the producer's warps ------------------------------------------------------------------------------------------
 
   CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
@@ -140,26 +156,34 @@ struct Kernel {
     auto const inputs =
         mainloop.load_init(cute::make_shape(p.epilogue.rows, p.epilogue.columns, p.k, cute::Int<1>{}), p.mainloop);
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
-    for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
-      const Place index = index_of(p, tiles);
-      mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.row, index.column, cute::_, 0),
-                    cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), p.k_steps, lane,
-                    kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
-      state.advance(p.k_steps);
-    }
+    bool is_again = false;
+    do {
+      for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
+        const Place index = index_of(p, tiles);
+        mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.row, index.column, cute::_, 0),
+                      cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), p.k_steps, lane,
+                      kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
+        state.advance(p.k_steps);
+      }
+      is_again = wants_again(shared, is_again);
+    } while (is_again);
     mainloop.load_tail(pipeline, state);
   }
 
   CUTLASS_DEVICE static void help(Params const& p, Shared& shared, int group, int lane) {
     const EpilogueHelper<Epilogue> helper{p.epilogue, shared.epilogue, group, lane, &p.stored};
     SlotRing ring;
-    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
-      // The operands come while TMA still reads the last passes of the tile before.
-      const Place place = place_of(p, tiles, group);
-      helper.bring(place);
-      helper.prepare(ring, place);
-      helper.store(ring, place);
-    }
+    bool is_again = false;
+    do {
+      for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+        // The operands come while TMA still reads the last passes of the tile before.
+        const Place place = place_of(p, tiles, group);
+        helper.bring(place, is_again);
+        helper.prepare(ring, place);
+        helper.store(ring, place);
+      }
+      is_again = wants_again(shared, is_again);
+    } while (is_again);
     helper.end();
   }
 
@@ -185,16 +209,29 @@ struct Kernel {
       hand_turn_on(group);  // the first mainloop is the other warpgroup's
     }
     SlotRing ring;
-    for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
-      auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
-      wait_for_turn(group);
-      mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
-      hand_turn_on(group);
-      mainloop.mma_tail(pipeline, state, p.k_steps);
-      state.advance(p.k_steps * (takes_turns ? kGroups : 1));
-      if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
-      consumer.finish(ring, sums, place_of(p, tiles, group));
-    }
+    bool is_again = false;
+    do {
+      for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+        auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
+        if constexpr (Types::kJudgesRows) {
+          const Place place = place_of(p, tiles, group);
+          mainloop.take_rows(p.mainloop, place.row, /*counts=*/place.column == 0, is_again);
+        }
+        wait_for_turn(group);
+        mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
+        hand_turn_on(group);
+        mainloop.mma_tail(pipeline, state, p.k_steps);
+        state.advance(p.k_steps * (takes_turns ? kGroups : 1));
+        if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
+        consumer.finish(ring, sums, place_of(p, tiles, group));
+        if constexpr (Types::kJudgesRows) {
+          const Place place = place_of(p, tiles, group);
+          const bool is_wrong = mainloop.judge_rows(p.mainloop, place.row, /*counts=*/place.column == 0);
+          if (is_wrong) shared.is_again_wanted = 1;
+        }
+      }
+      is_again = wants_again(shared, is_again);
+    } while (is_again);
   }
 
   CUTLASS_DEVICE void operator()(Params const& p, char* memory) const {
@@ -205,6 +242,7 @@ struct Kernel {
 
     if (warp_of_cta == 1 && cute::elect_one_sync()) {
       Epilogue::prepare(shared.epilogue);
+      if constexpr (Types::kJudgesRows) shared.is_again_wanted = 0;
       cutlass::arch::fence_barrier_init();
       cutlass::arch::fence_view_async_shared();
     }

@@ -34,34 +34,60 @@ bool encode_pair(typename Mainloop::Params* params, Multiplied x, Multiplied wei
          encode(&params->weights[1], weight2, n, Mainloop::kColumns);
 }
 
+constexpr const char* kNoDescriptor = "the driver refused a TMA descriptor";
+
+// By which sums are divided, if they have roots: of the kernel's rows and columns.
+struct Roots {
+  const float *row_roots = nullptr, *column_roots = nullptr;
+  const float* found_roots = nullptr;  // of rows, where tiles are computed again (kernel.cuh)
+};
+
+template <class Types>
+const char* launch_encoded(Problem const& problem, Plan const& plan,
+                           typename Kernel<Types>::Mainloop::Params const& mainloop, Roots const& roots, int64_t k,
+                           const void* kernel);
+
 // `k`: elements of both that are multiplied. `kernel`: the one of these types with an epilogue in it, a cudaKernel_t;
 // it reads nothing before the kernel ahead is done. `weight2`: of a pair. Returns nullptr, or what was refused and why.
 template <class Types>
 const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multiplied weight, int64_t k,
                    const void* kernel, Multiplied weight2 = {}) {
-  constexpr const char* kNoDescriptor = "the driver refused a TMA descriptor";
+  using Kernel = sm90::Kernel<Types>;
+  using Element = typename Types::Element;
+  constexpr bool kTransposed = Types::tile.transposed;
+  Multiplied const &a = kTransposed ? weight : x, &b = kTransposed ? x : weight;
+  const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
+  const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
+  typename Kernel::Mainloop::Params mainloop;
+  if constexpr (Types::kWeights == 2) {
+    if (!encode_pair<typename Kernel::Mainloop>(&mainloop, x, weight, weight2, m, n, static_cast<int>(k))) {
+      return kNoDescriptor;
+    }
+  } else {
+    mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
+                                                         {static_cast<Element const*>(a.data),
+                                                          {a.row_stride, cute::_1{}, 0},
+                                                          static_cast<Element const*>(b.data),
+                                                          {b.row_stride, cute::_1{}, 0}},
+                                                         /*workspace=*/nullptr);
+  }
+  return launch_encoded<Types>(problem, plan, mainloop, {a.roots, b.roots}, k, kernel);
+}
+
+// The same behind the mainloop's parameters.
+template <class Types>
+const char* launch_encoded(Problem const& problem, Plan const& plan,
+                           typename Kernel<Types>::Mainloop::Params const& mainloop, Roots const& roots, int64_t k,
+                           const void* kernel) {
   using Kernel = sm90::Kernel<Types>;
   using Element = typename Types::Element;
   using Epilogue = typename Kernel::Epilogue;
   using Output = typename Types::Output;
   constexpr bool kTransposed = Types::tile.transposed;
-  Multiplied const &a = kTransposed ? weight : x, &b = kTransposed ? x : weight;
   const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
   const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
   typename Kernel::Params params;
-  if constexpr (Types::kWeights == 2) {
-    if (!encode_pair<typename Kernel::Mainloop>(&params.mainloop, x, weight, weight2, m, n, static_cast<int>(k))) {
-      return kNoDescriptor;
-    }
-  } else {
-    params.mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
-                                                                {static_cast<Element const*>(a.data),
-                                                                 {a.row_stride, cute::_1{}, 0},
-                                                                 static_cast<Element const*>(b.data),
-                                                                 {b.row_stride, cute::_1{}, 0}},
-                                                                /*workspace=*/nullptr);
-  }
-
+  params.mainloop = mainloop;
   EpilogueParams& epilogue = params.epilogue;
   const Matrix matrix = matrix_by_tma(problem);
   const auto encode = [&](CUtensorMap* map, Matrix const& of) {
@@ -74,7 +100,8 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   }
   epilogue.operands = operands_of(problem);
   epilogue.column_moments = static_cast<BlockMoments<float>*>(problem.column_blocks);
-  epilogue.row_roots = a.roots, epilogue.column_roots = b.roots;
+  epilogue.row_roots = roots.row_roots, epilogue.column_roots = roots.column_roots;
+  epilogue.found_roots = roots.found_roots;
   epilogue.rows = rows, epilogue.columns = columns, epilogue.is_matrix_by_tma = matrix.data != nullptr;
   params.k = static_cast<int>(k);
   params.k_steps = static_cast<int>(ceil_div(k * static_cast<int64_t>(sizeof(Element)), kStageRowBytes));

@@ -19,11 +19,10 @@ struct Tile {
   int slots;        // buffers in shared memory for a warpgroup's results, one for each pass of the epilogue
   int slot_bytes;   // a pass has 64 rows of a warpgroup's part, as wide as a slot allows
 
-  // The bytes that stages and slots leave to a warpgroup for the epilogue's vectors. If these need more, there is one
-  // slot less. `weights`: the number of weights that x is multiplied by, of n rows each.
-  constexpr int vector_bytes(int slices, int weights) const {
+  // The bytes that stages (`stages_bytes`) and slots leave to a warpgroup for the epilogue's vectors. If these need
+  // more, there is one slot less.
+  constexpr int vector_bytes(int stages_bytes) const {
     constexpr int kBarriersAndScalars = 1024, kAlignment = 1024;
-    const int stages_bytes = stages * slices * (m + weights * n) * kStageRowBytes;
     const int left = Sm90::kSharedBytes - kBarriersAndScalars - stages_bytes - groups() * slots * slot_bytes;
     return left / groups() / kAlignment * kAlignment;
   }

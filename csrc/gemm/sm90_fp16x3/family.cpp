@@ -1,4 +1,5 @@
-// fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1). And in fp32
+// fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1), with slices of the weight
+// or with the weight as it lies, which the plan's tile tells. And in fp32
 // multiply-adds, by the fixup kernel, which recomputes what slices cannot represent: for batch-invariant calls alone,
 // which PyTorch's GEMM cannot answer.
 #include <iterator>
@@ -22,11 +23,10 @@ constexpr int kResultBytes = 4;
 constexpr bool divides_fixup_tile(Tile const& tile) { return kMultiplyAddTileM % tile.moment_rows(kResultBytes) == 0; }
 
 constexpr bool all_divide_fixup_tile() {
-  for (const Tile& tile : kSplitTiles) {
-    if (!divides_fixup_tile(tile)) return false;
-  }
-  for (const Tile& tile : kScaledTiles) {
-    if (!divides_fixup_tile(tile)) return false;
+  for (const Arithmetic arithmetic : {Arithmetic::Split, Arithmetic::Scaled}) {
+    for (int index = 0; index < tile_count(arithmetic); ++index) {
+      if (!divides_fixup_tile(tile_of(arithmetic, index))) return false;
+    }
   }
   return true;
 }
@@ -43,21 +43,36 @@ double multiply_add_microseconds(const Problem& p) {
 // The grid is not padded.
 Plan plan_of(int index, Raster raster) { return {FamilyId::sm90_fp16x3, index, raster, /*swizzle=*/8, /*splits=*/1}; }
 
+// Whether calls choose kernels that read the weight as it lies, where it has no pack. Not before a GPU has run them.
+constexpr bool kChoosesAsItLies = false;
+
+bool is_as_it_lies_candidate(const Problem& p) {
+  const bool is_offered = kChoosesAsItLies || p.is_any_family_offered;
+  return is_offered && !p.is_packed && fp16_slices::why_not_as_it_lies(p).empty();
+}
+
 // With more rows than a transposed tile has, the weight is read more than once, which is acceptable for a small one. At
 // a short K these tiles were measured 8 to 30 us slower than their model predicts.
-bool is_candidate(const Problem& p, const Tile& tile) {
+bool is_candidate(const Problem& p, int index) {
   constexpr int64_t kLeastK = 512, kLeastKOfTwo = 2048, kMostColumnsOfTwo = 4096;
+  const Tile& tile = tile_of(p.arithmetic, index);
+  if (is_as_it_lies(p.arithmetic, index)) return is_as_it_lies_candidate(p);
   if (!tile.transposed) return true;
   if (p.m <= tile.m) return p.k >= kLeastK;
   return tile.m == 16 && p.m <= 2 * tile.m && p.k >= kLeastKOfTwo && p.n < kMostColumnsOfTwo;
 }
 
 open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
-  constexpr open::KernelName kSplitNames[] = {"epigemm_open_sm90_fp16x3_split_0", "epigemm_open_sm90_fp16x3_split_1",
-                                              "epigemm_open_sm90_fp16x3_split_2", "epigemm_open_sm90_fp16x3_split_3"};
+  constexpr open::KernelName kSplitNames[] = {
+      "epigemm_open_sm90_fp16x3_split_0", "epigemm_open_sm90_fp16x3_split_1", "epigemm_open_sm90_fp16x3_split_2",
+      "epigemm_open_sm90_fp16x3_split_3", "epigemm_open_as_it_lies_split_0",  "epigemm_open_as_it_lies_split_1",
+      "epigemm_open_as_it_lies_split_2",  "epigemm_open_as_it_lies_split_3",  "epigemm_open_as_it_lies_split_4"};
   constexpr open::KernelName kScaledNames[] = {"epigemm_open_sm90_fp16x3_scaled_0", "epigemm_open_sm90_fp16x3_scaled_1",
-                                               "epigemm_open_sm90_fp16x3_scaled_2"};
-  static_assert(std::size(kSplitNames) == kSplitTileCount && std::size(kScaledNames) == kScaledTileCount);
+                                               "epigemm_open_sm90_fp16x3_scaled_2", "epigemm_open_as_it_lies_scaled_0",
+                                               "epigemm_open_as_it_lies_scaled_1",  "epigemm_open_as_it_lies_scaled_2",
+                                               "epigemm_open_as_it_lies_scaled_3"};
+  static_assert(std::size(kSplitNames) == tile_count(Arithmetic::Split) &&
+                std::size(kScaledNames) == tile_count(Arithmetic::Scaled));
   return arithmetic == Arithmetic::Split ? kSplitNames[tile] : kScaledNames[tile];
 }
 
@@ -79,8 +94,13 @@ class FP16x3 final : public Family {
     return fp16_slices::why_not_sizes(p);
   }
 
-  std::string why_not_planned(const Problem&, const Plan& plan) const override {
-    return plan.splits == 1 ? std::string() : text("splits must be 1 on fp16 slices, got ", plan.splits);
+  std::string why_not_planned(const Problem& p, const Plan& plan) const override {
+    if (plan.splits != 1) return text("splits must be 1 on fp16 slices, got ", plan.splits);
+    return reads_weight(p, plan) ? fp16_slices::why_not_as_it_lies(p) : std::string();
+  }
+
+  bool reads_weight(const Problem& p, const Plan& plan) const override {
+    return is_on_slices(p.arithmetic) && is_as_it_lies(p.arithmetic, plan.tile);
   }
 
   std::string why_not_accurate(const Problem& p, const Plan&) const override {
@@ -89,7 +109,7 @@ class FP16x3 final : public Family {
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
     for (int index = 0; index < sm90_fp16x3::tile_count(problem.arithmetic); ++index) {
-      if (!is_candidate(problem, tile_of(problem.arithmetic, index))) continue;
+      if (!is_candidate(problem, index)) continue;
       for (const Raster raster : {Raster::AlongM, Raster::AlongN}) {
         const Plan plan = plan_of(index, raster);
         visit({plan, sm90_fp16x3::microseconds(problem, plan)});
@@ -108,7 +128,9 @@ class FP16x3 final : public Family {
     return plan_of(invariant_tile(problem.arithmetic), Raster::AlongM);
   }
 
-  int64_t workspace_bytes(const Problem& p, const Plan&) const override { return fp16_slices::workspace_bytes(p); }
+  int64_t workspace_bytes(const Problem& p, const Plan& plan) const override {
+    return reads_weight(p, plan) ? fp16_slices::workspace_bytes_as_it_lies(p) : fp16_slices::workspace_bytes(p);
+  }
 
   // The product in multiply-adds reduces nothing.
   int moment_rows(const Problem& problem, const Plan& plan) const override {
@@ -130,7 +152,8 @@ class FP16x3 final : public Family {
   }
 
   int tile_count(const Problem& p) const override {
-    return p.arithmetic == Arithmetic::IEEE ? 1 : sm90_fp16x3::tile_count(p.arithmetic);
+    if (p.arithmetic == Arithmetic::IEEE) return 1;
+    return p.is_weight_readable ? sm90_fp16x3::tile_count(p.arithmetic) : sliced_tile_count(p.arithmetic);
   }
 
   TileText describe(const Problem& problem, int index) const override {
@@ -138,7 +161,9 @@ class FP16x3 final : public Family {
       return {kMultiplyAddTileM, kMultiplyAddTileN, 1, 1, 1, "fp32 multiply-adds"};
     }
     const Tile& tile = tile_of(problem.arithmetic, index);
-    const char* schedule = tile.transposed ? "cooperative transposed" : schedule_name(tile.schedule);
+    const char* schedule = is_as_it_lies(problem.arithmetic, index) ? "cooperative transposed, fp32 weight"
+                           : tile.transposed                        ? "cooperative transposed"
+                                                                    : schedule_name(tile.schedule);
     return {tile.m, tile.n, kTileK, tile.cluster_m, tile.cluster_n, schedule};
   }
 

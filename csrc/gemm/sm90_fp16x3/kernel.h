@@ -5,6 +5,7 @@
 
 #include "gemm/fp16_slices/rescale.h"
 #include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90_fp16x3/as_it_lies_mainloop.h"
 #include "gemm/sm90_fp16x3/mainloop.h"
 #include "gemm/sm90_fp16x3/tiles.h"
 
@@ -22,6 +23,7 @@ struct RescaledSums {
 template <int TileIndex>
 struct ThreeProducts {
   static constexpr Tile tile = kSplitTiles[TileIndex];
+  static constexpr bool kJudgesRows = false;
   static_assert(tile.schedule == Schedule::Cooperative, "no such mainloop");
   static_assert(tile.stages >= 3, "with fewer stages the loads cannot run ahead");
 
@@ -37,6 +39,24 @@ template <int TileIndex>
 struct ScaledProduct
     : sm90::OneProduct<cutlass::half_t, kScaledTiles[TileIndex].stages, kScaledTiles[TileIndex].schedule> {
   static constexpr Tile tile = kScaledTiles[TileIndex];
+};
+
+// The weight as it lies. `TileIndex`: among the tiles of these kernels.
+template <Arithmetic arithmetic, int TileIndex>
+struct AsItLies {
+  static constexpr bool kIsSplit = arithmetic == Arithmetic::Split;
+  static constexpr Tile tile = kIsSplit ? kAsItLiesSplitTiles[TileIndex] : kAsItLiesScaledTiles[TileIndex];
+  static constexpr int kFewRows = 64;
+
+  using Element = cutlass::half_t;
+  using Operand = float;
+  using Output = float;
+  using Sums = RescaledSums;
+  static constexpr int kWeights = 1;
+  static constexpr bool kPrefetchesRows = tile.m <= kFewRows, kStartsNextEarly = true, kJudgesRows = true;
+
+  template <class TileShape, class ClusterShape>
+  using Mainloop = AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages>;
 };
 
 template <Arithmetic arithmetic, int TileIndex>

@@ -1,10 +1,18 @@
-# fp32 on fp16 slices, its fixup, and fp32 in multiply-adds.
+# fp32 on fp16 slices, the same with the weight as it lies, its fixup, and fp32 in multiply-adds.
 foreach(tiles split:4 scaled:3)
   string(REGEX MATCH "^([a-z]+):([0-9]+)$" _ "${tiles}")
   set(arithmetic ${CMAKE_MATCH_1})
   epigemm_symbols(symbols ${CMAKE_MATCH_2} epigemm_open_sm90_fp16x3_${arithmetic}_ "")
   epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
                       CUTLASS SYMBOLS ${symbols})
+endforeach()
+foreach(tiles Split:5 Scaled:4)
+  string(REGEX MATCH "^([A-Za-z]+):([0-9]+)$" _ "${tiles}")
+  string(TOLOWER ${CMAKE_MATCH_1} arithmetic)
+  set(definitions EPIGEMM_ARITHMETIC=${CMAKE_MATCH_1} EPIGEMM_TILES=${CMAKE_MATCH_2})
+  epigemm_symbols(symbols ${CMAKE_MATCH_2} epigemm_open_as_it_lies_${arithmetic}_ "")
+  epigemm_open_kernel(epigemm_open_as_it_lies_${arithmetic} gemm/sm90_fp16x3/open_as_it_lies.cu.in ARCH lto_90a CUTLASS
+                      SYMBOLS ${symbols} DEFINITIONS ${definitions})
 endforeach()
 epigemm_open_kernel(epigemm_open_fixup gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_90a
                     DEFINITIONS EPIGEMM_RUN=run_fixup)

@@ -21,11 +21,45 @@ const char* launch_tile(SplitProblem const& split, Plan const& plan, const void*
                              kernel);
 }
 
-template <Arithmetic arithmetic, int... TileIndex>
+// The weight as it lies: `split.weight` has no slices, and its roots and statistics are written by the kernel.
+template <Arithmetic arithmetic, int TileIndex>
+const char* launch_as_it_lies(SplitProblem const& split, Plan const& plan, const void* kernel) {
+  using Types = AsItLies<arithmetic, TileIndex>;
+  using Mainloop = typename sm90::Kernel<Types>::Mainloop;
+  Problem const& problem = split.problem;
+  Matrix const& weight = problem.weight;
+  const int64_t of_x = split.x.padded_columns * Mainloop::kSlices;
+  // What is behind the roots that the kernel finds in the workspace (layout.h): those with which it begins.
+  const float* const roots = fp16_slices::first_roots(split.weight.roots, problem.n);
+  typename Mainloop::Params mainloop;
+  if (!sm90::encode(&mainloop.weight, sm90::kMapType<float>, sizeof(float), weight.data, weight.row_stride, problem.n,
+                    problem.k, Mainloop::kRows, kBoxRowBytes) ||
+      !sm90::encode(&mainloop.x, sm90::kMapType<typename Types::Element>, sizeof(typename Types::Element),
+                    split.x.slices, of_x, problem.m, of_x, Mainloop::kColumns, sm90::kStageRowBytes)) {
+    return sm90::kNoDescriptor;
+  }
+  mainloop.long_sum = problem.k >= Mainloop::kLongSum;
+  mainloop.is_weight_read_once = problem.m <= Mainloop::kColumns;
+  mainloop.rows = {/*data=*/static_cast<const float*>(weight.data),
+                   weight.row_stride,
+                   /*rows=*/static_cast<int>(problem.n),
+                   /*columns=*/static_cast<int>(problem.k),
+                   roots,
+                   /*found_roots=*/split.weight.roots,
+                   split.weight.statistics,
+                   split.weight.tiny,
+                   problem.remembered_roots};
+  return sm90::launch_encoded<Types>(problem, plan, mainloop,
+                                     {/*row_roots=*/roots, /*column_roots=*/split.x.roots,
+                                      /*found_roots=*/split.weight.roots},
+                                     split.x.padded_columns, kernel);
+}
+
+template <Arithmetic arithmetic, int... TileIndex, int... AsItLiesIndex>
 const char* launch_arithmetic(SplitProblem const& split, Plan const& plan, const void* kernel,
-                              std::integer_sequence<int, TileIndex...>) {
-  constexpr const char* (*launches[])(SplitProblem const&, Plan const&,
-                                      const void*) = {&launch_tile<arithmetic, TileIndex>...};
+                              std::integer_sequence<int, TileIndex...>, std::integer_sequence<int, AsItLiesIndex...>) {
+  constexpr const char* (*launches[])(SplitProblem const&, Plan const&, const void*) = {
+      &launch_tile<arithmetic, TileIndex>..., &launch_as_it_lies<arithmetic, AsItLiesIndex>...};
   return launches[plan.tile](split, plan, kernel);
 }
 
@@ -33,11 +67,11 @@ const char* launch_arithmetic(SplitProblem const& split, Plan const& plan, const
 
 const char* launch_gemm(SplitProblem const& split, Plan const& plan, const void* kernel) {
   if (split.problem.arithmetic == Arithmetic::Split) {
-    return launch_arithmetic<Arithmetic::Split>(split, plan, kernel,
-                                                std::make_integer_sequence<int, kSplitTileCount>{});
+    return launch_arithmetic<Arithmetic::Split>(split, plan, kernel, std::make_integer_sequence<int, kSplitTileCount>{},
+                                                std::make_integer_sequence<int, kAsItLiesSplitTileCount>{});
   }
-  return launch_arithmetic<Arithmetic::Scaled>(split, plan, kernel,
-                                               std::make_integer_sequence<int, kScaledTileCount>{});
+  return launch_arithmetic<Arithmetic::Scaled>(split, plan, kernel, std::make_integer_sequence<int, kScaledTileCount>{},
+                                               std::make_integer_sequence<int, kAsItLiesScaledTileCount>{});
 }
 
 }  // namespace epigemm::sm90_fp16x3

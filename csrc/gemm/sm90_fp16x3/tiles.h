@@ -32,15 +32,43 @@ constexpr Tile kScaledTiles[] = {
     {64, 128, 1, 2, Schedule::Pingpong, false, 8, 3, 4096},
 };
 
+// The same with the weight as it lies (as_it_lies_mainloop.h): `m` rows of x are the kernel's columns. They come behind
+// the others in the numbers of an arithmetic's tiles.
+constexpr Tile kAsItLiesSplitTiles[] = {
+    {128, 128, 1, 1, Schedule::Cooperative, true, 3, 2, 4096}, {64, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 4096},
+    {32, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 4096},  {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
+    {8, 128, 1, 1, Schedule::Cooperative, true, 6, 1, 2048},
+};
+
+constexpr Tile kAsItLiesScaledTiles[] = {
+    {256, 128, 1, 1, Schedule::Cooperative, true, 3, 2, 4096},
+    {128, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 4096},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 4096},
+    {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
+};
+
 constexpr int kSplitTileCount = sizeof(kSplitTiles) / sizeof(kSplitTiles[0]);
 constexpr int kScaledTileCount = sizeof(kScaledTiles) / sizeof(kScaledTiles[0]);
+constexpr int kAsItLiesSplitTileCount = sizeof(kAsItLiesSplitTiles) / sizeof(kAsItLiesSplitTiles[0]);
+constexpr int kAsItLiesScaledTileCount = sizeof(kAsItLiesScaledTiles) / sizeof(kAsItLiesScaledTiles[0]);
 
-constexpr int tile_count(Arithmetic arithmetic) {
+// The tiles whose kernels read slices of the weight.
+constexpr int sliced_tile_count(Arithmetic arithmetic) {
   return arithmetic == Arithmetic::Split ? kSplitTileCount : kScaledTileCount;
 }
 
+constexpr bool is_as_it_lies(Arithmetic arithmetic, int index) { return index >= sliced_tile_count(arithmetic); }
+
+constexpr int tile_count(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::Split ? kSplitTileCount + kAsItLiesSplitTileCount
+                                         : kScaledTileCount + kAsItLiesScaledTileCount;
+}
+
 constexpr const Tile& tile_of(Arithmetic arithmetic, int index) {
-  return arithmetic == Arithmetic::Split ? kSplitTiles[index] : kScaledTiles[index];
+  const bool is_split = arithmetic == Arithmetic::Split;
+  if (!is_as_it_lies(arithmetic, index)) return is_split ? kSplitTiles[index] : kScaledTiles[index];
+  const int behind = index - sliced_tile_count(arithmetic);
+  return is_split ? kAsItLiesSplitTiles[behind] : kAsItLiesScaledTiles[behind];
 }
 
 // The tile of batch-invariant calls, whatever their M (see sm90_tma::kInvariantTile).

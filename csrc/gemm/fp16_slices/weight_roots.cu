@@ -1,0 +1,78 @@
+// Why remembered roots are copied: the GEMM reads them several times, and writes the right ones to where they are
+// remembered, as other calls on other streams do. From the copy all its tiles get the same ones.
+#include "gemm/fp16_slices/weight_roots.h"
+
+#include <algorithm>
+
+#include "device/launch.h"
+#include "gemm/fp16_slices/weight_scale.h"
+
+namespace epigemm::fp16_slices {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kHeld = 4;  // vectors that a lane has on their way
+
+__global__ void __launch_bounds__(kThreads) copy_roots_kernel(const float* remembered, float* roots, int64_t rows) {
+  const int64_t row = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (row < rows) roots[row] = some_root(remembered[row]);
+}
+
+// A CTA a row, as the split of rows.
+__global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weight, float* roots) {
+  __shared__ float of_warp[kWarps];
+  const float* const row = weight.data + blockIdx.x * weight.row_stride;
+  const auto* const vectors = reinterpret_cast<const float4*>(row);  // rows are whole 16 bytes (coverage.h)
+  const int count = static_cast<int>(weight.columns / 4);
+  float largest = 0.0f;
+  const auto take = [&](float x) { largest = larger(largest, finite_magnitude(x)); };
+  for (int first = threadIdx.x; first < count; first += kHeld * kThreads) {
+    float4 held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = first + i * kThreads;
+      held[i] = at < count ? vectors[at] : float4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) take(held[i].x), take(held[i].y), take(held[i].z), take(held[i].w);
+  }
+  const int64_t rest = 4 * int64_t(count) + threadIdx.x;
+  if (rest < weight.columns) take(row[rest]);
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    largest = larger(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+  }
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int warp = 1; warp < kWarps; ++warp) largest = larger(largest, of_warp[warp]);
+  roots[blockIdx.x] = row_root(weight_exponent(largest));
+}
+
+template <auto Kernel>
+const char* enqueue(int64_t blocks, int device, void* stream, void** parameters) {
+  const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(blocks)),
+                                /*block=*/dim3(kThreads),
+                                /*cluster=*/dim3(1),
+                                /*shared_bytes=*/0,
+                                device,
+                                stream,
+                                /*dependent=*/false};
+  return cuda::launch<Kernel>(shape, parameters);
+}
+
+}  // namespace
+
+const char* weight_roots_cuda(const StridedMatrix& weight, const float* remembered, float* roots, int device,
+                              void* stream) {
+  if (remembered) {
+    int64_t rows = weight.rows;
+    void* parameters[] = {&remembered, &roots, &rows};
+    return enqueue<&copy_roots_kernel>((rows + kThreads - 1) / kThreads, device, stream, parameters);
+  }
+  StridedMatrix matrix = weight;
+  void* parameters[] = {&matrix, &roots};
+  return enqueue<&find_roots_kernel>(weight.rows, device, stream, parameters);
+}
+
+}  // namespace epigemm::fp16_slices

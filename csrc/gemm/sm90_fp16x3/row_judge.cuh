@@ -1,0 +1,126 @@
+// What a warpgroup sees of its 64 rows of a weight while it splits them, and what follows (weight_scale.h): whether the
+// scales with which it did are the rows' own, and what the range check has to know of them.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cutlass/cutlass.h"
+#include "gemm/fp16_slices/weight_scale.h"
+
+namespace epigemm::sm90_fp16x3 {
+
+// The rows of a weight in fp32, and what is known of them: by row.
+struct WeightRows {
+  const float* data = nullptr;
+  int64_t row_stride = 0;  // elements
+  int rows = 0, columns = 0;
+  const float* roots = nullptr;   // of the scales to begin with: of any (fp16_slices::some_root)
+  float* found_roots = nullptr;   // of the rows' own scales: written by every tile
+  int32_t* statistics = nullptr;  // for the range check, as of SplitMatrix: written by the first tile of a row
+  int32_t* tiny = nullptr;
+  float* remembered = nullptr;  // where the next call begins, or null: the first tile writes what was wrong
+};
+
+// One thread's part. It has two rows, eight apart, which it shares with the three other lanes of its four.
+struct RowJudge {
+  float scales[2];
+
+  CUTLASS_DEVICE void take(WeightRows const& of, int row_of_group, bool is_again) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_of(row_of_group, lane(), r);
+      const float* const roots = is_again ? of.found_roots : of.roots;
+      scales[r] = row < of.rows ? fp16_slices::scale_of_root(roots[row]) : 1.0f;
+      largest_[r] = __half2half2(__ushort_as_half(0));
+      large_[r] = 0;
+    }
+  }
+
+  // Two neighbours' hi.
+  CUTLASS_DEVICE void see(int r, __half2 high) { largest_[r] = __hmax2_nan(largest_[r], __habs2(high)); }
+
+  CUTLASS_DEVICE void count(int r, __half2 high) { large_[r] = fp16_slices::count_pair(large_[r], large(high)); }
+
+  // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
+  CUTLASS_DEVICE bool look(WeightRows const& of, int row_of_group, bool counts) const {
+    bool is_wrong = false;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t largest = largest_of_row(r);
+      const int large = sum_of_row(fp16_slices::counted(large_[r]));
+      const int row = row_of(row_of_group, lane(), r);
+      const bool is_right = fp16_slices::is_scale_of_row(largest, scales[r]);
+      const bool writes = lane() % 4 == 0 && row < of.rows;
+      if (writes && is_right) {
+        of.found_roots[row] = root_of(scales[r]);
+        if (counts) {
+          of.statistics[row] = fp16_slices::weight_statistics(large, largest == 0, of.columns);
+          of.tiny[row] = fp16_slices::kUncounted;
+        }
+      }
+      for (unsigned left = __ballot_sync(0xffffffffu, writes && !is_right); left; left &= left - 1) {
+        is_wrong |= read_row(of, row_of(row_of_group, __ffs(static_cast<int>(left)) - 1, r), counts);
+      }
+    }
+    return is_wrong;
+  }
+
+ private:
+  __half2 largest_[2];
+  uint32_t large_[2];
+
+  CUTLASS_DEVICE static unsigned large(__half2 high) {
+    return __hge2_mask(__habs2(high), __float2half2_rn(fp16_slices::kLargeHigh));
+  }
+
+  CUTLASS_DEVICE static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  CUTLASS_DEVICE static int row_of(int row_of_group, int lane, int r) {
+    return row_of_group + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4 + r * 8;
+  }
+
+  CUTLASS_DEVICE static float root_of(float scale) {
+    return fp16_slices::row_root(static_cast<int>(__float_as_uint(scale) >> 23) - 127);
+  }
+
+  CUTLASS_DEVICE static int sum_of_row(int mine) {
+    mine += __shfl_xor_sync(0xffffffffu, mine, 1);
+    return mine + __shfl_xor_sync(0xffffffffu, mine, 2);
+  }
+
+  CUTLASS_DEVICE uint32_t largest_of_row(int r) const {
+    const uint32_t both = fp16_slices::bit_cast<uint32_t>(largest_[r]);
+    uint32_t mine = max(both & 0xffff, both >> 16);  // of numbers without a sign, bits are ordered as they are
+    mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, 1));
+    return max(mine, __shfl_xor_sync(0xffffffffu, mine, 2));
+  }
+
+  // The warp reads a row whose scale was wrong, and writes the right one. A row with numbers that are not finite is the
+  // fixup's (then false: there is no use in computing it again).
+  CUTLASS_DEVICE static bool read_row(WeightRows const& of, int row, bool counts) {
+    const float* const data = of.data + row * of.row_stride;
+    float largest = 0.0f;
+    int flags = 0;
+    for (int k = lane(); k < of.columns; k += 32) {
+      const float x = data[k];
+      largest = fp16_slices::larger(largest, fp16_slices::finite_magnitude(x));
+      flags |= fp16_slices::element_flags(x);
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int distance = 16; distance > 0; distance /= 2) {
+      largest = fp16_slices::larger(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+    }
+    flags = static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(flags)));
+    if (lane() == 0) {
+      const float root = fp16_slices::row_root(fp16_slices::weight_exponent(largest));
+      of.found_roots[row] = root;
+      if (counts) {
+        if (of.remembered) of.remembered[row] = root;
+        of.statistics[row] = flags;
+        of.tiny[row] = 0;
+      }
+    }
+    return flags == 0;
+  }
+};
+
+}  // namespace epigemm::sm90_fp16x3

@@ -1,0 +1,50 @@
+"""The kernels that read an fp32 weight as it lies, under plain g++ (tests/csrc/emulation/as_it_lies.cpp).
+
+Addresses, scales, counts, and the arithmetic of a result against the bounds of docs/numerics.md. No kernel runs here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gradings import bounds
+from tests.support.functors import COMPILER, CSRC
+
+pytestmark = [
+    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+]
+
+SOURCE = Path(__file__).parent / "emulation" / "as_it_lies.cpp"
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    assert COMPILER is not None
+    program = tmp_path_factory.mktemp("as_it_lies") / "program"
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
+    subprocess.run([COMPILER, *flags, str(SOURCE), "-o", str(program)], check=True)
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_addresses_scales_and_counts(lines: list[str]) -> None:
+    """In this order: numbers that a thread reads, bank conflicts, places of slices, verdicts, roots, counts."""
+    assert lines[0].split() == ["0"] * 6
+
+
+def test_what_the_range_check_lets_pass(lines: list[str]) -> None:
+    assert float(lines[1]) <= 5 / 8
+
+
+def test_results_are_within_their_bounds(lines: list[str]) -> None:
+    bound = {"split": bounds.split, "scaled": bounds.scaled}
+    failed = []
+    for line in lines[2:]:
+        arithmetic, kind, k, shift, error = line.split()
+        if not float(error) * bounds.EPS <= bound[arithmetic](int(k)):
+            failed.append((arithmetic, kind, k, shift, error))
+    assert len(lines) == 2 + 4 * 7 * 5 * 3
+    assert not failed
