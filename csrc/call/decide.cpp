@@ -86,7 +86,9 @@ Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
   Tried tried;
   tried.problem = on_slices(prepared, arithmetic, slices.cost == SliceCost::None);
   tried.chosen = choose(tried.problem);
-  if (!tried.chosen.plan.is_fused() && slices.cost == SliceCost::Stale) {
+  const Plan& plan = tried.chosen.plan;
+  const bool splits_weight = plan.is_fused() && !family_of(plan.family).reads_weight(arithmetic, plan);
+  if (!splits_weight && slices.cost == SliceCost::Stale) {
     tried.problem.is_packed = true;
     tried.chosen = choose(tried.problem);
   }

@@ -181,8 +181,8 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (decision.is_on_slices()) {
     void* const kept = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
     problem.is_packed = decision.is_packed;
-    // Of a weight that is read as it lies roots alone are kept. Only a forced plan has them yet.
-    if (family_of(decision.plan.family).reads_weight(problem, decision.plan)) {
+    // A forced plan may bring roots of its own in place of a pack.
+    if (family_of(decision.plan.family).reads_weight(decision.arithmetic, decision.plan)) {
       problem.remembered_roots = static_cast<float*>(kept);
     } else {
       problem.packed_weight = kept;

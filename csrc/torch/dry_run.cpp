@@ -5,6 +5,7 @@
 #include "call/forced.h"
 #include "call/record.h"
 #include "gemm/planner/copies.h"
+#include "gemm/planner/family.h"
 #include "reduce/column_moments.h"
 #include "torch/plans.h"
 
@@ -126,13 +127,14 @@ std::string as_json(call::Answer answer, const DryTorch& torch) {
   const call::Record& record = torch.noted;
   const call::Decision& decision = record.decision;
   const Plan& plan = decision.plan;
+  const bool reads_weight = plan.is_fused() && family_of(plan.family).reads_weight(decision.arithmetic, plan);
   std::ostringstream json;
   json << std::boolalpha << "{\"answer\": " << static_cast<int>(answer) << ", \"refused\": \"" << torch.refused
        << "\", \"fused\": " << plan.is_fused() << ", \"on_slices\": " << decision.is_on_slices()
        << ", \"arithmetic\": \"" << arithmetic_name(decision.arithmetic) << "\", \"packed\": " << decision.is_packed
-       << ", \"padded\": " << decision.is_padded << ", \"gemm\": " << static_cast<int>(record.gemm) << ", \"plan\": ["
-       << static_cast<int>(plan.family) << ", " << plan.tile << ", " << static_cast<int>(plan.raster) << ", "
-       << plan.swizzle << ", " << plan.splits << "]";
+       << ", \"reads_weight\": " << reads_weight << ", \"padded\": " << decision.is_padded
+       << ", \"gemm\": " << static_cast<int>(record.gemm) << ", \"plan\": [" << static_cast<int>(plan.family) << ", "
+       << plan.tile << ", " << static_cast<int>(plan.raster) << ", " << plan.swizzle << ", " << plan.splits << "]";
   write_list(json, "reasons", record.reasons, [&](call::Answer reason) { json << static_cast<int>(reason); });
   write_list(json, "launches", record.launches,
              [&](call::Launch launch) { json << "\"" << launches[static_cast<int>(launch)] << "\""; });

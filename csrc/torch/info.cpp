@@ -21,20 +21,28 @@ struct Multiplied {
   ElementType element;
   int element_types;
   bool is_pair = false;
+  bool reads_weight = false;
 };
 constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
                                       {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
                                       {"split", Arithmetic::Split, ElementType::Float32, 1},
                                       {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},
+                                      {"split_as_it_lies", Arithmetic::Split, ElementType::Float32, 1, false, true},
+                                      {"scaled_as_it_lies", Arithmetic::Scaled, ElementType::Float32, 1, false, true},
                                       {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true}};
 
-// How many tiles a family has for an arithmetic; -1 if it does not have the arithmetic.
+// How many tiles a family has for an arithmetic; -1 if it does not have the arithmetic. Those that read an fp32 weight
+// as it lies are counted apart: they come behind those that read slices of it.
 int tiles_of(const Family& family, const Multiplied& multiplied) {
   Problem problem;
   problem.arithmetic = multiplied.arithmetic;
   problem.is_pair = multiplied.is_pair;
   problem.x.element = problem.weight.element = problem.out.element = multiplied.element;
-  return family.computes(problem) ? family.tile_count(problem) : -1;
+  if (!family.computes(problem)) return -1;
+  const int on_slices = family.tile_count(problem);
+  if (!multiplied.reads_weight) return on_slices;
+  problem.is_weight_readable = true;
+  return family.tile_count(problem) - on_slices > 0 ? family.tile_count(problem) - on_slices : -1;
 }
 
 // The number of GEMM kernels of one epilogue that the package has. Kernels of pairs are not counted: they are for few

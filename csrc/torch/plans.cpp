@@ -21,7 +21,8 @@ void write_plan(std::ostream& json, const Problem& problem, const Candidate& can
   const Plan& plan = candidate.plan;
   const TileText tile = family_of(plan.family).describe(problem, plan.tile);
   const int family = static_cast<int>(plan.family), raster = static_cast<int>(plan.raster);
-  json << "\"family\": \"" << family_name(plan.family) << "\", \"tile\": \"" << tile.m << "x" << tile.n << "x" << tile.k
+  json << "\"reads_weight\": " << family_of(plan.family).reads_weight(problem.arithmetic, plan) << ", \"family\": \""
+       << family_name(plan.family) << "\", \"tile\": \"" << tile.m << "x" << tile.n << "x" << tile.k
        << "\", \"cluster\": \"" << tile.cluster_m << "x" << tile.cluster_n << "\", \"schedule\": \"" << tile.schedule
        << "\", \"raster\": \"" << (plan.raster == Raster::AlongM ? "along_m" : "along_n")
        << "\", \"swizzle\": " << plan.swizzle << ", \"splits\": " << plan.splits << ", \"plan\": [" << family << ", "

@@ -38,12 +38,8 @@ inline double split_microseconds(const Problem& p, int64_t rows) {
   return us;
 }
 
-// The time to make the roots with which a kernel begins that reads the weight as it lies (weight_roots.cu). From their
-// bytes; not measured.
-inline double roots_microseconds(const Problem& p) {
-  constexpr double kFixed = 3.0, kMemoryFactor = 1.08;
-  const double columns = p.remembered_roots ? 2 : cost::as_double(p.k);
-  return kFixed + kMemoryFactor * 4 * cost::as_double(p.n) * columns / p.device.memory_bytes_per_us;
-}
+// The time to copy the roots with which a kernel begins that reads the weight as it lies (weight_roots.cu). The first
+// call finds them in the weight, for many calls.
+constexpr double kRootsMicroseconds = 3.0;
 
 }  // namespace epigemm::fp16_slices

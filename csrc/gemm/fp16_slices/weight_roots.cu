@@ -3,6 +3,9 @@
 #include "gemm/fp16_slices/weight_roots.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "device/launch.h"
 #include "gemm/fp16_slices/weight_scale.h"
@@ -18,8 +21,8 @@ __global__ void __launch_bounds__(kThreads) copy_roots_kernel(const float* remem
   if (row < rows) roots[row] = some_root(remembered[row]);
 }
 
-// A CTA a row, as the split of rows.
-__global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weight, float* roots) {
+// A CTA a row, as the split of rows. `remembered`: or null.
+__global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weight, float* roots, float* remembered) {
   __shared__ float of_warp[kWarps];
   const float* const row = weight.data + blockIdx.x * weight.row_stride;
   const auto* const vectors = reinterpret_cast<const float4*>(row);  // rows are whole 16 bytes (coverage.h)
@@ -46,7 +49,9 @@ __global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weig
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (int warp = 1; warp < kWarps; ++warp) largest = larger(largest, of_warp[warp]);
-  roots[blockIdx.x] = row_root(weight_exponent(largest));
+  const float root = row_root(weight_exponent(largest));
+  roots[blockIdx.x] = root;
+  if (remembered) remembered[blockIdx.x] = root;
 }
 
 template <auto Kernel>
@@ -61,17 +66,81 @@ const char* enqueue(int64_t blocks, int device, void* stream, void** parameters)
   return cuda::launch<Kernel>(shape, parameters);
 }
 
+constexpr int64_t kPlaces = int64_t(1) << 22;  // roots of a device: 16 MiB
+constexpr int64_t kAligned = 64;               // roots, so that two weights share no sector
+
+using Weight = std::tuple<const void*, int64_t, int64_t, int64_t>;
+
+// What is remembered on one device.
+struct Memory {
+  float* roots = nullptr;
+  int64_t used = 0;
+  std::map<Weight, int64_t> places;
+};
+
+// Never destroyed: calls may come while the process ends.
+struct Memories {
+  std::mutex mutex;
+  std::map<int, Memory> of_device;
+};
+Memories& memories() {
+  static auto* const all = new Memories;
+  return *all;
+}
+
+// As PyTorch's allocator does: another thread's capture is not disturbed. Null where there is no memory.
+float* allocate(int device) {
+  void* memory = nullptr;
+  int current = 0;
+  auto mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const bool is_current = cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
+  if (!is_current || cudaMalloc(&memory, kPlaces * sizeof(float)) != cudaSuccess) memory = nullptr;
+  cudaSetDevice(current);
+  cudaGetLastError();  // where there is no memory, nothing is remembered
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return static_cast<float*>(memory);
+}
+
+bool is_capturing(void* stream) {
+  auto status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess ||
+         status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace
 
-const char* weight_roots_cuda(const StridedMatrix& weight, const float* remembered, float* roots, int device,
+Remembered remembered_roots(const StridedMatrix& weight, int device, void* stream) {
+  const int64_t needed = (weight.rows + kAligned - 1) / kAligned * kAligned;
+  if (needed > kPlaces) return {};
+  const Weight key{weight.data, weight.rows, weight.columns, weight.row_stride};
+  const std::lock_guard<std::mutex> lock(memories().mutex);
+  Memory& memory = memories().of_device[device];
+  if (const auto found = memory.places.find(key); found != memory.places.end()) {
+    return {memory.roots + found->second, /*is_new=*/false};
+  }
+  if (is_capturing(stream)) return {};
+  if (!memory.roots) memory.roots = allocate(device);
+  if (!memory.roots) return {};
+  if (memory.used + needed > kPlaces) {
+    memory.places.clear();
+    memory.used = 0;
+  }
+  memory.places[key] = memory.used;
+  memory.used += needed;
+  return {memory.roots + memory.used - needed, /*is_new=*/true};
+}
+
+const char* weight_roots_cuda(const StridedMatrix& weight, const Remembered& remembered, float* roots, int device,
                               void* stream) {
-  if (remembered) {
+  float* place = remembered.roots;
+  if (place && !remembered.is_new) {
     int64_t rows = weight.rows;
-    void* parameters[] = {&remembered, &roots, &rows};
+    void* parameters[] = {&place, &roots, &rows};
     return enqueue<&copy_roots_kernel>((rows + kThreads - 1) / kThreads, device, stream, parameters);
   }
   StridedMatrix matrix = weight;
-  void* parameters[] = {&matrix, &roots};
+  void* parameters[] = {&matrix, &roots, &place};
   return enqueue<&find_roots_kernel>(weight.rows, device, stream, parameters);
 }
 

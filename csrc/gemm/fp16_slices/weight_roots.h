@@ -6,10 +6,23 @@
 
 namespace epigemm::fp16_slices {
 
-// Enqueues a kernel on a device's `stream` that writes one root for each row of the weight: those of `remembered`, as
-// they are now, whatever they are; or without it those of the rows' own scales, for which it reads the weight once.
-// Returns nullptr, or what was refused and why.
-const char* weight_roots_cuda(const StridedMatrix& weight, const float* remembered, float* roots, int device,
+// Where the roots of a weight's rows are remembered from call to call.
+struct Remembered {
+  float* roots = nullptr;  // fp32[rows] on the weight's device, or null: there is no room
+  bool is_new = false;     // nothing is there yet
+};
+
+// The place of a weight, by its address and sizes. They are a hint alone: what is remembered there may be of another
+// weight, or have been overwritten, and is never trusted (weight_scale.h). So nothing needs to be told when a weight is
+// written, moves or is freed. The places of a device share 16 MiB, which are never freed, because CUDA graphs may use
+// them; when they are full, all are given away anew. A stream that is being captured finds a place but makes none,
+// because its kernels do not run yet.
+Remembered remembered_roots(const StridedMatrix& weight, int device, void* stream);
+
+// Enqueues a kernel on a device's `stream` that writes one root for each row of the weight: those that are remembered,
+// as they are now, whatever they are; or without them those of the rows' own scales, for which it reads the weight
+// once. Those are remembered, too, if there is a place. Returns nullptr, or what was refused and why.
+const char* weight_roots_cuda(const StridedMatrix& weight, const Remembered& remembered, float* roots, int device,
                               void* stream);
 
 }  // namespace epigemm::fp16_slices

@@ -42,7 +42,7 @@ class Family {
   virtual bool reads_any_rows(const Plan&) const { return false; }
 
   // Whether the plan's kernel reads an fp32 weight as it lies, where other plans of its arithmetic read slices.
-  virtual bool reads_weight(const Problem&, const Plan&) const { return false; }
+  virtual bool reads_weight(Arithmetic, const Plan&) const { return false; }
 
   // Why the plan's result is less accurate than the arithmetic promises; empty if it is not.
   virtual std::string why_not_accurate(const Problem&, const Plan&) const = 0;

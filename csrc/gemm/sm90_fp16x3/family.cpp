@@ -43,12 +43,12 @@ double multiply_add_microseconds(const Problem& p) {
 // The grid is not padded.
 Plan plan_of(int index, Raster raster) { return {FamilyId::sm90_fp16x3, index, raster, /*swizzle=*/8, /*splits=*/1}; }
 
-// Whether calls choose kernels that read the weight as it lies, where it has no pack. Not before a GPU has run them.
-constexpr bool kChoosesAsItLies = false;
-
-bool is_as_it_lies_candidate(const Problem& p) {
-  const bool is_offered = kChoosesAsItLies || p.is_any_family_offered;
-  return is_offered && !p.is_packed && fp16_slices::why_not_as_it_lies(p).empty();
+// The weight as it lies, where it has no pack, which is read faster. At a short K nothing was measured. A tile of few
+// rows is not walked many times.
+bool is_as_it_lies_candidate(const Problem& p, const Tile& tile) {
+  constexpr int64_t kLeastK = 512, kFewRows = 64;
+  if (p.is_packed || !fp16_slices::why_not_as_it_lies(p).empty()) return false;
+  return p.is_any_family_offered || (p.k >= kLeastK && (tile.m >= kFewRows || p.m <= 2 * tile.m));
 }
 
 // With more rows than a transposed tile has, the weight is read more than once, which is acceptable for a small one. At
@@ -56,7 +56,7 @@ bool is_as_it_lies_candidate(const Problem& p) {
 bool is_candidate(const Problem& p, int index) {
   constexpr int64_t kLeastK = 512, kLeastKOfTwo = 2048, kMostColumnsOfTwo = 4096;
   const Tile& tile = tile_of(p.arithmetic, index);
-  if (is_as_it_lies(p.arithmetic, index)) return is_as_it_lies_candidate(p);
+  if (is_as_it_lies(p.arithmetic, index)) return is_as_it_lies_candidate(p, tile);
   if (!tile.transposed) return true;
   if (p.m <= tile.m) return p.k >= kLeastK;
   return tile.m == 16 && p.m <= 2 * tile.m && p.k >= kLeastKOfTwo && p.n < kMostColumnsOfTwo;
@@ -96,11 +96,11 @@ class FP16x3 final : public Family {
 
   std::string why_not_planned(const Problem& p, const Plan& plan) const override {
     if (plan.splits != 1) return text("splits must be 1 on fp16 slices, got ", plan.splits);
-    return reads_weight(p, plan) ? fp16_slices::why_not_as_it_lies(p) : std::string();
+    return reads_weight(p.arithmetic, plan) ? fp16_slices::why_not_as_it_lies(p) : std::string();
   }
 
-  bool reads_weight(const Problem& p, const Plan& plan) const override {
-    return is_on_slices(p.arithmetic) && is_as_it_lies(p.arithmetic, plan.tile);
+  bool reads_weight(Arithmetic arithmetic, const Plan& plan) const override {
+    return is_on_slices(arithmetic) && is_as_it_lies(arithmetic, plan.tile);
   }
 
   std::string why_not_accurate(const Problem& p, const Plan&) const override {
@@ -129,7 +129,8 @@ class FP16x3 final : public Family {
   }
 
   int64_t workspace_bytes(const Problem& p, const Plan& plan) const override {
-    return reads_weight(p, plan) ? fp16_slices::workspace_bytes_as_it_lies(p) : fp16_slices::workspace_bytes(p);
+    return reads_weight(p.arithmetic, plan) ? fp16_slices::workspace_bytes_as_it_lies(p)
+                                            : fp16_slices::workspace_bytes(p);
   }
 
   // The product in multiply-adds reduces nothing.

@@ -203,7 +203,7 @@ class _Linear:
         for arithmetic in self.order.fused:
             choice = self.packs.get(arithmetic)
             is_stale = choice is not None and choice.is_stale
-            if found.fused and arithmetic == found.arithmetic:
+            if found.fused and arithmetic == found.arithmetic and not found.reads_weight:
                 if is_stale:
                     self.make_pack(arithmetic)
                 return is_stale
@@ -298,7 +298,7 @@ def _copy_inputs(attempt: _Linear) -> None:
 def _make_pack(attempt: _Linear) -> None:
     attempt.find_packs()  # stale ones are made again
     found = attempt.dry()
-    if found.on_slices and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
+    if found.packed and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
         attempt.make_pack(found.arithmetic)
 
 

@@ -47,6 +47,7 @@ _INVARIANT = (
     "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
 )
 _BOTH = "one kernel multiplies x by both weights; the second product is never stored"
+_AS_IT_LIES = "the weight is read as it lies, in fp32: no slices of it are made or kept"
 _CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
 _GUARD = (
     "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
@@ -180,9 +181,14 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
     fastest = f"{fastest}: {times.source_text(source, plan)}"
     if choice is None:
         return [fastest]
-    is_changing = call.pack_use == weight_packs.NONE
-    slices = _CHANGING if is_changing else weight_slices.describe_source(choice, call.weight)
+    slices = _slices_of_weight(call, tried, choice)
     return [fastest, slices, _GUARD, *_memory_notes(call, tried.arithmetic)]
+
+
+def _slices_of_weight(call: LinearCall, tried: Tried, choice: Choice) -> str:
+    if tried.reads_weight:
+        return _AS_IT_LIES
+    return _CHANGING if call.pack_use == weight_packs.NONE else weight_slices.describe_source(choice, call.weight)
 
 
 def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reasons: list[str]) -> Explanation:
@@ -203,10 +209,12 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
 
 def _launches(tried: Tried, choice: Choice | None, x: Tensor, gemm: str) -> list[str]:
     """Every launch of a product on a fused kernel, in order; `gemm` describes the kernel."""
-    slices, splits_weight = choice is not None, choice is not None and choice.source != weight_slices.KEPT
+    slices, reads_weight = choice is not None, tried.reads_weight
+    splits_weight = choice is not None and choice.source != weight_slices.KEPT and not reads_weight
     every = (
         (slices and not flattens(x), "torch copy of x: its leading dimensions are not one stride apart"),
         (splits_weight, "epigemm CUDA kernel, split of weight into fp16 slices"),
+        (reads_weight, "epigemm CUDA kernel, the remembered scales of the weight's rows"),
         (slices, "epigemm CUDA kernel, split of x into fp16 slices"),
         (not slices and tried.copies, f"epigemm CUDA kernel, copy: {', '.join(tried.copies)}"),
         (True, gemm),

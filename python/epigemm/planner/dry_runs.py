@@ -54,6 +54,11 @@ class Tried(NamedTuple):
         """Whether its kernels multiply fp16 slices."""
         return self.arithmetic in SHIFTS
 
+    @property
+    def reads_weight(self) -> bool:
+        """Whether its kernel reads an fp32 weight as it lies, and no slices of it are made."""
+        return bool(self.plan.get("reads_weight"))
+
 
 class DryRun(NamedTuple):
     """The result of a dry run."""
@@ -65,6 +70,7 @@ class DryRun(NamedTuple):
     on_slices: bool  # whether that multiplies fp16 slices
     arithmetic: str  # what it multiplies in
     packed: bool  # on slices: whether the split of the weight is not counted
+    reads_weight: bool  # on slices: whether the kernel reads the weight as it lies, and no slices of it are made
     padded: bool  # on slices: whether the result needs rows of whole 16 bytes
     gemm: int  # what torch's GEMM does in the fallback
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
