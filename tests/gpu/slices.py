@@ -1,4 +1,4 @@
-"""What both families of kernels on fp16 slices have in common: packs, any strides, the range check and its fixup."""
+"""What kernels on fp16 slices have in common: packs, any strides, the range check and its fixup, accuracy."""
 
 from __future__ import annotations
 
@@ -65,10 +65,8 @@ def assert_no_less_accurate(point: sweep.Point, arithmetic: str) -> None:
 BASELINES = {SPLIT: products.sgemm, SCALED: products.tf32}
 
 
-class OnSlices(OfKernels):
-    """`graded`: of each arithmetic, classes of data and K at which its error is compared with what it stands for."""
-
-    graded: ClassVar[dict[str, list[tuple[str, int]]]]
+class PackedWeights(OfKernels):
+    """Of kernels that read slices of the weight."""
 
     @epilogues
     def test_a_kept_pack_changes_nothing(self, name: str, kernel: Kernel, rng: torch.Generator) -> None:
@@ -89,6 +87,12 @@ class OnSlices(OfKernels):
             ops._split_rows_out(problem.weight, slices, pack)
             results.append(launch(problem, kernel, pack=pack))
         assert torch.equal(results[0], results[1])
+
+
+class OnSlices(OfKernels):
+    """`graded`: of each arithmetic, classes of data and K at which its error is compared with what it stands for."""
+
+    graded: ClassVar[dict[str, list[tuple[str, int]]]]
 
     def test_overlapping_and_expanded_rows(self, kernel: Kernel, rng: torch.Generator) -> None:
         """x as overlapping windows of one vector, or one row many times: strides that no copy made."""
