@@ -48,6 +48,13 @@ class Kernel(NamedTuple):
     def plan(self, raster: int = 0, swizzle: int = 1) -> list[int]:
         return plans.numbers(self.family, self.tile, raster, swizzle, self.splits)
 
+    @property
+    def reads_weight(self) -> bool:
+        """Whether it reads an fp32 weight as it lies."""
+        return self.family == plans.FP16X3 and self.tile >= plans.tile_count(
+            self.family, self.arithmetic.name
+        )
+
     def fits(self, k: int) -> bool:
         """Whether each part of K has a stage."""
         return self.splits <= -(-k // 64)
