@@ -29,7 +29,7 @@ def test_a_pack_is_recommended_where_it_decides() -> None:
 
 
 def test_a_weight_without_a_pack_is_read_as_it_lies() -> None:
-    """Where that is faster: with up to some hundred rows. Not where TMA cannot read its rows, nor in place of a pack."""
+    """With up to some hundred rows. Not where TMA cannot read its rows, nor in place of a pack."""
     plain = replace(SPLIT, m=128, n=8192, k=8192, packed=False)
     assert plain.plan()["reads_weight"] and replace(plain, m=16).plan()["reads_weight"]
     for other in (
