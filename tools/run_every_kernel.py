@@ -87,7 +87,7 @@ def kernels(arithmetic: str) -> list[tuple[int, int]]:
     return [
         (family_number(name), tile)
         for name, tiles in families.items()
-        for tile in range(tiles.get(arithmetic, 0))
+        for tile in range(tiles.get(arithmetic, 0) + tiles.get(f"{arithmetic}_as_it_lies", 0))
     ]
 
 
