@@ -91,6 +91,12 @@ def kernels(arithmetic: str) -> list[tuple[int, int]]:
     ]
 
 
+def reads_weight(family: int, tile: int, arithmetic: str) -> bool:
+    """Whether a kernel on slices of x reads the weight as it lies."""
+    of_family: dict[str, int] = list(build_info()["families"].values())[family]
+    return tile >= of_family[arithmetic]
+
+
 def divides_k(family: int, tile: int) -> bool:
     """Whether several CTAs may share the K of one of a kernel's tiles."""
     by_elements = (8, 9)  # csrc/gemm/sm80_mma/tiles.h: in 16 bits alone, and the others have fewer tiles
@@ -187,6 +193,7 @@ def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
     found = kernels(arithmetic)
     plans = [(*kernel, 1) for kernel in found] + [(*kernel, 2) for kernel in found if divides_k(*kernel)]
     weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
+    as_it_lies = weight.contiguous()
     drawn = inputs(epilogue, torch.float32, N)
     for spoiled in (False, True):
         x = torch.randn(M, K, device=DEVICE)
@@ -201,7 +208,7 @@ def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
                 out,
                 epilogue.name,
                 x,
-                weight,
+                as_it_lies if reads_weight(family, tile, arithmetic) else weight,
                 arithmetic,
                 bias=drawn.bias,
                 operands=drawn.operands,
