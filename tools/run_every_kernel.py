@@ -159,7 +159,9 @@ def run_statistics(dtype: torch.dtype, arithmetic: str) -> int:
     if is_on_slices:
         x[M - 1, 1:] *= 2.0**-40  # more than two slices hold
     family = "sm90_fp16x3" if is_on_slices else "sm90_tma"
-    tiles: int = build_info()["families"][family]["16_bits" if arithmetic == "ieee" else arithmetic]
+    of_family: dict[str, int] = build_info()["families"][family]
+    tiles = of_family["16_bits" if arithmetic == "ieee" else arithmetic]
+    tiles += of_family.get(f"{arithmetic}_as_it_lies", 0)
     for tile in range(tiles):
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         columns = torch.full((2, N), float("nan"), device=DEVICE)
