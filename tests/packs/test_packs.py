@@ -88,7 +88,12 @@ def by_halves(road: Road) -> Holder:
         return F.silu(first) * second
 
     assert isinstance(layer.weight, Parameter)
-    return Holder(layer.weight, layer, plain, lambda: [half.repack() for half in halves])
+
+    def repack() -> None:
+        for half in halves:
+            half.repack()
+
+    return Holder(layer.weight, layer, plain, repack)
 
 
 HOLDERS = {"pack": by_pack, "layer": by_layer, "function": by_function, "halves": by_halves, "norm": by_norm}

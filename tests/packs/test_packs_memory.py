@@ -15,6 +15,7 @@ from epigemm.calls import weight_slices
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road, pack_size
 
+
 class Memory:
     """What the allocator gives and tells: nothing to those that are refused."""
 
