@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.harness import environment
 from benchmarks.harness.report import Record, Table, number, progress, show
 from benchmarks.harness.runner import Bench, Budget, describe_error
-from epigemm.arguments.calls import KEEP, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.resolve import Forced
 from epigemm.epilogues.registry import typed
@@ -216,7 +216,7 @@ class Sweep:
         """The linear call of a functor."""
         x, weight, out = tensors
         made = typed(functor.epilogue.traced, [True])
-        return LinearCall(made, x, weight, [1.01], kernel.precision, KEEP, out=out)
+        return LinearCall(made, x, weight, [1.01], kernel.precision, out=out)
 
     def missing(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> list[str]:
         """The kernels that a functor has to be linked into."""

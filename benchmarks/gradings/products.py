@@ -100,8 +100,7 @@ def forced_into(
     if reason := loader.link(spec, ",".join(found.missing), x.device):
         raise RuntimeError(f"{epilogue}: {reason}")
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
-    slices = 0 if pack is None else dry_runs.NO_COST << dry_runs.SHIFTS[arithmetic]
-    asked = (spec.number, x, weight, given, None, out, 0, packs, slices, False, False, known, wanted, weight2)
+    asked = (spec.number, x, weight, given, None, out, 0, packs, 0, False, False, known, wanted, weight2)
     answer: Tensor | int | tuple[Tensor, int] = entry.ask(*asked, stored, moments, None)
     if isinstance(answer, int):
         raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")

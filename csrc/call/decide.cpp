@@ -84,14 +84,8 @@ bool does_copy_take_gain(const Problem& problem, double fused_us) {
 Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
   const WeightSlices slices = arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
   Tried tried;
-  tried.problem = on_slices(prepared, arithmetic, slices.cost == SliceCost::None);
+  tried.problem = on_slices(prepared, arithmetic, slices.pack != nullptr);
   tried.chosen = choose(tried.problem);
-  const Plan& plan = tried.chosen.plan;
-  const bool splits_weight = plan.is_fused() && !family_of(plan.family).reads_weight(arithmetic, plan);
-  if (!splits_weight && slices.cost == SliceCost::Stale) {
-    tried.problem.is_packed = true;
-    tried.chosen = choose(tried.problem);
-  }
   tried.is_padded = !is_storable(prepared);
   const double fused_us = tried.chosen.microseconds;
   if (!tried.chosen.plan.is_fused()) {
@@ -224,7 +218,7 @@ Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
   Decision decision{forced.plan, forced.arithmetic};
   if (is_on_slices(forced.arithmetic)) {
     const WeightSlices& slices = forced.arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
-    decision.is_packed = slices.cost != SliceCost::PerCall;
+    decision.is_packed = slices.pack != nullptr;
     decision.is_padded = !is_storable(prepared);
   } else if (forced.is_fastest || (forced.plan.is_fused() && !reads_any_rows(forced.plan))) {
     decision.copies = copies_of(prepared);

@@ -58,7 +58,7 @@ Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic);
 struct Decision {
   Plan plan;  // the fallback plan if nothing is fused
   Arithmetic arithmetic = Arithmetic::IEEE;
-  bool is_packed = false;  // on slices: the split of the weight is not counted in the call's time
+  bool is_packed = false;  // on slices: the weight has a pack
   bool is_padded = false;  // on slices: the result is written to rows of whole 16 bytes and then copied
   Copies copies = {};      // 16 bits: what the call copies for its kernel
 

@@ -7,7 +7,7 @@ namespace {
 
 WeightSlices slices_of(int64_t bits) {
   static char there;  // stands for a pack whose address a dry run does not need
-  return {static_cast<SliceCost>(bits & 3), (bits & 4) != 0, bits & 8 ? &there : nullptr};
+  return {(bits & 1) != 0, bits & 2 ? &there : nullptr};
 }
 
 std::string out_of(const char* what, int64_t got, const std::string& accepted) {
@@ -17,8 +17,8 @@ std::string out_of(const char* what, int64_t got, const std::string& accepted) {
 }  // namespace
 
 void read_slices(int64_t bits, LinearCall* call) {
-  call->split = slices_of(bits & 15);
-  call->scaled = slices_of(bits >> 4 & 15);
+  call->split = slices_of(bits & 3);
+  call->scaled = slices_of(bits >> 2 & 3);
 }
 
 std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair, ForcedPlan* forced) {

@@ -17,7 +17,7 @@ enum Circumstances {
   kRaisesShortage = 16,  // without memory for a workspace the call raises the error
 };
 
-// Four bits for split, then four for scaled: the cost (2 bits), whether memory is short, whether there is a pack.
+// Two bits for split, then two for scaled: whether memory is short, and, of a dry run, whether there is a pack.
 void read_slices(int64_t bits, LinearCall* call);
 
 // Reads a forced plan: [arithmetic] stands for the fastest of its fused plans, [arithmetic, family, tile, raster,

@@ -115,8 +115,6 @@ Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const D
   if ((!is_operand_readable || !is_x_readable) && ends(Answer::NotReadable, torch)) return Answer::NotReadable;
   const bool is_storable = decision.plan.is_fused() ? !decision.is_padded : prepared.is_out_matrix;
   if (!is_storable && ends(Answer::NotStorable, torch)) return Answer::NotStorable;
-  const bool lacks_pack = decision.is_packed && !call.slices(decision.arithmetic).pack;
-  if (lacks_pack && ends(Answer::LacksPack, torch)) return Answer::LacksPack;
   const bool needs_other_setting = !decision.plan.is_fused() && call.needs_other_setting;
   if (needs_other_setting && ends(Answer::OtherSetting, torch)) return Answer::OtherSetting;
   return Answer::Done;
@@ -179,7 +177,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (record) return Answer::Done;
   const bool is_fused = decision.plan.is_fused();
   if (decision.is_on_slices()) {
-    void* const kept = decision.is_packed ? call.slices(decision.arithmetic).pack : nullptr;
+    void* const kept = call.slices(decision.arithmetic).pack;
     problem.is_packed = decision.is_packed;
     // A forced plan may bring roots of its own in place of a pack.
     if (family_of(decision.plan.family).reads_weight(decision.arithmetic, decision.plan)) {

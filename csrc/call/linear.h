@@ -30,18 +30,10 @@ struct GivenOperands {
   const FoldVectors* fold = nullptr;  // in place of them
 };
 
-// How the weight's fp16 slices are counted in a call's time.
-enum class SliceCost {
-  PerCall,  // they are made by this call alone
-  None,     // they exist, or are made for many calls
-  Stale,    // the pack is stale: made again by this call if that pays for it alone, else for many calls
-};
-
 // The weight's fp16 slices for one arithmetic.
 struct WeightSlices {
-  SliceCost cost = SliceCost::PerCall;
   bool is_memory_short = false;
-  void* pack = nullptr;  // null if there is none
+  void* pack = nullptr;  // null if there is none, and the weight is read as it lies or split by this call
 };
 
 // A plan to run in place of the decision. It may be the fallback.

@@ -23,7 +23,6 @@ enum class Answer {
   MayOverlap,       // `out` may share memory with an argument
   NotStorable,      // no kernel can write to `out` with its layout
   NotReadable,      // no kernel can read the tensors with their layouts
-  LacksPack,        // the weight's fp16 slices have to be made
   NoMemory,         // none for a workspace
   NotFused,         // the call is strict, and no fused kernel would run
   OtherSetting,     // PyTorch's GEMM needs another fp32 setting

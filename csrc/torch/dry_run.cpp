@@ -153,7 +153,6 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
                        const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
                        const std::optional<TensorView>& weight2, bool gives_moments) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
-  check((slices & 3) < 3 && (slices >> 4 & 3) < 3, "slices: there is no cost 3");
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   DryCall dry;
   call::LinearCall& linear = dry.linear;

@@ -6,14 +6,14 @@
 STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str precision,"
-      " str pack='find', bool strict=False, bool invariant=False) -> Tensor");
+      " bool uses_pack=True, bool strict=False, bool invariant=False) -> Tensor");
   m.def(
       "linear_with_product(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
-      " str precision, str pack='find', bool strict=False, bool invariant=False) -> (Tensor, Tensor)");
+      " str precision, bool uses_pack=True, bool strict=False, bool invariant=False) -> (Tensor, Tensor)");
   m.def(
       "linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str "
       "precision,"
-      " Tensor(a!) out, str pack='find', bool strict=False, bool invariant=False) -> ()");
+      " Tensor(a!) out, bool uses_pack=True, bool strict=False, bool invariant=False) -> ()");
   m.def("elementwise(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars) -> Tensor");
   m.def(
       "elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "

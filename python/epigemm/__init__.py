@@ -34,7 +34,6 @@ from epigemm.functional import (
     sigmoid_scale_residual,
 )
 from epigemm.glu import linear_glu
-from epigemm.packs.keep_mode import keep_packs, set_keep_packs
 from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.precompilation import precompile
 from epigemm.results_epilogue import ResultsEpilogue
@@ -71,7 +70,6 @@ __all__ = [
     "fuse",
     "fusion",
     "is_batch_invariant",
-    "keep_packs",
     "linear",
     "linear_batch_norm_relu",
     "linear_gated",
@@ -92,7 +90,6 @@ __all__ = [
     "relu_div",
     "scale_batch_norm",
     "set_batch_invariant",
-    "set_keep_packs",
     "sigmoid",
     "sigmoid_scale_residual",
     "tune",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.arguments import autocast, checks, invariance
-from epigemm.arguments.calls import FIND, LinearCall, Options
+from epigemm.arguments.calls import LinearCall, Options
 from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import batch_norm as _nodes
 from epigemm.autograd.batch_norm import BatchNormCall, Vectors
@@ -24,7 +24,6 @@ from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.packs import weight_packs
 
 _has_global_hooks: Any = nn.modules.module._has_any_global_hook
 _any_autocast = autocast.is_any_on
@@ -46,7 +45,7 @@ def of_module(
     if is_traced():
         return None
     precision = DEFAULT if options.precision is None else checks.precision(options.precision)
-    product = LinearCall(BIAS, x, weight, (bias,), precision, options.pack_use or FIND, options.strict)
+    product = LinearCall(BIAS, x, weight, (bias,), precision, strict=options.strict)
     call = BatchNormCall(product, Vectors(scale, bn.weight, bn.bias), _running_of(bn), bn.eps, relu)
     if not _is_plain(bn):
         return _by_torch(call, "the BatchNorm has hooks or a forward of its own, or is a subclass")
@@ -75,7 +74,7 @@ def linear_batch_norm(call: BatchNormCall) -> Tensor | None:
             call, "epigemm's kernels for batch statistics do not take these shapes, types or options"
         )
     if route is entry.RECORDED and weight.requires_grad:
-        call = call._replace(product=call.product._replace(pack_use=weight_packs.NONE))
+        call = call._replace(product=call.product._replace(uses_pack=False))
     checks.flag("strict", product.strict)
     # The casts of autocast have been made.
     with torch.autocast(x.device.type, enabled=False) if _any_autocast() else nullcontext():

@@ -27,8 +27,8 @@ Keyword arguments:
 
 In the mode `epigemm.batch_invariant()` a row's bits do not depend on the other rows of x.
 
-A weight may be an `epigemm.PackedWeight`, which has its fp16 slices. In the mode `epigemm.keep_packs()` the slices of
-every `nn.Parameter` are kept.
+A weight may be an `epigemm.PackedWeight`, which has its fp16 slices. Calls that are given the weight itself use them,
+too.
 
 Errors: TypeError for arguments that are not tensors or numbers. ValueError for values out of range (unknown precision,
 negative or non-finite eps, missing running statistics). RuntimeError for shapes, dtypes, devices and layouts that do
@@ -63,7 +63,7 @@ from epigemm.epilogues.library import (
     gelu_epilogue,
 )
 from epigemm.epilogues.registry import FOLDED
-from epigemm.packs.weight_packs import KEEP, PackedWeight
+from epigemm.packs.weight_packs import PackedWeight
 
 __all__ = [
     "bias_relu",
@@ -422,7 +422,7 @@ def batch_norm_relu(
     Where `route.adds_bias_first`, the bias is not folded.
     """
     if isinstance(weight, PackedWeight):
-        weight, options = weight.weight, Options(options.precision, options.strict, KEEP)
+        weight = weight.weight
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *zip(FOLDED, vectors, strict=True)])
     if not checks.is_folded(vectors[3], eps):

@@ -17,13 +17,12 @@ from epigemm.arguments import autocast, checks, forms, invariance
 from epigemm.arguments.calls import LinearCall, Options
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import entry, forecast, one_kernel
-from epigemm.compilers import is_exporting, is_traced
+from epigemm.compilers import is_traced
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.functional import gate_function
-from epigemm.packs import keep_mode
-from epigemm.packs.weight_packs import FIND, KEEP, PackedWeight
+from epigemm.packs.weight_packs import PackedWeight
 
 __all__ = ["linear_glu"]
 
@@ -45,19 +44,14 @@ def run(
     read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
     """
     function = gate_function(activation)
-    first = second = options
     if isinstance(weight, PackedWeight):
         if weight2 is None:
             raise TypeError(
                 "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
                 "each half, the second one as weight2"
             )
-        weight, first = weight.weight, Options(options.precision, options.strict, KEEP)
-    other: Tensor | None
-    if isinstance(weight2, PackedWeight):
-        other, second = weight2.weight, Options(options.precision, options.strict, KEEP)
-    else:
-        other = weight2
+        weight = weight.weight
+    other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
     checks.tensors(x=x, weight=weight)
     checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
     if out is not None:
@@ -66,17 +60,10 @@ def run(
         checks.precision(options.precision)
     if options.strict is not False:
         checks.flag("strict", options.strict)
-    owner = weight  # the tensor that owns packs; autocast makes another one
     if autocast.is_any_on():
         x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
     checks.pair(x, weight, bias, other, bias2, out)
     if other is None:
-        if is_traced() or (torch.compiler.is_exporting() and is_exporting()):
-            # in graphs the views are not recognised as parts of a Parameter
-            first = second = Options(options.precision, options.strict, FIND)
-        elif options.pack_use is None and (keep_mode.active or keep_mode.traced):
-            # decided here, because the views below are not Parameters
-            first = second = options._replace(pack_use=keep_mode.pack_use(owner))
         # Views, by one node of autograd, which writes both gradients into one tensor.
         weight, other = weight.chunk(2)
         if bias is not None:
@@ -86,9 +73,9 @@ def run(
         if found is not None:
             return found
     if options.strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
-        _require_fused(function, x, weight, bias, first)
-    gate = _route.linear(BIAS, x, other, (bias2,), None, second.precision, False, second.pack_use)
-    return _route.linear(function, x, weight, (bias, gate), out, *first)
+        _require_fused(function, x, weight, bias, options)
+    gate = _route.linear(BIAS, x, other, (bias2,), None, options.precision)
+    return _route.linear(function, x, weight, (bias, gate), out, *options)
 
 
 def pair_call(
@@ -116,9 +103,7 @@ def _require_fused(
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
     operands = (bias, x.new_empty(rows.shape[0], weight.shape[0]))
     epilogue = forms.of_types(function, x, operands)
-    call = LinearCall(
-        epilogue, rows, weight, operands, options.precision or DEFAULT, options.pack_use or FIND, True
-    )
+    call = LinearCall(epilogue, rows, weight, operands, options.precision or DEFAULT, strict=True)
     if not call.is_empty:
         forecast.require_fused(call)
 

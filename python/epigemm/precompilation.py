@@ -13,7 +13,7 @@ from torch import Tensor
 from epigemm import progress
 from epigemm._native import build_info
 from epigemm.arguments import checks
-from epigemm.arguments.calls import FIND, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, one_kernel
 from epigemm.epilogues.declaration import Traced
@@ -255,7 +255,7 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
         0.0 if spec.kind == SCALAR else empty(*KINDS[spec.kind].shape((m,), n), of=of_operands)
         for spec in specs
     ]
-    return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, FIND, out=empty(m, n))
+    return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, out=empty(m, n))
 
 
 def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:

@@ -30,8 +30,7 @@ from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
-from epigemm.packs import keep_mode
-from epigemm.packs.weight_packs import KEEP, PackedWeight
+from epigemm.packs.weight_packs import PackedWeight
 
 _tracing_state = torch._C._get_tracing_state
 _any_autocast = autocast.is_any_on
@@ -109,7 +108,7 @@ class ResultsEpilogue(Decorated):
         form: ResultsEpilogue
         form, given = self.form(operands, named)
         if isinstance(weight, PackedWeight):
-            weight, options = weight.weight, Options(options.precision, options.strict, KEEP)
+            weight = weight.weight
         if _any_autocast() and any(form.promoted_results(x, given)):
             z, operands = _route.promoted(form.traced, x, weight, given, options)
             return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
@@ -231,12 +230,13 @@ class ResultsEpilogue(Decorated):
         self, x: Tensor, weight: Tensor, given: Sequence[Any], options: Options
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
-        pair, (precision, strict, pack_use) = self.parts(x.dtype).pair, options
+        pair, (precision, strict) = self.parts(x.dtype).pair, options
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
         epilogue, seen = forms.seen(pair.traced, x, pair.operands(given))
-        use = keep_mode.pack_use(weight) if pack_use is None else pack_use
-        call = LinearCall(epilogue, x, weight, seen, precision or DEFAULT, use, strict, invariance.enabled())
+        call = LinearCall(
+            epilogue, x, weight, seen, precision or DEFAULT, strict=strict, invariant=invariance.enabled()
+        )
         found = one_kernel.both(call)
         if found is None:
             return None

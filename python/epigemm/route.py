@@ -43,7 +43,6 @@ from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype
 from epigemm.operators import flops as _flops  # noqa: F401
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
-from epigemm.packs import keep_mode, weight_packs
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 
@@ -64,9 +63,8 @@ def linear(
     weight: Tensor | PackedWeight,
     operands: Operands,  # one for each of the function's, as callers give them; none with a `fold`
     out: Tensor | None = None,  # where the result goes
-    precision: str | None = None,  # this and the next two are `Options`
+    precision: str | None = None,  # this and the next one are `Options`
     strict: bool = False,
-    pack_use: str | None = None,
     fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
     *,
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
@@ -77,11 +75,11 @@ def linear(
         if 0 in function.ends:
             x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
-        weight, pack_use = weight.weight, weight_packs.KEEP
+        weight = weight.weight
     if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
         if out is not None:
             checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
-        z, operands = promoted(function, x, weight, operands, Options(precision, strict, pack_use))
+        z, operands = promoted(function, x, weight, operands, Options(precision, strict))
         return elementwise(function, z, operands, out)
     found: Tensor | Reason
     if is_traced():
@@ -97,7 +95,7 @@ def linear(
         epilogue, given = (
             (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
         )
-        found = entry.linear(epilogue, x, weight, given, fold, precision, out, pack_use, strict)
+        found = entry.linear(epilogue, x, weight, given, fold, precision, out, strict)
     if isinstance(found, Tensor):
         return found
     if current.log is not None:
@@ -117,7 +115,7 @@ def linear(
     else:
         epilogue, operands = _converted(function, x, operands)
     route = _route_of(found, x, weight, *operands, *(fold or ()), out)
-    options = _options(route, x, weight, precision, strict, pack_use)
+    options = _options(route, x, weight, precision, strict)
     if fold is None:
         return _made(route, LinearCall(epilogue, x, weight, operands, *options, out))
     # All launches are checked before the first one.
@@ -126,7 +124,7 @@ def linear(
     if route is _PLAIN:
         return resolve.linear(LinearCall(SCALE_BATCH_NORM, x, weight, (), *options, out, fold=folded))
     if fold[0] is not None and not strict and adds_bias_first(x):
-        product = linear(BIAS, x, weight, fold[:1], None, precision, False, pack_use)
+        product = linear(BIAS, x, weight, fold[:1], None, precision)
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
         return _made(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
@@ -222,7 +220,7 @@ def linear_folded(
 ) -> Tensor:
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
     if isinstance(weight, PackedWeight):
-        weight, options = weight.weight, Options(options.precision, options.strict, weight_packs.KEEP)
+        weight = weight.weight
     bias, *others = vectors
     scale, mean, var, gain, shift = others
     if scale is None and mean is None and var is None and gain is None and shift is None:
@@ -264,20 +262,15 @@ def _options(
     weight: Tensor,
     precision: str | None,
     strict: bool,
-    pack_use: str | None,
-) -> tuple[str, str, bool, bool]:
-    """The checked options of a call: precision, pack use, strict, and whether it is batch-invariant."""
+) -> tuple[str, bool, bool, bool]:
+    """The checked options of a call: precision, whether it uses a pack, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)
     if is_traced() or (_may_be_exporting() and is_exporting()):
         asked = graphs.resolved(asked, x)
     if strict is not False:
         checks.flag("strict", strict)
-    if route is _RECORDED and weight.requires_grad:
-        # The weight is being trained: a pack that is kept now would be stale at the next call.
-        pack_use = weight_packs.NONE
-    if pack_use is None:
-        pack_use = keep_mode.pack_use(weight) if keep_mode.active or keep_mode.traced else weight_packs.FIND
-    return asked, pack_use, strict, invariance.active and invariance.enabled()
+    is_trained = route is _RECORDED and weight.requires_grad
+    return asked, not is_trained, strict, invariance.active and invariance.enabled()
 
 
 def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:

@@ -118,9 +118,9 @@ def test_operators_called_directly_have_an_argument_instead(rng: torch.Generator
         expected = bits(epigemm.linear_relu(x, weight))
         ordinary = bits(torch.ops.epigemm.linear(*call))
     assert torch.equal(bits(torch.ops.epigemm.linear(*call)), ordinary)
-    assert torch.equal(bits(torch.ops.epigemm.linear(*call, "find", False, True)), expected)
+    assert torch.equal(bits(torch.ops.epigemm.linear(*call, True, False, True)), expected)
     out = poisoned((33, 48), torch.float32, "cpu")
-    torch.ops.epigemm.linear_out(*call, out, "find", False, True)
+    torch.ops.epigemm.linear_out(*call, out, True, False, True)
     assert torch.equal(bits(out), expected)
 
 

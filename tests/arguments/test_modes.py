@@ -10,7 +10,6 @@ import pytest
 
 import epigemm
 from epigemm.arguments import invariance
-from epigemm.packs import keep_mode
 
 
 class Switches(NamedTuple):
@@ -26,7 +25,6 @@ MODES = {
     "batch_invariant": Switches(
         epigemm.batch_invariant, epigemm.set_batch_invariant, epigemm.is_batch_invariant, invariance
     ),
-    "keep_packs": Switches(epigemm.keep_packs, epigemm.set_keep_packs, keep_mode.enabled, keep_mode),
 }
 
 

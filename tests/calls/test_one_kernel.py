@@ -18,7 +18,7 @@ from epigemm import PerColumn, glu
 from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import moments, one_kernel, resolve, weight_slices
+from epigemm.calls import moments, one_kernel, resolve
 from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import typed
@@ -127,7 +127,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(kind: Kind, monkeypatch: pyt
 
 
 @kinds
-@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED, Reason.LACKS_PACK}))
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.NOT_LINKED}))
 def test_several_calls_for_any_other_reason(
     kind: Kind, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,8 +210,6 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
 
 # --- packs of the weight ---------------------------------------------------------------------------------------------
 
-COSTLESS = sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
-
 
 @pytest.mark.parametrize(
     ("precision", "setting", "order"),
@@ -234,36 +232,14 @@ def test_the_arithmetics_of_a_precision(
     assert bool(answers.asked[0][11] & dry_runs.OTHER_SETTING) == (setting == "tf32")
 
 
-def test_a_pack_is_made_where_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For many calls, so it costs this one nothing. Without memory for it the call's own slices are used."""
-    made: list[int] = []
-
-    def keep(weight: Tensor, slices: int) -> None:
-        made.append(slices)
-        if len(made) == 2:
-            raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(weight_packs, "keep", keep)
-    monkeypatch.setattr(weight_slices, "_shortages", {})
-    call = norm_call(torch.float32, pack_use=weight_packs.KEEP)
-    for is_short in (False, True):
-        answers = Answers(monkeypatch, "ask", int(Reason.LACKS_PACK), (RESULT, 0))
-        assert run_moments(call) is RESULT and made[-1] == 2
-        assert answers.asked[0][8] == COSTLESS and (answers.asked[1][8] != COSTLESS) == is_short
-        assert weight_slices.has_been_short() == is_short
-
-
-def test_where_no_pack_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a capture, and of a weight that needs a gradient."""
-    monkeypatch.setattr(weight_packs, "keep", lambda *_: pytest.fail("a pack was made"))
-    call = norm_call(torch.float32, pack_use=weight_packs.KEEP)
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_packs, "capturing", lambda device: True)
-        answers = Answers(patch, "ask", int(Reason.LACKS_PACK), (RESULT, 0))
-        assert run_moments(call) is RESULT and answers.asked[1][7:9] == ((None, None), 0)
-    call.weight.requires_grad_()
-    answers = Answers(monkeypatch, "ask", (RESULT, 0))
-    assert run_moments(call) is RESULT and answers.asked[0][7:9] == (None, 0)
+def test_a_current_pack_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of a weight that needs a gradient."""
+    call = norm_call(torch.float32)
+    pack = weight_packs.keep(call.weight, 2).buffer
+    for made, packs in ((call, (pack, None)), (call._replace(uses_pack=False), None)):
+        answers = Answers(monkeypatch, "ask", (RESULT, 0))
+        assert run_moments(made) is RESULT and answers.asked[0][8] == 0
+        assert str(answers.asked[0][7]) == str(packs)
 
 
 # --- the planner, of two values --------------------------------------------------------------------------------------

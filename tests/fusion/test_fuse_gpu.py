@@ -64,20 +64,6 @@ def test_packs_that_were_made_on_purpose(road: str) -> None:
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
 
 
-@hopper
-def test_compiled_graphs_keep_packs_on_demand() -> None:
-    torch._dynamo.reset()
-    model = wide()
-    reports: list[FusionReport] = []
-    fast = compiled(model, report=reports.append, keep_packs=True)
-    x = torch.randn(4096, 1024, device="cuda")
-    with torch.no_grad():
-        for _ in range(2):
-            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-    assert [site.function for site in reports[0].sites] == ["linear_relu", "linear"]
-    assert all(weight_packs.kept(layer.weight) for layer in (model[0], model[2]))
-
-
 MODES = [None, "reduce-overhead", "max-autotune"]
 ROADS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "fuse": lambda model, options: epigemm.fuse(model, options=options),
@@ -150,26 +136,20 @@ def test_sizes_that_change(mode: str | None, learns: bool) -> None:
 
 @pytest.mark.slow
 @hopper
-@pytest.mark.parametrize("made", ["on purpose", "on demand"])
-def test_packs_are_made_before_a_capture(made: str) -> None:
-    """None is made while a graph is captured, and what is replayed reads the weights as they are."""
+def test_a_captured_model_reads_its_packs() -> None:
+    """At every replay: they follow the weights by `repack()`."""
     torch.compiler.reset()
     model = wide()
     layers = model[0], model[2]
-    packs = [epigemm.pack(layer.weight) for layer in layers] if made == "on purpose" else []
-    fast: Any = epigemm.fuse(model, mode="reduce-overhead", keep_packs=made == "on demand", strict=True)
+    packs = [epigemm.pack(layer.weight) for layer in layers]
+    fast: Any = epigemm.fuse(model, mode="reduce-overhead", strict=True)
     x = torch.randn(4096, 1024, device="cuda")
     with torch.no_grad():
         check_call(fast, model, x)
-        assert all(weight_packs.kept(layer.weight) for layer in layers)
         for _ in range(3):
             check_call(fast, model, x.normal_())
-        for layer in layers:
+        for layer, pack in zip(layers, packs, strict=True):
             layer.weight.mul_(2)
-        check_call(fast, model, x)
-        for layer in layers:
-            layer.weight.data.mul_(0.5)
-        for pack in packs or [epigemm.pack(layer.weight) for layer in layers]:
             pack.repack()
         check_call(fast, model, x)
 

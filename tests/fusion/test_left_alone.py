@@ -142,7 +142,6 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cuda_graphs": True}, TypeError, "unexpected keyword argument 'cuda_graphs'"),
     ({"options": [1]}, TypeError, "options: got list"),
     ({"strict": True, "options": {"strict": False}}, ValueError, "strict: got True and options"),
-    ({"keep_packs": True, "options": {"keep_packs": False}}, ValueError, "keep_packs: got True and options"),
     (
         {"mode": "reduce-overhead", "options": {"backend": "eager"}},
         ValueError,

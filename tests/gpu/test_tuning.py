@@ -22,7 +22,6 @@ from epigemm.calls import resolve
 from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import typed
-from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans, times
 from epigemm.tuner import candidates
 from tests.gpu.launching import formula_of
@@ -117,9 +116,11 @@ def test_every_candidate_is_right(
     epilogue = typed(gated.traced, [False, False]) if is_made else RELU_DIV
     operands = Operands(None, [bias, other]) if is_made else Operands(bias, [], [2.0])
     formula = formula_of(gated) if is_made else "relu_div"
-    for pack_use in (weight_packs.KEEP, weight_packs.NONE):
+    if arithmetic is not BF16:
+        epigemm.pack(weight, precision=precision)
+    for uses_pack in (True, False):
         given = (bias, other) if is_made else (bias, 2.0)
-        call = candidates.on_random_x(LinearCall(epilogue, x, weight, given, precision, pack_use))
+        call = candidates.on_random_x(LinearCall(epilogue, x, weight, given, precision, uses_pack))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
         (family,) = (each for each in candidates.families(call) if each.arithmetic == name)
         bounded = reference.linear(formula, call.x, weight, operands, arithmetic, second_path=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import forms
-from epigemm.arguments.calls import KEEP, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
@@ -101,7 +101,7 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
         by_number = graphs.in_inductor(call._replace(operands=[*given[:-1], 2.0]))
         assert by_number is not None and torch.equal(by_number, found)
         for other in (
-            call._replace(pack_use=KEEP),
+            call._replace(uses_pack=False),
             call._replace(strict=True),
             call._replace(invariant=True),
             call._replace(out=torch.empty(M, N)),

@@ -14,7 +14,7 @@ from tests.ops.table import OPS, PENDING, normal, trained
 
 NO_OPERATORS = {
     *("build_info", "epilogue", "explain", "fuse", "is_batch_invariant", "pack", "precompile"),
-    *("set_batch_invariant", "set_keep_packs", "tune", "unfuse"),
+    *("set_batch_invariant", "tune", "unfuse"),
 }
 """Public functions that compute nothing from tensors."""
 

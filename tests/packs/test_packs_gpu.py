@@ -48,11 +48,11 @@ def capture(module: nn.Module, x: Tensor) -> tuple[Any, Tensor]:
 
 
 def test_a_captured_module_follows_its_weight(road: Road) -> None:
-    """Nothing was frozen on purpose: the graph splits the weight at every replay."""
+    """Without a pack the graph reads or splits the weight at every replay."""
     linear, module = layer(road)
     x = road.x()
     graph, out = capture(module, x)
-    assert [launch.packed for launch in road.take()] == [True, False]
+    assert [launch.packed for launch in road.take()] == [False, False]
     for _ in range(3):
         with torch.no_grad():
             linear.weight.mul_(-1.5)
@@ -64,7 +64,7 @@ def test_a_captured_module_follows_its_weight(road: Road) -> None:
 def test_a_frozen_graph_follows_repack(road: Road) -> None:
     linear, module = layer(road)
     x = road.x()
-    module.repack()
+    packed = epigemm.pack(module.weight)
     graph, out = capture(module, x)
     assert [launch.packed for launch in road.take()] == [True, True]
     graph.replay()
@@ -74,31 +74,18 @@ def test_a_frozen_graph_follows_repack(road: Road) -> None:
         linear.weight.mul_(-1.5)
     graph.replay()
     assert torch.equal(out, before), "documented: the graph is frozen to the pack"
-    module.repack()
-    graph.replay()
-    agree(out, linear, x)
-
-
-def test_an_eager_call_refreshes_a_frozen_graph(road: Road) -> None:
-    """The same memory: whoever makes the stale pack again does it for the graph, too."""
-    linear, module = layer(road)
-    x = road.x()
-    module.repack()
-    graph, out = capture(module, x)
-    with torch.no_grad():
-        linear.weight.mul_(-1.5)
-        module(x)
+    packed.repack()
     graph.replay()
     agree(out, linear, x)
 
 
 def test_repack_during_capture_is_refused(road: Road) -> None:
     _, module = layer(road)
-    module.repack()
+    packed = epigemm.pack(module.weight)
     graph = cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         with pytest.raises(RuntimeError, match="repack: got a call under CUDA graph capture"):
-            module.repack()
+            packed.repack()
         torch.zeros(1, device="cuda")
 
 
@@ -108,8 +95,7 @@ def test_graphed_training_follows_plain_pytorch(road: Road) -> None:
     plain = nn.Linear(road.size[2], road.size[1], device=road.device)
     plain.load_state_dict(linear.state_dict())
     x = road.x()
-    with torch.no_grad():
-        module(x)  # a kept pack is at hand
+    packed = epigemm.pack(module.weight)
     graphed: Any = torch.cuda.make_graphed_callables(module, (x.clone(),))
     target = torch.rand(road.size[0], road.size[1], device=road.device)
     losses: list[list[float]] = [[], []]
@@ -128,20 +114,24 @@ def test_graphed_training_follows_plain_pytorch(road: Road) -> None:
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=0.0)
     with torch.no_grad():
         agree(module(x), linear, x)
+        packed.repack()
+        agree(module(x), linear, x)
 
 
 @pytest.mark.slow
 def test_cuda_graphs_of_torch_compile(road: Road) -> None:
-    """mode="reduce-overhead": its warm-up allocates from a private pool, where a kept pack must not land."""
+    """mode="reduce-overhead": its graphs read the pack, which is not in their private pool."""
     torch.compiler.reset()
     linear, module = layer(road)
     x = road.x()
     compiled = torch.compile(module, mode="reduce-overhead", fullgraph=True)
+    packed = epigemm.pack(module.weight)
     with torch.no_grad():
         for step in range(6):
             agree(compiled(x).clone(), linear, x)
             if step >= 3:
                 linear.weight.mul_(-1.5)
+                packed.repack()
 
 
 def test_a_pack_made_on_another_stream(road: Road) -> None:
@@ -153,7 +143,7 @@ def test_a_pack_made_on_another_stream(road: Road) -> None:
     with torch.no_grad():
         with torch.cuda.stream(side):
             cuda._sleep(SPIN)
-            module.repack()
+            epigemm.pack(module.weight)
         with torch.cuda.stream(other):
             late = module(x)
         on_default = module(x)
@@ -168,6 +158,7 @@ def test_a_pack_outlives_its_last_reader(road: Road) -> None:
     x = road.x()
     side = cuda.Stream()
     linear, module = layer(road)
+    epigemm.pack(module.weight)
     with torch.no_grad():
         expected = module(x).clone()
         size = weight_packs.kept(module.weight)[2].buffer.shape[0]
@@ -191,6 +182,7 @@ def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
     side = cuda.Stream()
     linear, module = layer(road)
     with torch.no_grad():
+        epigemm.pack(module.weight)
         module(x)
         address = weight_packs.kept(module.weight)[2].buffer.data_ptr()
         size = weight_packs.kept(module.weight)[2].buffer.shape[0]
@@ -199,6 +191,7 @@ def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             cuda._sleep(SPIN)
+            epigemm.pack(module.weight)
             result = module(x)
             for parameter in linear.parameters():
                 parameter.record_stream(side)
@@ -212,13 +205,13 @@ def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
 
 
 def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
-    """`weight.data = other` waits for nobody: the pack is made elsewhere while a side stream reads the old one."""
+    """`weight.data = other` waits for nobody: no call writes the pack while a side stream reads it."""
     x, other = road.x(), road.weight()
     side = cuda.Stream()
     linear, module = layer(road)
+    epigemm.pack(module.weight)
     with torch.no_grad():
         expected = module(x).clone()
-        before = weight_packs.kept(module.weight)[2].buffer
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             cuda._sleep(SPIN)
@@ -227,7 +220,6 @@ def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
                 parameter.record_stream(side)
         linear.weight.data = other
         agree(module(x), linear, x)
-        assert weight_packs.kept(module.weight)[2].buffer.data_ptr() != before.data_ptr()
     side.synchronize()
     assert torch.equal(result, expected)
 
@@ -235,6 +227,7 @@ def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
 def test_threads_on_streams_of_their_own(road: Road) -> None:
     linear, module = layer(road)
     x = road.x()
+    epigemm.pack(module.weight)
     torch.cuda.synchronize()
     failures: list[Exception] = []
 
@@ -284,7 +277,7 @@ def test_nothing_waits_for_the_device(
     _, module = layer(road)
     _, fresh = layer(road)
     x, narrow = road.x(), road.weight()[:-1]
-    parameter = nn.Parameter(road.weight())
+    packed = epigemm.pack(module.weight)
     with torch.no_grad():
         module(x)
         epigemm.linear(x, narrow)
@@ -292,12 +285,11 @@ def test_nothing_waits_for_the_device(
         with no_waiting():
             module(x)
             module.weight.mul_(2)
+            packed.repack()
             module(x)
-            fresh(x)
-            with epigemm.keep_packs():
-                epigemm.linear(x, parameter)
+            epigemm.linear(x, epigemm.pack(fresh.weight))
             epigemm.linear(x, narrow)
-        assert [launch.packed for launch in road.take()][:4] == [True] * 4
+        assert [launch.packed for launch in road.take()][:3] == [True] * 3
 
 
 def test_waiting_would_be_seen(no_waiting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -366,6 +358,8 @@ def test_moving_between_devices(road: Road) -> None:
         for index in (0, 1, 0):
             linear.to(f"cuda:{index}")
             there = x.to(f"cuda:{index}")
+            agree(module(there), linear, there)
+            epigemm.pack(module.weight)
             agree(module(there), linear, there)
             assert torch.cuda.current_device() == 0
 

@@ -27,56 +27,35 @@ def test_a_frozen_weight_keeps_its_pack_beside_gradients(road: Road) -> None:
     assert [launch.packed for launch in road.take() if launch.shape == road.size] == [True]
 
 
-def test_a_stale_pack_is_not_made_again_for_one_short_call(road: Road) -> None:
-    """A weight that changes before every call would cost more than torch's GEMM; one that stays gets its pack."""
-    weight, x = road.weight(), road.x(road.rows_worth_a_pack_alone())
-    held = epigemm.pack(weight)
-    for _ in range(3):
-        weight.mul_(1.5)
-        road.check(epigemm.linear(x, held), x, weight)
-    assert not road.take()
-    for _ in range(2):
-        road.check(epigemm.linear(x, held), x, weight)
-    assert packed(road) == [True, True]
-
-
-def test_a_capture_reads_packs_made_on_purpose_alone(road: Road) -> None:
-    """A graph sees later changes of the weight unless the caller froze it, and makes no pack."""
+def test_a_capture_reads_current_packs(road: Road) -> None:
+    """A graph reads the pack at every replay. Without a current one it sees later changes of the weight."""
+    if road.device.type != "cpu":
+        pytest.skip("gpu: test_packs_gpu.py captures")
     held, x = by_layer(road), road.x()
-    held.check(x)
-    road.take()
 
     def captured() -> list[bool]:
-        road.capturing = road.device.type == "cpu"
+        road.capturing = True
         with torch.no_grad():
             held.call(x)
         road.capturing = False
         return packed(road)
 
-    if road.device.type == "cpu":
-        assert captured() == [False]
+    assert captured() == [True]
+    with torch.no_grad():
+        held.weight.mul_(2)
+    assert captured() == [False], "stale"
+    held.repack()
+    assert captured() == [True]
+    road.capturing = True
+    with pytest.raises(RuntimeError, match="repack: got a call under CUDA graph capture"):
         held.repack()
-        assert captured() == [True]
-        road.capturing = True
-        with torch.no_grad():
-            epigemm.linear_relu(x, held.weight)
-        road.capturing = False
-        assert packed(road) == [False], "a plain weight says nothing about being frozen"
-        with torch.no_grad():
-            held.weight.mul_(2)
-        assert captured() == [False], "stale"
-        held.check(x)
-        road.take()
-        assert captured() == [True], "frozen on purpose, it stays so"
-        road.capturing = True
-        with pytest.raises(RuntimeError, match="repack: got a call under CUDA graph capture"):
-            held.repack()
 
 
 def test_a_weight_made_for_one_call_is_not_packed(road: Road) -> None:
-    """That of a functional call, and a parametrised one: packing would cost every call what only many repay."""
+    """That of a functional call, and a parametrised one."""
     layer = epigemm.nn.LinearReLU(road.size[2], road.size[1], bias=False, device=road.device)
     x, other = road.x(), road.weight()
+    epigemm.pack(layer.weight)
     with torch.no_grad():
         found = torch.func.functional_call(layer, {"weight": other}, (x,))
         torch.testing.assert_close(found, F.linear(x, other).relu(), rtol=1e-4, atol=1e-4)
@@ -85,26 +64,26 @@ def test_a_weight_made_for_one_call_is_not_packed(road: Road) -> None:
     assert packed(road) == [False, False] and not weight_packs.kept(other)
 
 
-@pytest.mark.parametrize("use", ["keep", "find", "none"])
-def test_what_the_operator_may_do_with_packs(use: str, road: Road) -> None:
+@pytest.mark.parametrize("use", [True, False])
+def test_what_the_operator_may_do_with_packs(use: bool, road: Road) -> None:
     weight, x = Parameter(road.weight()), road.x()
     epigemm.pack(weight)
     with torch.no_grad():
         for _ in range(2):
             road.check(torch.ops.epigemm.linear("bias", x, weight, *AT_HIGHEST, use), x, weight)
             weight.mul_(2)
-    assert packed(road) == [use != "none", use == "keep"]
+    assert packed(road) == [use, False]
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_the_operator_believes_no_pack_where_a_gradient_is_wanted(is_compiled: bool, road: Road) -> None:
-    """Traced or not: nothing counts the change, and the next plain call makes the pack again."""
+    """Traced or not: nothing counts the change, so the pack is stale until `repack()`."""
     torch.compiler.reset()
     weight, x = Parameter(road.weight()), road.x()
-    epigemm.pack(weight)
+    held = epigemm.pack(weight)
 
     def call(given: Tensor) -> Tensor:
-        result: Tensor = torch.ops.epigemm.linear("bias", given, weight, *AT_HIGHEST, "keep")
+        result: Tensor = torch.ops.epigemm.linear("bias", given, weight, *AT_HIGHEST)
         return result
 
     run: Any = torch.compile(call, backend="aot_eager", fullgraph=True) if is_compiled else call
@@ -115,25 +94,30 @@ def test_the_operator_believes_no_pack_where_a_gradient_is_wanted(is_compiled: b
         backward(result.sum())
         with torch.no_grad():
             road.check(call(x), x, weight)
-    assert [launch.packed for launch in road.take() if launch.shape == road.size] == [False, True] * 2
+            held.repack()
+            road.check(call(x), x, weight)
+    launches = [launch.packed for launch in road.take() if launch.shape == road.size]
+    assert launches == [False, False, True] * 2
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_exported", [False, True], ids=["compiled", "exported"])
 def test_graphs_find_the_packs(backend: str, is_exported: bool, road: Road) -> None:
-    """The parameter reaches the operator as the object that it is; changes are followed."""
+    """The parameter reaches the operator as the object that it is."""
     torch.compiler.reset()
-    held, x = by_layer(road), road.x()
-    module: Any = held.call
+    x = road.x()
+    module: Any = epigemm.nn.LinearReLU(road.size[2], road.size[1], device=road.device)
     with torch.no_grad():
         call = torch.export.export(module, (x,)).module() if is_exported else module
         compiled: Any = torch.compile(call, fullgraph=True, backend=backend)
-        for _ in range(3):
-            torch.testing.assert_close(compiled(x), held.plain(x), rtol=1e-4, atol=1e-4)
-            (held.weight if not is_exported else next(call.parameters())).mul_(1.5)
-            if is_exported:
-                held = held._replace(plain=lambda x: F.linear(x, *call.parameters()).relu())
-    assert packed(road) == [True] * 3
+        weight, bias = call.parameters()
+        held = epigemm.pack(weight)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), F.linear(x, weight, bias).relu(), rtol=1e-4, atol=1e-4)
+            weight.mul_(1.5)
+            torch.testing.assert_close(compiled(x), F.linear(x, weight, bias).relu(), rtol=1e-4, atol=1e-4)
+            held.repack()
+    assert packed(road) == [True, False] * 2
 
 
 def test_packing_is_not_traced(road: Road) -> None:
@@ -174,7 +158,7 @@ def test_threads_make_one_pack(road: Road) -> None:
         barrier.wait()
         try:
             for _ in range(5):
-                torch.ops.epigemm.linear("bias", x, weight, *AT_HIGHEST, "keep")
+                epigemm.linear(x, epigemm.pack(weight))
                 weight_packs.expire(weight)
         except Exception as error:  # in a thread nobody would see it
             wrong.append(error)
@@ -184,4 +168,4 @@ def test_threads_make_one_pack(road: Road) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and len({launch.pack for launch in road.take()}) == 1
+    assert not wrong and len({launch.pack for launch in road.take()} - {None}) == 1

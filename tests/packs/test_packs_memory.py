@@ -15,8 +15,6 @@ from epigemm.calls import weight_slices
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road, pack_size
 
-Parameter = torch.nn.Parameter
-
 
 class Memory:
     """What the allocator gives and tells: nothing to those that are refused."""
@@ -88,27 +86,12 @@ def monkeypatched_capture(patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_without_memory_to_keep_a_call_splits_for_itself(road: Road) -> None:
-    weight, x = Parameter(road.weight(), requires_grad=False), road.x()
-    module = epigemm.nn.LinearReLU(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    module.weight = weight
+def test_without_memory_to_keep_pack_raises(road: Road) -> None:
+    weight, x = road.weight(), road.x()
     with pytest.MonkeyPatch.context() as patch:
         memory = Memory(road, patch)
         memory.refuse("pack")
-        for refused in (["pack"], []):
-            torch.testing.assert_close(module(x), torch.relu(x @ weight.t()), rtol=1e-4, atol=1e-4)
-            assert memory.take() == refused
-        assert [launch.packed for launch in road.take()] == [False, False] and not weight_packs.kept(weight)
-        assert "found no memory to keep the weight's pack" in notes(x, weight)
-        memory.free = 1 << 60
-        module(x)
-        assert memory.take() == ["pack"]
-        few = road.x(road.rows_worth_a_pack_alone())
-        module(few)
-        assert memory.take() == ["pack"], "dispatch would not split the weight for so few rows"
-        road.take()
-        memory.free = 0
-        module(few)
-        assert not memory.take() and not road.take()
-    module(x)
-    assert [launch.packed for launch in road.take()] == [True]
+        with pytest.raises(torch.OutOfMemoryError):
+            epigemm.pack(weight)
+        assert not weight_packs.kept(weight)
+        road.check(epigemm.linear(x, weight), x, weight)

@@ -15,7 +15,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.planner import dry_runs, plans
-from epigemm.planner.dry_runs import NO_COST, PER_CALL, SHIFTS, SHORT, STALE, DryRun
+from epigemm.planner.dry_runs import SHIFTS, SHORT, THERE, DryRun
 from epigemm.planner.reasons import Reason
 
 H200 = (90, 132, 1980, 4285000)
@@ -52,13 +52,13 @@ sizes = st.sampled_from([1, 3, 16, 100, 512, 513, 2048])
 
 
 @given(
-    m=sizes, n=sizes, k=sizes, order=st.sampled_from(ORDERS), split=st.integers(0, 6), scaled=st.integers(0, 6),
+    m=sizes, n=sizes, k=sizes, order=st.sampled_from(ORDERS), split=st.integers(0, 3), scaled=st.integers(0, 3),
     epilogue=st.sampled_from([BIAS, BIAS_RELU, RELU_DIV]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
 def test_numbers_and_words_agree(
     m: int, n: int, k: int, order: Any, split: int, scaled: int, epilogue: Any, dtype: torch.dtype
 ) -> None:
-    costs = {"split": split & 4 | min(split & 3, 2), "scaled": scaled & 4 | min(scaled & 3, 2)}
+    costs = {"split": split, "scaled": scaled}
     call = call_of(m, n, k, dtype)._replace(
         epilogue=epilogue, operands=(None, 2.0) if epilogue.has_scalar else (None,)
     )
@@ -75,18 +75,16 @@ def test_numbers_and_words_agree(
     assert found.packed == first.packed
     assert found.padded == first.padded == (first.is_on_slices and n % 4 != 0)
     assert (Reason.NOT_STORABLE in found.reasons) == found.padded
-    assert (Reason.LACKS_PACK in found.reasons) == found.packed, "no pack is there"
 
 
-@pytest.mark.parametrize(("m", "runs"), [(2048, (True, True, True)), (144, (False, True, True))])
-def test_what_slices_cost(m: int, runs: tuple[bool, ...]) -> None:
-    """A stale pack is made for one call where that is worth it, else for many."""
-    call = call_of(m, 1024, 512)
-    for cost, is_run in zip((PER_CALL, NO_COST, STALE), runs, strict=True):
-        assert (decided(call, HIGHEST, split=cost) == (True, "split")) == is_run
-    assert run(call, HIGHEST, split=STALE).packed == (not runs[0])
-    assert decided(call, HIGHEST, split=NO_COST | SHORT) == FALLBACK
-    assert "found no memory for fp16 slices" in told(call, HIGHEST, split=NO_COST | SHORT)[0].why_not
+def test_what_slices_cost() -> None:
+    """A pack saves time. Without memory for slices there are none."""
+    call = call_of(2048, 1024, 512)
+    for known, packed in ((0, False), (THERE, True)):
+        assert decided(call, HIGHEST, split=known) == (True, "split")
+        assert run(call, HIGHEST, split=known).packed == packed
+        assert decided(call, HIGHEST, split=known | SHORT) == FALLBACK
+        assert "found no memory for fp16 slices" in told(call, HIGHEST, split=known | SHORT)[0].why_not
 
 
 def test_each_arithmetic_has_costs_of_its_own() -> None:
@@ -143,11 +141,9 @@ def test_batch_invariant_calls_come_to_the_first_that_is_accurate(
 def test_what_has_to_be_mended() -> None:
     """Each as if it were, in the order in which a call comes by."""
     call = call_of(2048, 1024, 512)
-    found = dry_runs.dry_run(call, NO_COST, order=HIGHEST)
-    assert found.reasons == [Reason.NOT_LINKED, Reason.LACKS_PACK] and found.answer == 0
+    found = dry_runs.dry_run(call, order=HIGHEST)
+    assert found.reasons == [Reason.NOT_LINKED] and found.answer == 0
     assert "epigemm_open_fixup" in found.missing
-    there = dry_runs.dry_run(call, dry_runs.ALL_KEPT, order=HIGHEST)
-    assert there.reasons == [Reason.NOT_LINKED]
     by_columns = call._replace(out=torch.empty(1024, 2048).t())
     assert Reason.NOT_STORABLE in dry_runs.dry_run(by_columns, order=HIGHEST).reasons
     unread = call._replace(x=torch.empty(4, 600, 1024)[:, :512, :512].transpose(0, 1))
@@ -210,8 +206,6 @@ def test_an_mma_kernel_whose_k_is_divided() -> None:
 @pytest.mark.parametrize(("changed", "words"), [
     ({"fp32": 6}, r"fp32 must be in 0\.\.5, got 6"),
     ({"fp32": -1}, "fp32 must be in"),
-    ({"slices": 3}, "slices: there is no cost 3"),
-    ({"slices": 3 << 4}, "slices: there is no cost 3"),
     ({"gpu": (-1, 90)}, "gpu must be empty or"),
     ({"gpu": (64, 90, 132)}, "device must be"),
     ({"plan": (4,)}, r"plan: arithmetic must be in 0\.\.3, got 4"),

@@ -14,7 +14,6 @@ from torch import Tensor
 
 import epigemm
 from epigemm.calls import entry
-from epigemm.packs.weight_packs import FIND
 from epigemm.planner.reasons import Reason
 from tests.support.pretended import another_empty
 
@@ -86,5 +85,5 @@ def linear_arguments(x: Any, weight: Any, **changed: Any) -> tuple[Any, ...]:
     given: dict[str, Any] = {"epilogue": epigemm.epilogues.library.BIAS, "x": x, "weight": weight}
     scalars = (changed.pop("scalar"),) if "scalar" in changed else ()
     given |= {"operands": (changed.pop("bias", None), *scalars)} | dict.fromkeys(("fold", "precision", "out"))
-    given |= {"pack_use": FIND, "strict": False}
+    given |= {"strict": False}
     return tuple((given | changed).values())

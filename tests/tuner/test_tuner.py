@@ -15,7 +15,6 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import FUNCTIONS, RELU_DIV
 from epigemm.epilogues.registry import typed
-from epigemm.packs import weight_packs
 from epigemm.planner import plans, times
 from epigemm.planner.times import Entry
 from epigemm.tuner import candidates
@@ -157,7 +156,7 @@ def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage
     ]
     now = hopeless[-1]
     x, weight, bias = draw(m, n, k)
-    call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=weight_packs.NONE)
+    call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), uses_pack=False)
     (family,) = candidates.families(call)
     assert family.candidates and not {each.plan for each in family.candidates} & set(hopeless)
     times.install(DEVICE, [replace(at_present("relu_div", now), k=k)])
@@ -173,7 +172,7 @@ def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     x, weight, bias = torch.full((3, 5, 128), math.nan), torch.randn(256, 128), torch.randn(256)
     nan = torch.full((256,), math.nan)
     epilogue = typed(FUNCTIONS["gated_relu_bias2"], [False] * 3)
-    call = LinearCall(epilogue, x, weight, (bias, nan, torch.ones(3, 5, 256)), pack_use=weight_packs.NONE)
+    call = LinearCall(epilogue, x, weight, (bias, nan, torch.ones(3, 5, 256)), uses_pack=False)
     first, second = candidates.on_random_x(call), candidates.on_random_x(call)
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
@@ -202,7 +201,7 @@ def test_the_fallback_may_win(stage: Stage) -> None:
 def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool) -> None:
     backends.cuda.matmul.fp32_precision = setting
     backends.mkldnn.matmul.fp32_precision = "bf16" if setting == "tf32" else "ieee"
-    x, weight, bias = draw(m=16, n=64, dtype=torch.float32)
+    x, weight, bias = draw(m=16, n=2048, k=2048, dtype=torch.float32)
     given: Any = epigemm.pack(weight) if packed else weight
     found = epigemm.tune("linear_relu_div", x, given, bias, 2.0)
     roads = {entry.arithmetic: entry for entry in found.entries}
@@ -214,8 +213,7 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     assert {arithmetic for arithmetic, _ in stage.ran} == set(roads)
     first = "scaled" if setting == "tf32" else "split"
     assert [each.arithmetic for each in found.candidates if each.chosen] == [first]
-    use = "keep" if packed else "find"
-    taken = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0), pack_use=use)).found.tried[0]
+    taken = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0))).found.tried[0]
     assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 

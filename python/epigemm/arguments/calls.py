@@ -13,18 +13,12 @@ from epigemm.arguments.precision import DEFAULT, ORDERS, Order, order
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype
 
-# What a call may do with its weight's pack: the argument `pack` of the operators.
-KEEP = "keep"  # use the pack, and make it if there is none: for callers that keep packs
-FIND = "find"  # use a kept pack if it is current, but make none
-NONE = "none"  # neither use nor make one: a gradient of the weight is needed
-
 
 class Options(NamedTuple):
     """How a linear call is to be made, as its caller asks."""
 
     precision: str | None = None  # what an fp32 product gets; None: as torch's setting says
     strict: bool = False  # no fallback
-    pack_use: str | None = None  # `KEEP` for a module's own weight; None: `epigemm.keep_packs` decides
 
 
 AS_USUAL = Options()
@@ -43,7 +37,9 @@ class LinearCall(NamedTuple):
     weight: Tensor  # `[N, K]`
     operands: Operands = (None,)  # one for each of the epilogue's, in its order: as a rule a bias, or None
     precision: str = DEFAULT  # what an fp32 product gets, `DEFAULT` for torch's setting
-    pack_use: str = FIND  # what the call may do with the weight's pack: `KEEP`, `FIND` or `NONE`
+    uses_pack: bool = (
+        True  # a kept pack of the weight, if it is current; not if a gradient of the weight is needed
+    )
     strict: bool = False  # raise instead of running torch's GEMM
     invariant: bool = False  # the bits of a row may not depend on the others
     out: Tensor | None = None  # where the result goes; None: a new contiguous tensor
@@ -142,7 +138,7 @@ def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
     epilogue, x = call.epilogue, call.x
     if not isinstance(call, LinearCall):
         return (epilogue.name, x, *epilogue.apart(call.operands))
-    options = (call.precision, call.pack_use, call.strict, call.invariant)
+    options = (call.precision, call.uses_pack, call.strict, call.invariant)
     return (epilogue.name, x, call.weight, *epilogue.apart(call.operands), *options)
 
 

@@ -61,7 +61,7 @@ def forward(call: BatchNormCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The same below autograd; also the product with its bias, and the mean and the biased variance of its columns."""
     if current.log is not None:
         return current.log.made(forward, call)  # type: ignore[no-any-return]
-    if call.product.pack_use == weight_packs.NONE:
+    if not call.product.uses_pack:
         weight_packs.expire(call.product.weight)
     u, of_u = moments.with_moments(call.product, leaves_blocks=True)
     y = batch_norm.normalise(u, of_u, Norm.of(call.vectors, call.eps, call.relu), call.running)
@@ -113,7 +113,7 @@ def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[
     def apply(x: Tensor | None, weight: Tensor, shift: Tensor | None, *vectors: Tensor | None) -> Tensor:
         u: Tensor = known_u
         if x is not None:
-            u = ops.linear(BIAS.name, x, weight, None, [], [], ctx.precision, weight_packs.NONE)
+            u = ops.linear(BIAS.name, x, weight, None, [], [], ctx.precision)
         if shift is not None:
             u = u + shift.to(u.dtype)
         return batch_norm.reference(u, Norm.of(vectors, ctx.eps, ctx.relu))

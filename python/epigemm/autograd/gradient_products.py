@@ -18,7 +18,6 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, resolve
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.library import BIAS
-from epigemm.packs import weight_packs
 from epigemm.planner import plans
 
 _grad_enabled = torch.is_grad_enabled
@@ -77,7 +76,7 @@ def product_gradients(
     return [grad_x, grad_weight, rows.sum(0) if needs_bias else None]
 
 
-def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
+def accumulator(x: Tensor, weight: Tensor, precision: str) -> Tensor:
     """x @ weight.T as the forward's epilogue saw it.
 
     If it were rounded to 16 bits, it could overflow where the forward pass did not, or change the sign of its sum with
@@ -85,7 +84,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     """
     if x.dtype not in (torch.float16, torch.bfloat16):
         direct = not _grad_enabled() and runs_directly(x, weight)
-        return (_product_at_once if direct else _linear)(x, weight, precision, pack)
+        return (_product_at_once if direct else _linear)(x, weight, precision)
     rows = rows_of(x)
     if x.is_cuda and not _grad_enabled():
         acc = torch.mm(rows, weight.t(), out_dtype=torch.float32)
@@ -94,14 +93,14 @@ def accumulator(x: Tensor, weight: Tensor, precision: str, pack: str) -> Tensor:
     return unflattened(acc, (*x.shape[:-1], weight.shape[0]))
 
 
-def _product_at_once(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
+def _product_at_once(x: Tensor, weight: Tensor, precision: str) -> Tensor:
     """x @ weight.T, if nothing traces or differentiates this. The operator would take the host longer."""
-    return resolve.run_linear(LinearCall(BIAS, x, weight, precision=precision, pack_use=pack))
+    return resolve.run_linear(LinearCall(BIAS, x, weight, precision=precision))
 
 
-def _linear(x: Tensor, weight: Tensor, precision: str, pack: str = weight_packs.FIND) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, precision: str) -> Tensor:
     """x @ weight.T by the operator, which may be traced and differentiated."""
-    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision, pack)
+    product: Tensor = ops.linear(BIAS.name, x, weight, None, [], [], precision)
     return product
 
 

@@ -117,11 +117,11 @@ def _unread(grad: Tensor) -> Tensor:
 
 def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
     """Save what `linear_gradients` needs."""
-    epilogue, x, weight, operands, precision, pack_use, *_ = call
+    epilogue, x, weight, operands, precision, *_ = call
     again = not without_product(call)
     # The bias's gradient is that of the product, summed.
     saved = save_operands(ctx, operands if again else epilogue.without_bias(operands), unread(call), output)
-    ctx.call = (epilogue, precision, pack_use, again)  # no tensor here: autograd would not see it
+    ctx.call = (epilogue, precision, again)  # no tensor here: autograd would not see it
     if again:
         ctx.save_for_backward(x, weight, _snapshot(call.bias), *saved)
         return
@@ -136,7 +136,7 @@ def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
 
 def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients with respect to (x, weight, *operands), where `needs` asks for them."""
-    epilogue, precision, _, again = ctx.call
+    epilogue, precision, again = ctx.call
     if again:
         return _gradients_by_product(ctx, grad, needs)
     x, weight, output, *saved = ctx.saved_tensors
@@ -178,12 +178,12 @@ def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[
 def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """As `linear_gradients`, if the product has to be computed again."""
     x, weight, snapshot, *saved = ctx.saved_tensors
-    epilogue, precision, pack_use, _ = ctx.call
+    epilogue, precision, _ = ctx.call
     operands = saved_operands(ctx, saved, grad)
     if epilogue.bias_place and not _grad_enabled():
         operands[epilogue.bias_place - 1] = snapshot
     needs_x, needs_weight, *needs_operands = needs
-    acc = accumulator(x, weight, precision, pack_use)
+    acc = accumulator(x, weight, precision)
     found, *of_operands = _epilogue_gradients(
         ElementwiseCall(epilogue, acc, operands),
         grad.to(acc.dtype),

@@ -30,7 +30,7 @@ from epigemm.packs import weight_packs
 
 def linear_forward(call: LinearCall) -> Tensor:
     """The operator `epigemm::linear` below autograd."""
-    if call.pack_use == weight_packs.NONE and current.log is None:
+    if not call.uses_pack and current.log is None:
         weight_packs.expire(call.weight)
     return resolve.run_linear(call)
 
@@ -82,7 +82,7 @@ def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
     """
     found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
     if found is not None:
-        if call.pack_use == weight_packs.NONE and current.log is None:
+        if not call.uses_pack and current.log is None:
             weight_packs.expire(call.weight)
         return found
     product = linear_forward(call.product())

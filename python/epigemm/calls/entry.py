@@ -25,7 +25,7 @@ from epigemm.calls import by_reference, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
-from epigemm.packs import keep_mode, weight_packs
+from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
 
@@ -34,8 +34,6 @@ _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
-# The cost of the weight's slices by what a call may do with the pack: where packs are kept, it is not counted.
-_KEPT_COSTS = sum(dry_runs.NO_COST << shift for shift in dry_runs.SHIFTS.values())
 NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
@@ -123,9 +121,9 @@ def linear(
     | None,  # what scale_batch_norm's are folded from: the vectors of `epilogues.FOLDED` and then eps
     precision: str | None,  # what an fp32 product gets; None follows torch's setting
     out: Tensor | None,  # where the result goes; None: a new tensor
-    pack_use: str | None,  # what may be done with the weight's pack; None: `epigemm.keep_packs` decides
     strict: bool,  # the call must not run on torch's GEMM
     invariant: bool | None = None,  # the kernel must not depend on M; None: `epigemm.batch_invariant` decides
+    uses_pack: bool = True,  # a kept pack of the weight, if it is current
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), or the reason. Arguments as of the public functions. Not under a compiler's trace."""
     if _module is None:
@@ -134,21 +132,20 @@ def linear(
         return NOT_PLAIN
     if invariant is None:
         invariant = invariance.active and invariance.enabled()
-    order, packs, slices, circumstances = _precision.ORDERS[0], None, 0, 0
+    order, packs, circumstances = _precision.ORDERS[0], None, 0
     if getattr(x, "dtype", None) is _FP32:
         order = _precision.order(precision, "cuda" if x.is_cuda else "cpu")
         if order.overrides:
             circumstances = dry_runs.OTHER_SETTING
         # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
-            at_hand = slices_at_hand(weight, order, pack_use, invariant)
-            if at_hand is None:
+            if weight_slices.has_been_short():
                 tensors = [
                     each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)
                 ]
-                return sees(*tensors) or Reason.LACKS_PACK
-            packs, slices = at_hand
-    call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, slices, strict, invariant)
+                return sees(*tensors) or Reason.NO_MEMORY  # as it may be again
+            packs = weight_packs.buffers(weight) if uses_pack else None
+    call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, 0, strict, invariant)
     found: Any = _module.linear(*call, circumstances, *_NOTHING_MORE)
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
@@ -221,40 +218,13 @@ def products(
     return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight
 
 
-def slices_at_hand(
-    weight: Tensor, order: _precision.Order, pack_use: str | None, is_invariant: bool = False
-) -> tuple[tuple[Tensor | None, Tensor | None] | None, int] | None:
-    """The weight's packs (of which only the one for the first arithmetic is looked up), and what its slices cost.
-
-    In the form that the module takes. None if `resolve` has to look up the packs.
-    """
-    if weight_slices.has_been_short() or not isinstance(weight, Tensor):
-        return None
-    if pack_use is None:
-        pack_use = keep_mode.pack_use(weight)
-    if pack_use == weight_packs.NONE:
-        return None, 0
-    pack = weight_packs.find(weight, order.slices)
-    if pack is None:
-        may_split_later = is_invariant or order.splits_later
-        if may_split_later and weight_packs.find(weight, weight_packs.SLICES[_precision.SPLIT]) is not None:
-            return None  # the call may reach that arithmetic
-        # An inference tensor has no version counter, so it has no pack.
-        keeps = pack_use == weight_packs.KEEP and not weight.is_inference()
-        return None, _KEPT_COSTS if keeps else 0
-    if not pack.is_current(weight) or weight_packs.capturing(weight.device):
-        return None
-    buffer = pack.read()
-    return ((buffer, None) if order.slices == 2 else (None, buffer)), _KEPT_COSTS
-
-
 def call_linear(call: LinearCall) -> Tensor | Reason:
     """`linear`, with the arguments of a call."""
-    epilogue, x, weight, operands, precision, pack_use, strict, invariant, out, *_ = call
+    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, *_ = call
     if is_traced() or current.log is not None:
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, tuple(operands), None, asked, out, pack_use, strict, invariant)
+    return linear(epilogue, x, weight, tuple(operands), None, asked, out, strict, invariant, uses_pack)
 
 
 def elementwise(

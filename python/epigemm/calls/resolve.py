@@ -1,8 +1,8 @@
 """Linear calls: csrc/call is asked again and again, with a remedy after each reason, until there is a result.
 
 `call::linear` gives a result, or a `Reason` why there is none. A *remedy* is what is done about a reason, such as
-making a pack or linking a kernel. The table `_REMEDIES` has one for each reason. Then the call is made again. No remedy
-chooses the kernel.
+copying the inputs or linking a kernel. The table `_REMEDIES` has one for each reason. Then the call is made again. No
+remedy chooses the kernel.
 
 Autograd, tracers and modes do not matter here: they have handled a call before. torch allocates the results, so that
 running out of memory raises `torch.OutOfMemoryError`.
@@ -23,14 +23,13 @@ from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, w
 from epigemm.calls.forecast import require_fused
 from epigemm.calls.layouts import flattens, readable
 from epigemm.calls.log import current
-from epigemm.calls.weight_slices import KEPT, Choice
+from epigemm.calls.weight_slices import Choice
 from epigemm.linker import loader
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.reasons import Reason
 
-_grad_enabled = torch.is_grad_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _is_profiling = torch._C._autograd._profiler_enabled
 _MOST_REMEDIES = 24  # of one call. Each is needed a few times at most; this bound ends an endless loop
@@ -65,19 +64,14 @@ class _Linear:
         self.beside = beside or _NOTHING
         self.order = call.order
         self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
-        # A call whose weight needs a gradient uses no pack.
-        learns = self.has_other_way and _grad_enabled() and call.weight.requires_grad
-        self.reads_packs = self.order.slices > 0 and not learns and plans.has_gpu_kernels(call.x)
+        self.may_split = self.order.slices > 0 and plans.has_gpu_kernels(call.x)
         self.out = call.out  # as the kernels write it
         self.read(call)
         self.circumstances = dry_runs.ROUTED
         self.met: set[Reason] = set()
         self.is_copied = False  # whether the call's tensors are copies that every kernel can read
-        self.packs: dict[str, Choice] = {}
-        self.made: set[str] = set()  # the arithmetics for which this call has made a pack
-        self.uses = dict.fromkeys(weight_packs.SLICES, call.pack_use)
+        self.choices: dict[str, Choice] = {}  # as the last dry run found them
         self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
-        self.shortage: torch.OutOfMemoryError | None = None  # of a call that must run on a fused kernel
         if self.out is None and _any_autocast():
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
             self.circumstances |= dry_runs.OUT_APART
@@ -121,111 +115,36 @@ class _Linear:
 
     def dry(self) -> DryRun:
         """A dry run of the call in its present state."""
-        if self.reads_packs and not self.packs:
-            self._look_for_packs()
-        slices = weight_slices.number_of(self.packs) | self.short
+        if self.may_split:
+            self.choices = weight_slices.find_all(self.call, ignore_shortage=self.insists)
+        slices = weight_slices.number_of(self.choices) | self.short
         call = self.inputs.described()._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
 
-    def make_pack(self, arithmetic: str) -> None:
-        """Make the pack of the weight, and keep it."""
-        try:
-            weight_packs.keep(self.call.weight, weight_packs.SLICES[arithmetic])
-            weight_slices.ran(self.call, arithmetic, weight_slices.MAKE)
-            self.made.add(arithmetic)
-        except torch.OutOfMemoryError as error:
-            weight_slices.ran_out_of_memory(self.call, arithmetic, weight_slices.MAKE)
-            # There may be memory for the time of one call although there is none for a pack that is kept.
-            self.uses[arithmetic] = weight_packs.FIND
-            self.shortage = error if self.insists else None
-
-    def _slices(self) -> tuple[tuple[Tensor | None, ...] | None, int]:
-        """The weight's packs and what its slices cost."""
-        call, found = self.call, None
-        if self.has_other_way and not self.packs:
-            # Only the pack for the first arithmetic is looked up, which suffices as a rule.
-            found = entry.slices_at_hand(call.weight, self.order, call.pack_use, call.invariant)
-        return self.find_packs() if found is None else found
-
     def _ask(self) -> Any:
-        packs, slices, ran_short = None, 0, None
-        if self.reads_packs:
-            packs, slices = self._slices()
-            ran_short = (
-                self.dry() if self.packs and (weight_slices.has_been_short() or self.shortage) else None
-            )
-            if self.shortage and not (
-                ran_short and ran_short.on_slices and self.uses[ran_short.arithmetic] == weight_packs.FIND
-            ):
-                raise self.shortage
-        call = self.call
+        call, packs, short, ran_short = self.call, None, self.short, None
+        if self.may_split and call.uses_pack:
+            packs = weight_packs.buffers(call.weight)
+        if self.may_split and weight_slices.has_been_short():
+            ran_short = self.dry()
+            short |= weight_slices.number_of(self.choices) & ~dry_runs.ALL_KEPT
         more = dry_runs.OTHER_SETTING if self.order.overrides else 0
         more |= dry_runs.RAISES_SHORTAGE if self.insists and not self.has_other_way else 0
-        about = (self.order.number, packs, slices, call.strict, call.invariant)
+        about = (self.order.number, packs, short, call.strict, call.invariant)
         fold = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
-        try:
-            found = entry.ask(
-                *tensors, *about, self.circumstances | more, self.plan, call.weight2, *self.beside
-            )
-        except torch.OutOfMemoryError:
-            if self.packs and self.may_try_again(self.note_shortage()):
-                return self._ask()
-            raise
+        found = entry.ask(*tensors, *about, self.circumstances | more, self.plan, call.weight2, *self.beside)
         if ran_short and ran_short.on_slices and type(found) is not int:
-            weight_slices.ran(call, ran_short.arithmetic, self.packs[ran_short.arithmetic].source)
+            weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
         return found
-
-    def find_packs(self) -> tuple[tuple[Tensor | None, ...], int]:
-        """The weight's packs, as the entry takes them, and what its slices cost. Stale packs are made again."""
-        self._look_for_packs()
-        if any(choice.is_stale for choice in self.packs.values()) and self._renew():
-            self._look_for_packs()
-        found = tuple(
-            choice.pack.read() if choice.source == KEPT and choice.pack else None
-            for choice in self.packs.values()
-        )
-        costs = sum(choice.cost << dry_runs.SHIFTS[name] for name, choice in self.packs.items())
-        return found, costs | self.short
-
-    def _look_for_packs(self) -> None:
-        self.packs = {
-            name: weight_slices.find(self.call, name, use, ignore_shortage=self.insists)
-            for name, use in self.uses.items()
-        }
-
-    def _renew(self) -> bool:
-        """Make a stale pack again if the call runs on it. Other stale packs note the weight's version.
-
-        Returns whether a pack was made, so that packs have to be looked up again.
-        """
-        found = self.dry()
-        for arithmetic in self.order.fused:
-            choice = self.packs.get(arithmetic)
-            is_stale = choice is not None and choice.is_stale
-            if found.fused and arithmetic == found.arithmetic and not found.reads_weight:
-                if is_stale:
-                    self.make_pack(arithmetic)
-                return is_stale
-            if is_stale:
-                choice.pack.see(self.call.weight)  # type: ignore[union-attr]
-        return False
 
     def note_shortage(self) -> DryRun:
         """Note that there was no memory for the plan that the call runs on."""
         found = self.dry()
         if found.on_slices:
-            source = self.packs[found.arithmetic].source
-            weight_slices.ran_out_of_memory(self.call, found.arithmetic, source)
+            is_kept = self.choices[found.arithmetic].is_kept
+            weight_slices.ran_out_of_memory(self.call, found.arithmetic, is_kept)
         return found
-
-    def may_try_again(self, found: DryRun) -> bool:
-        """Whether a call without memory may succeed now: it has made a pack, so it needs less for itself."""
-        if found.arithmetic not in self.made:
-            return False
-        self.made.discard(found.arithmetic)
-        self.uses[found.arithmetic] = weight_packs.FIND
-        return True
 
     def _stored(self, result: Tensor) -> Tensor:
         out = self.call.out
@@ -295,17 +214,8 @@ def _copy_inputs(attempt: _Linear) -> None:
     )
 
 
-def _make_pack(attempt: _Linear) -> None:
-    attempt.find_packs()  # stale ones are made again
-    found = attempt.dry()
-    if found.packed and attempt.packs[found.arithmetic].source == weight_slices.MAKE:
-        attempt.make_pack(found.arithmetic)
-
-
 def _do_with_less_memory(attempt: _Linear) -> None:
     found = attempt.note_shortage()
-    if attempt.may_try_again(found):
-        return
     if found.on_slices:
         attempt.short |= dry_runs.SHORT << dry_runs.SHIFTS[found.arithmetic]
     elif "copy" in found.launches and attempt.plan is None and not attempt.insists:
@@ -368,14 +278,13 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.MAY_OVERLAP: _look_at_overlap,
     Reason.NOT_STORABLE: _store_elsewhere,
     Reason.NOT_READABLE: _copy_inputs,
-    Reason.LACKS_PACK: _make_pack,
     Reason.NO_MEMORY: _do_with_less_memory,
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
     Reason.NOT_LINKED: _link,
     Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call),
 }
-_PREPARATIONS = (Reason.NOT_LINKED, Reason.LACKS_PACK)
+_PREPARATIONS = (Reason.NOT_LINKED,)
 """Those that make what the call's own kernel lacks."""
 
 

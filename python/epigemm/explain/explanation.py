@@ -20,7 +20,6 @@ from epigemm.calls.weight_slices import Choice
 from epigemm.epilogues.library import SCALE_BATCH_NORM
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.explain.answer import ELEMENTWISE, FUSED, GEMM_ELEMENTWISE, REFERENCE, Explanation
-from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans, times
 from epigemm.planner.dry_runs import DryRun, Tried
 
@@ -188,7 +187,7 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
 def _slices_of_weight(call: LinearCall, tried: Tried, choice: Choice) -> str:
     if tried.reads_weight:
         return _AS_IT_LIES
-    return _CHANGING if call.pack_use == weight_packs.NONE else weight_slices.describe_source(choice, call.weight)
+    return weight_slices.describe_source(choice) if call.uses_pack else _CHANGING
 
 
 def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reasons: list[str]) -> Explanation:
@@ -210,7 +209,7 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
 def _launches(tried: Tried, choice: Choice | None, x: Tensor, gemm: str) -> list[str]:
     """Every launch of a product on a fused kernel, in order; `gemm` describes the kernel."""
     slices, reads_weight = choice is not None, tried.reads_weight
-    splits_weight = choice is not None and choice.source != weight_slices.KEPT and not reads_weight
+    splits_weight = choice is not None and not choice.is_kept and not reads_weight
     every = (
         (slices and not flattens(x), "torch copy of x: its leading dimensions are not one stride apart"),
         (splits_weight, "epigemm CUDA kernel, split of weight into fp16 slices"),
@@ -241,7 +240,7 @@ def _explain_invariant(call: LinearCall) -> Explanation:
     reasons += [each.why_not for each in every[: every.index(tried)]]
     choice = choices.get(tried.arithmetic)
     if choice is not None:
-        reasons.append(weight_slices.describe_source(choice, call.weight))
+        reasons.append(weight_slices.describe_source(choice))
     return _explain_fused(call, tried, choice, [*reasons, _COPIED] if are_copied else reasons)
 
 
@@ -255,11 +254,11 @@ def _explain_rows(call: LinearCall) -> Explanation:
 
 def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
     lacked = weight_slices.lacked_memory(call, arithmetic)
-    last = "the last call of these sizes found no memory"
-    notes = [f"{last} to keep the weight's pack"] if weight_slices.MAKE in lacked else []
-    if set(lacked) - {weight_slices.MAKE}:
-        notes.append(f"{last} for fp16 slices and ran without them")
-    return notes
+    return (
+        ["the last call of these sizes found no memory for fp16 slices and ran without them"]
+        if lacked
+        else []
+    )
 
 
 def of_elementwise(call: ElementwiseCall) -> Explanation:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from epigemm import batch_statistics, functional, glu, results_epilogue
-from epigemm.arguments.calls import FIND, KEEP, NONE, ElementwiseCall, FoldCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, gradients, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, reductions, resolve, resolve_elementwise
@@ -107,7 +107,7 @@ class CallLog(Log):
         if not self._runs:
             return self.note(function, *args)
         with self.closed():
-            result = function(*map(_without_pack, args))
+            result = function(*args)
         if result is not None and not isinstance(result, int):
             self.note(function, *args)
         return result
@@ -206,7 +206,7 @@ class CallLog(Log):
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
-        call = LinearCall(epilogue, x, weight, (bias,), pack_use=NONE if weight.requires_grad else FIND)
+        call = LinearCall(epilogue, x, weight, (bias,), uses_pack=not weight.requires_grad)
         found = self._zeros(self._add(call, explanation.recorded_by_torch(call)))
         return None if found is None else found.requires_grad_()
 
@@ -281,14 +281,6 @@ _TELL: dict[Any, Callable[..., Any]] = {
     batch_statistics.linear_batch_norm: CallLog._norm_by_torch,
     reductions.reduce: CallLog._reduce,
 }
-
-
-def _without_pack(argument: Any) -> Any:
-    """A call that makes no pack."""
-    if isinstance(argument, BatchNormCall):
-        return argument._replace(product=_without_pack(argument.product))
-    keeps = getattr(argument, "pack_use", None) == KEEP
-    return argument._replace(pack_use=FIND) if keeps else argument
 
 
 def logged(

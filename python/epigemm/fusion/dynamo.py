@@ -30,14 +30,12 @@ class Settings(NamedTuple):
     Attributes:
         inner: the backend that compiles the rewritten graph: its name or a callable.
         compiler: that backend, for Inductor with its mode and options.
-        keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         strict: whether errors of rewriting and compiling are raised.
         report: called with the report of each graph.
     """
 
     inner: Any
     compiler: Callable[..., Any]
-    keep_packs: bool
     strict: bool
     report: Callable[[FusionReport], Any] | None
 
@@ -56,7 +54,7 @@ class Settings(NamedTuple):
     def rewrite(self, graph_module: fx.GraphModule) -> FusionReport:
         """Rewrite a graph in place, for the inner backend."""
         modes = {"one_by_one": self.inner in _ONE_BY_ONE, "traced": self.inner != "eager"}
-        return fuse_module(graph_module, strict=self.strict, keep_packs=self.keep_packs, **modes)
+        return fuse_module(graph_module, strict=self.strict, **modes)
 
     def _compiled(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], report: FusionReport
@@ -96,15 +94,14 @@ def epigemm_backend(
         options: "backend": the backend that compiles the resulting graph, a name that torch.compile accepts or a
             callable (default: "inductor"); "eager" runs it operator by operator, without a compiler. "mode": as the
             argument, because torch.compile takes either a mode or options. "report": called with the `FusionReport` of
-            every graph; "keep_packs": True lets fp32 parameters keep their fp16 slices between calls, and is a promise
-            to call `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`);
-            "strict": True has errors raised, of epigemm's rewriting and of Inductor. All others are Inductor's.
+            every graph; "strict": True has errors raised, of epigemm's rewriting and of Inductor. All others are
+            Inductor's.
 
     Returns:
         The compiled graph.
 
     Raises:
-        TypeError: `options` is no dict, "report" not callable, or "keep_packs" or "strict" neither True nor False.
+        TypeError: `options` is no dict, "report" not callable, or "strict" neither True nor False.
         ValueError: options or a mode of Inductor's are given with another backend.
         RuntimeError: Inductor has no such mode or option; or rewriting the graph failed, and "strict" is True (the
             original error is its cause). torch.compile raises it as a `BackendCompilerFailed`.
@@ -125,15 +122,13 @@ def settings_of(mode: str | None, options: dict[str, Any] | None) -> Settings:
     mode = given.pop("mode", None) or mode
     if report is not None and not callable(report):
         raise TypeError(f"options['report']: got {type(report).__name__}; accepted is a callable")
-    flags = {name: given.pop(name, False) for name in ("keep_packs", "strict")}
-    for name, value in flags.items():
-        checks.flag(f"options['{name}']", value)
+    strict = checks.flag("options['strict']", given.pop("strict", False))
     if inner == INDUCTOR:
-        return Settings(inner, compilers.inductor(mode, given), report=report, **flags)
+        return Settings(inner, compilers.inductor(mode, given), strict, report)
     if mode or given:
         names = ", ".join(["mode"] * bool(mode) + sorted(given))
         raise ValueError(f"options: got {names} for backend {inner!r}; accepted with Inductor alone")
-    return Settings(inner, compilers.backend_of(inner), report=report, **flags)
+    return Settings(inner, compilers.backend_of(inner), strict, report)
 
 
 def _at_the_limit() -> list[str]:

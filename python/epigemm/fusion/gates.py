@@ -144,11 +144,11 @@ def _are_of_its_sizes(chain: Chain) -> bool:
 class TwoSites(FusedCall):
     """Both chains as one call, with `Joined.sources` as arguments."""
 
-    def __init__(self, both: Joined, first_keeps_pack: bool, second_keeps_pack: bool) -> None:
+    def __init__(self, both: Joined) -> None:
         super().__init__(f"{both.first.function}_of_two", __name__)
         self._epilogue = both.epilogue
-        self._first = Site(both.first, first_keeps_pack)
-        self._second = Site(both.second, second_keeps_pack)
+        self._first = Site(both.first)
+        self._second = Site(both.second)
         self._place, self._others = both.place, len(both.second.operands)
         self._linked: Epilogue | None = None
 

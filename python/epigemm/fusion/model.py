@@ -40,7 +40,6 @@ def fuse(
     dynamic: bool | None = ...,
     options: dict[str, Any] | None = ...,
     strict: bool = ...,
-    keep_packs: bool = ...,
     dry_run: Literal[False] = ...,
     example_inputs: None = ...,
 ) -> Model: ...
@@ -55,7 +54,6 @@ def fuse(
     dynamic: bool | None = ...,
     options: dict[str, Any] | None = ...,
     strict: bool = ...,
-    keep_packs: bool = ...,
     dry_run: Literal[True],
     example_inputs: Sequence[Any] | Mapping[str, Any],
 ) -> FusionReport: ...
@@ -69,7 +67,6 @@ def fuse(
     dynamic: bool | None = None,
     options: dict[str, Any] | None = None,
     strict: bool = False,
-    keep_packs: bool = False,
     dry_run: bool = False,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
 ) -> Any:
@@ -89,8 +86,6 @@ def fuse(
             graphs operator by operator, without a compiler.
         strict: raise errors of epigemm's rewriting of a graph, and of the backend that compiles the rewritten graph.
             Otherwise there is a warning, the report names the error, and the graph runs without that step.
-        keep_packs: keep the fp16 slices of fp32 parameters between calls. The caller must then call
-            `epigemm.pack(weight).repack()` after writes that torch does not count (those through `.data`).
         dry_run: compile nothing and change nothing, and return the `FusionReport` of a call with `example_inputs`.
         example_inputs: for a dry run: the arguments of a call, as a sequence, or by name as a mapping.
 
@@ -99,8 +94,8 @@ def fuse(
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: `mode`, `strict` or `keep_packs` differs from the option of that name; or a mode or options of
-            Inductor's with another backend in `options`.
+        ValueError: `mode` or `strict` differs from the option of that name; or a mode or options of Inductor's with
+            another backend in `options`.
         RuntimeError: Inductor has no such mode or option.
         torch._dynamo.exc.BackendCompilerFailed: at a call: rewriting or compiling a graph failed, and `strict` is True.
 
@@ -110,10 +105,9 @@ def fuse(
         >>> print(fused.fusion_report)
     """
     _check_model(model)
-    flags = {"strict": strict, "keep_packs": keep_packs}
-    for name, value in {"inplace": inplace, "dry_run": dry_run, **flags}.items():
+    for name, value in {"inplace": inplace, "dry_run": dry_run, "strict": strict}.items():
         checks.flag(name, value)
-    given = _joined(options, {"mode": mode, **flags})
+    given = _joined(options, {"mode": mode, "strict": strict})
     # torch.compile removes this one from the options, whatever the backend.
     settings = settings_of(None, {name: each for name, each in given.items() if name != "guard_filter_fn"})
     if dry_run:

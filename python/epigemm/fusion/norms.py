@@ -28,7 +28,6 @@ from epigemm.fusion.operands import arguments_of
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.site import FusedCall
 from epigemm.fusion.values import known, storage_of, tensor_of, value_at
-from epigemm.packs import weight_packs
 
 _PRODUCTS_OF_TWO: tuple[Any, ...] = (operator.mul, torch.mul, "mul")
 _RELUS: tuple[Any, ...] = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
@@ -85,11 +84,10 @@ class Found(NamedTuple):
 class NormSite(FusedCall):
     """The call that replaces them."""
 
-    def __init__(self, found: Found, keeps_pack: bool) -> None:
+    def __init__(self, found: Found) -> None:
         super().__init__("linear_batch_norm", __name__)
         self._momentum, self._eps = found.given["momentum"], found.given["eps"]
         self._relu = found.relu is not None
-        self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
 
     def __call__(
         self,
@@ -104,14 +102,14 @@ class NormSite(FusedCall):
     ) -> Tensor:
         """batch_norm((x @ weight.T + bias) * scale), or its ReLU; the running statistics follow."""
         running = Running(running_mean, running_var, None, self._momentum)
-        product = LinearCall(BIAS, x, weight, (bias,), pack_use=self._pack_use)
+        product = LinearCall(BIAS, x, weight, (bias,))
         vectors = Vectors(scale, bn_weight, bn_bias)
         found = batch_statistics.linear_batch_norm(
             BatchNormCall(product, vectors, running, self._eps, self._relu)
         )
         if found is not None:
             return found
-        z = _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)
+        z = _route.linear(BIAS, x, weight, (bias,))
         z = z if scale is None else z * scale
         y = F.batch_norm(z, running_mean, running_var, bn_weight, bn_bias, True, self._momentum, self._eps)
         return torch.relu(y) if self._relu else y

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.arguments import forms
-from epigemm.arguments.calls import FIND, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
@@ -64,7 +64,7 @@ class Judged(NamedTuple):
     both: Any = None
 
 
-def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> Judged:
+def judged(chain: Chain, *, is_eager: bool = True) -> Judged:
     """Whether a chain is worth a fused call on its device, at the sizes of the call that is being compiled.
 
     On a CPU the planner predicts nothing, and everything that can be fused is. `is_eager`: operators that are not fused
@@ -76,7 +76,7 @@ def judged(chain: Chain, *, keeps_pack: bool = False, is_eager: bool = True) -> 
     if place is None:
         return Judged("epigemm's kernels do not run on this GPU")
     recorded = chain.product.value.requires_grad
-    found = judged_there(call_of(chain), place, keeps_pack=keeps_pack, is_recorded=recorded)
+    found = judged_there(call_of(chain), place, is_recorded=recorded)
     if is_eager and found.why_not in (SLOWER, RECORDED):
         return in_two_kernels(chain, found, place)
     return found
@@ -141,11 +141,9 @@ def _learns(operand: ChainOperand | Norm, chain: Chain) -> bool:
     return source is not chain.product.bias and value is not None and value.requires_grad
 
 
-def judged_there(
-    call: LinearCall, place: Tensor, *, keeps_pack: bool = False, is_recorded: bool = False
-) -> Judged:
+def judged_there(call: LinearCall, place: Tensor, *, is_recorded: bool = False) -> Judged:
     """The same for a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
-    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT if keeps_pack else 0, place, tried=True)
+    found = dry_runs.dry_run(call, place=place, tried=True)
     way = Way.FUSED if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
@@ -191,7 +189,7 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
         epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
     elif product.bias is not None:
         operands = [empty(n)]
-    call = LinearCall(epilogue, empty(m, k), stored, operands, pack_use=FIND)
+    call = LinearCall(epilogue, empty(m, k), stored, operands)
     if is_product_alone is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
     return call.product() if is_product_alone else call

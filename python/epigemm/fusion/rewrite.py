@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, fx
 
 from epigemm.fusion import formula, gates, layers, layouts, matmuls, norms, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import Site
-from epigemm.fusion.values import origin_of, tensor_of
+from epigemm.fusion.values import origin_of
 
 T = TypeVar("T")
 SITE = "epigemm_site"
@@ -96,7 +95,6 @@ class _Found(NamedTuple):
 class _Settings(NamedTuple):
     """Arguments of `fuse_graph`."""
 
-    keep_packs: bool
     one_by_one: bool
     traced: bool
 
@@ -112,8 +110,7 @@ class _Settings(NamedTuple):
                 skipped.insert(0, Skipped(name_of(node), understood))
             elif understood is not None:
                 chain = finder.chain(understood)
-                kept = _keeps(chain, self.keep_packs)
-                judged[chain] = profit.judged(chain, keeps_pack=kept, is_eager=self.one_by_one)
+                judged[chain] = profit.judged(chain, is_eager=self.one_by_one)
         return _Found(graph, finder, skipped, judged if self.traced else gates.judged(graph, judged))
 
     def tried(
@@ -138,20 +135,19 @@ class _Settings(NamedTuple):
 
 
 def fuse_graph(
-    graph: fx.Graph, *, keep_packs: bool = False, one_by_one: bool = True, traced: bool = False
+    graph: fx.Graph, *, one_by_one: bool = True, traced: bool = False
 ) -> tuple[fx.Graph, FusionReport]:
     """Replace products of a copy of `graph` with their chains by one call each, where that is expected to be faster.
 
     Args:
         graph: Dynamo's.
-        keep_packs: whether fp32 parameters keep their fp16 slices between calls.
         one_by_one: whether each operator that is not fused has kernels of its own.
         traced: whether a compiler traces the graph. It sees two calls of operators where one kernel could run.
 
     Returns:
         The copy and the report.
     """
-    settings, notes = _Settings(keep_packs, one_by_one, traced), list[str]()
+    settings, notes = _Settings(one_by_one, traced), list[str]()
     found = settings.find(_copied(graph))
     for rewriting in (_layers_that_pay, _rows_that_pay, _pairs_that_pay):
         found, said = rewriting(found, settings)
@@ -159,7 +155,7 @@ def fuse_graph(
     judged = found.judged
     report = FusionReport(skipped=found.skipped, notes=notes)
     normed = {} if traced else norms.find(found.finder, judged)
-    fused = _replace_all(found, normed, keep_packs)
+    fused = _replace_all(found, normed)
     for chain in judged:
         reason = judged[chain].why_not
         is_taken = chain.computes and (chain in normed or not reason)
@@ -211,11 +207,7 @@ def _pairs_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[st
     return found, [f"{name_of(pair.first)}: {said}" for pair in made.values()]
 
 
-def _keeps(chain: Chain, keep_packs: bool) -> bool:
-    return keep_packs and isinstance(tensor_of(chain.product.weight), torch.nn.Parameter)
-
-
-def _replace_all(found: _Found, normed: dict[Chain, norms.Found], keep_packs: bool) -> dict[Chain, FusedSite]:
+def _replace_all(found: _Found, normed: dict[Chain, norms.Found]) -> dict[Chain, FusedSite]:
     """Replace chains by calls, the one that ends last first, because a chain may read results of those before it.
 
     So no call reads a node that has been removed. This is not the order of the products: in `a(x) * b(x)` the first
@@ -227,21 +219,26 @@ def _replace_all(found: _Found, normed: dict[Chain, norms.Found], keep_packs: bo
     }
     sites: dict[Chain, FusedSite] = {}
     for chain in sorted(nodes, key=lambda chain: order[nodes[chain][-1]], reverse=True):
-        estimate, keeps_pack = found.judged[chain], _keeps(chain, keep_packs)
+        estimate = found.judged[chain]
         both: gates.Joined | None = estimate.both
         if chain in normed:
             norm = normed[chain]
             matched = tuple(node.name for node in norm.nodes)
             name = name_of(chain.product.node)
             sites[chain] = site = FusedSite(name, norm.function, matched, norm.text, (_OWN_STATISTICS,))
-            _replace(norms.NormSite(norm, keeps_pack), norm.sources, norm.nodes, site, at=norm.norm)
+            _replace(norms.NormSite(norm), norm.sources, norm.nodes, site, at=norm.norm)
         elif both is None:
             sites[chain] = site = _site_of(chain, profit.notes(chain, estimate))
-            _replace(Site(chain, keeps_pack), chain.sources, chain.nodes, site, views=chain.views)
+            _replace(Site(chain), chain.sources, chain.nodes, site, views=chain.views)
         elif chain is both.first:
             sites[chain] = site = _site_of(chain, (_IN_ONE_KERNEL + name_of(both.second.product.node),))
-            call = gates.TwoSites(both, keeps_pack, _keeps(both.second, keep_packs))
-            _replace(call, both.sources, (*both.second.nodes, *chain.nodes), site, views=chain.views)
+            _replace(
+                gates.TwoSites(both),
+                both.sources,
+                (*both.second.nodes, *chain.nodes),
+                site,
+                views=chain.views,
+            )
         else:
             sites[chain] = _site_of(chain, (_IN_ONE_KERNEL + name_of(both.first.product.node),))
     return sites

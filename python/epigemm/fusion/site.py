@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm import route as _route
 from epigemm.arguments import forms, invariance
-from epigemm.arguments.calls import LinearCall, Options
+from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import nodes
 from epigemm.calls import entry
 from epigemm.calls.layouts import unflattened
@@ -20,7 +20,6 @@ from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import ChainOperand
-from epigemm.packs import weight_packs
 from epigemm.user_epilogue import UserEpilogue
 
 _NO_BIAS = (None,)
@@ -58,7 +57,7 @@ class FusedCall:
 class Site(FusedCall):
     """A chain as one call, with x, the weight, and the sources of the chain's operands as arguments."""
 
-    def __init__(self, chain: Chain, keeps_pack: bool) -> None:
+    def __init__(self, chain: Chain) -> None:
         super().__init__(chain.function, __name__)
         product = chain.product
         self._epilogue = chain.epilogue
@@ -80,7 +79,6 @@ class Site(FusedCall):
                 self._shared.append(place)
             place += sum(source is not None for source in each.sources)
         self._splits_rows = chain.splits_rows
-        self._pack_use = weight_packs.KEEP if keeps_pack else weight_packs.FIND
         # Recorded calls, BatchNorms and operands of other shapes need more work in `__call__`.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
@@ -105,7 +103,7 @@ class Site(FusedCall):
         if self._is_direct:  # most calls need nothing else, which saves the host's time
             epilogue = self._direct or self._find_direct(x, sources)
             seen = sources or _NO_BIAS if epilogue.is_bias else sources
-            found = entry.linear(epilogue, x, weight, seen, None, None, None, self._pack_use, False)
+            found = entry.linear(epilogue, x, weight, seen, None, None, None, False)
             if isinstance(found, Tensor):
                 return found
         if self._is_node and self._epilogue is not None:
@@ -129,13 +127,13 @@ class Site(FusedCall):
             vectors = [next(rest) if there else None for there in present]
             if self._epilogue is None:
                 folded = (given[0] if given else None, None, *vectors)
-                return _route.linear_folded(x, weight, folded, eps, None, Options(pack_use=self._pack_use))
+                return _route.linear_folded(x, weight, folded, eps)
             given += _route.fold(x, (None, None, *vectors), eps, columns)
         if self._epilogue is None:
             bias = given[0] if given else None
-            return _route.linear(BIAS, x, weight, (bias,), None, None, False, self._pack_use)
+            return _route.linear(BIAS, x, weight, (bias,))
         traced = self._epilogue.traced
-        return _route.linear(traced, x, weight, given, None, None, False, self._pack_use, promotes=False)
+        return _route.linear(traced, x, weight, given, promotes=False)
 
     def _record(
         self, made: UserEpilogue, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
@@ -160,7 +158,7 @@ class Site(FusedCall):
 
     def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """The same for a product with only its bias."""
-        found = entry.linear(BIAS, x, weight, (bias,), None, None, None, self._pack_use, False)
+        found = entry.linear(BIAS, x, weight, (bias,), None, None, None, False)
         if found is entry.RECORDED_BY_TORCH:
             return nodes.linear_by_torch(BIAS, x, weight, bias)
         if found is entry.RECORDED:
@@ -168,9 +166,9 @@ class Site(FusedCall):
         return found if isinstance(found, Tensor) else None
 
     def _record_call(self, call: LinearCall) -> Tensor:
-        pack_use = weight_packs.NONE if call.weight.requires_grad else self._pack_use
+        uses_pack = not call.weight.requires_grad
         invariant = invariance.active and invariance.enabled()
-        return nodes.record(call._replace(pack_use=pack_use, invariant=invariant), checked=True)
+        return nodes.record(call._replace(uses_pack=uses_pack, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources with their axes in the product's order."""

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.forms import Function
-from epigemm.packs import weight_packs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -153,18 +152,6 @@ class FusedLinear(Layer):
         """N, the size of the result's last dimension."""
         return self.weight.shape[0]
 
-    def repack(self) -> None:
-        """Split the weight into fp16 slices again, into the memory that is kept for them.
-
-        Needed after a change that torch does not count (see `epigemm.packs`), and before the capture of a CUDA graph
-        that should read the kept slices instead of splitting the weight at every replay. Does nothing where fp32
-        products do not run on fp16 slices.
-
-        Raises:
-            RuntimeError: the current stream is being captured into a CUDA graph.
-        """
-        weight_packs.repack(self.weight, self.precision)
-
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         return self._run(x)
@@ -179,10 +166,7 @@ class FusedLinear(Layer):
         bias: Tensor | None = self._parameters.get("bias")
         if bias is None:
             bias = self.bias
-        use = PACK_USE[isinstance(weight, nn.Parameter)]
-        return _route.linear(
-            self._function, x, weight, (bias, *operands), None, self.precision, self.strict, use
-        )
+        return _route.linear(self._function, x, weight, (bias, *operands), None, self.precision, self.strict)
 
     @property
     def _epilogue_name(self) -> str | None:
@@ -199,12 +183,6 @@ def reset_linear(weight: Tensor, bias: Tensor | None) -> None:
     layer: Any = SimpleNamespace(weight=weight, bias=bias)
     nn.Linear.reset_parameters(layer)
 
-
-PACK_USE = {True: weight_packs.KEEP, False: weight_packs.FIND}
-"""What a layer's call may do with its weight's pack: by whether the weight is a parameter.
-
-Another tensor (parametrised, or passed by `torch.func.functional_call`) may exist only during the call.
-"""
 
 _KINDS = {"linear": nn.Linear, "linear2": nn.Linear, "bn": nn.BatchNorm1d}
 """The class of a layer that is taken, by the name of the argument."""

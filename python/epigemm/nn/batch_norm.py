@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from epigemm import batch_statistics, docstrings, functional
 from epigemm import route as _route
 from epigemm.arguments import calls, checks, invariance
-from epigemm.nn.base import PACK_USE, CallOptions, Layer, Options, require_plain
-from epigemm.packs import weight_packs
+from epigemm.nn.base import CallOptions, Layer, Options, require_plain
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,7 +70,7 @@ def _scale_batch_norm(
     if x.dim() != 2:
         raise ValueError(f"x: got shape {list(x.shape)}; accepted is [M, K] (2 dimensions)")
     weight, bias = linear.weight, linear.bias
-    options = calls.Options(precision, strict, PACK_USE[isinstance(weight, nn.Parameter)])
+    options = calls.Options(precision, strict)
     if bn.training or bn.running_mean is None or bn.running_var is None:
         if invariance.active and invariance.enabled():
             raise RuntimeError(
@@ -137,10 +136,6 @@ class _WithBatchNorm(Layer):
         if self._has_scale and isinstance(self.scale, nn.Parameter):
             nn.init.normal_(self.scale)
         self.bn.reset_parameters()
-
-    def repack(self) -> None:
-        """Split the linear layer's weight into fp16 slices again, as `LinearReLU.repack` does."""
-        weight_packs.repack(self.linear.weight, self.precision)
 
 
 @docstrings.of_layer

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from epigemm import docstrings, functional, glu
 from epigemm.arguments import calls
 from epigemm.arguments.forms import Function
-from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options, reset_linear
-from epigemm.packs import weight_packs
+from epigemm.nn.base import CallOptions, FusedLinear, Options, reset_linear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -112,21 +111,12 @@ class LinearGLU(FusedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         weight, bias, weight2, bias2 = self.weight, self.bias, self.weight2, self.bias2
-        is_kept = isinstance(weight, nn.Parameter) and (weight2 is None or isinstance(weight2, nn.Parameter))
-        options = calls.Options(self.precision, self.strict, PACK_USE[is_kept])
+        options = calls.Options(self.precision, self.strict)
         return glu.run(self.activation, x, weight, bias, weight2, bias2, None, options)
 
     @property
     def _function(self) -> Function:
         return functional.gate_function(self.activation)
-
-    def repack(self) -> None:
-        """As of `FusedLinear`, for the weights of both products."""
-        if self.weight2 is None:
-            weight_packs.repack_halves(self.weight, self.precision)
-            return
-        super().repack()
-        weight_packs.repack(self.weight2, self.precision)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with the activation, whether there are two weights, and the second one's bias."""

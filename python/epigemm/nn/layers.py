@@ -12,7 +12,7 @@ from epigemm.arguments import calls, checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.epilogues import library
-from epigemm.nn.base import PACK_USE, CallOptions, FusedLinear, Options
+from epigemm.nn.base import CallOptions, FusedLinear, Options
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.user_epilogue import UserEpilogue
 
@@ -353,7 +353,7 @@ class Linear(FusedLinear):
             if twice := by_place.keys() & named.keys():
                 raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
             operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
-        options = calls.Options(self.precision, self.strict, PACK_USE[isinstance(weight, nn.Parameter)])
+        options = calls.Options(self.precision, self.strict)
         return self.epilogue.call(x, weight, operands, named, None, options)
 
     @property

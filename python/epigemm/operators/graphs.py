@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import FIND, ElementwiseCall, FoldCall, LinearCall, tensors_of
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.calls import elementwise_kernels, resolve, resolve_elementwise
 from epigemm.compilers import at_trace_time, is_exporting, is_traced
 from epigemm.epilogues.kinds import SCALAR
@@ -257,13 +257,13 @@ def in_inductor(call: LinearCall | ElementwiseCall) -> Tensor | None:
     """A linear call in a trace for Inductor, by `_into`; None if its public operator has to compute a call."""
     if not isinstance(call, LinearCall) or not _is_for_inductor.get():
         return None
-    epilogue, x, weight, given, _, pack_use, strict, invariant, out, *_ = call
+    epilogue, x, weight, given, _, uses_pack, strict, invariant, out, *_ = call
     tensors = [each if isinstance(each, Tensor) else None for each in given]
     number, *more = [each for each in given if each is not None and not isinstance(each, Tensor)] or [0.0]
     if (
         more
         or type(number) is not float
-        or pack_use != FIND
+        or not uses_pack
         or strict
         or invariant
         or out is not None

@@ -22,7 +22,6 @@ from epigemm.calls.log import current
 from epigemm.calls.resolve import Beside
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import vmap
-from epigemm.packs import weight_packs
 from epigemm.planner import plans
 from epigemm.planner.reasons import Reason
 
@@ -37,15 +36,14 @@ def linear_call(
     operands: Sequence[Tensor] | None,
     scalars: Sequence[float] | None,
     precision: str,
-    pack: str = weight_packs.FIND,
+    uses_pack: bool = True,
     strict: bool = False,
     invariant: bool = False,
 ) -> LinearCall:
     """The arguments of `epigemm::linear`; AOTInductor's packages pass None for empty lists."""
     spec = checks.epilogue_named(epilogue, linear=True)
-    use = weight_packs.checked_use(pack)
     given = _in_order(spec, bias, operands, scalars)
-    return LinearCall(spec, x, weight, given, precision, use, strict, invariant)
+    return LinearCall(spec, x, weight, given, precision, uses_pack, strict, invariant)
 
 
 def linear_out_call(*arguments: Any) -> LinearCall:
@@ -122,10 +120,10 @@ def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
 def _of_changing_weight(call: LinearCall) -> LinearCall:
     """The call, without a pack if a gradient of its weight is needed.
 
-    Such a weight is about to change. Its pack would be made again in any case, and must not be used after a change that
-    is not noticed. So the operator makes the pack expire.
+    Such a weight is about to change, and its pack must not be used after a change that is not noticed. So the operator
+    makes the pack stale.
     """
-    return call._replace(pack_use=weight_packs.NONE) if call.weight.requires_grad else call
+    return call._replace(uses_pack=False) if call.weight.requires_grad else call
 
 
 def _elementwise_fake(call: ElementwiseCall) -> Tensor:
@@ -140,11 +138,7 @@ _OPERATORS = {
         linear_call,
         _linear_fake,
         nodes.linear_forward,
-        lambda call: (
-            Reason.NOT_PLAIN
-            if call.invariant or call.pack_use == weight_packs.NONE
-            else entry.call_linear(call)
-        ),
+        lambda call: entry.call_linear(call) if call.uses_pack and not call.invariant else Reason.NOT_PLAIN,
         lambda call: nodes.record(_of_changing_weight(call)),
         gradients.save_linear,
         gradients.linear_backward,

@@ -20,19 +20,14 @@ class KeptPack:
 
     Attributes:
         buffer: uint8, `pack_bytes` long.
-        frozen: made by `pack` or `repack()`, so that a captured CUDA graph may read it.
     """
 
     def __init__(self, buffer: Tensor, slices: int) -> None:
         self.buffer = buffer
-        self.frozen = False
         self._slices = slices
         self._mark: _Mark | None = None
-        # The weight's storage and address at the last write. `expire` keeps them.
-        self._place: tuple[int, int] | None = None
         # Keeps the storage's object alive, not its memory, so that no later storage gets the same id.
         self._storage: StorageWeakRef | None = None
-        self._seen: int | None = None
         self._written: Any = None  # the event recorded after the kernel that wrote the buffer
         self._ready: set[int] = set()  # streams that have waited for it
 
@@ -40,29 +35,16 @@ class KeptPack:
         """Whether the weight has not changed since the buffer was written."""
         return self._mark == _mark(weight)
 
-    def has_moved(self, weight: Tensor) -> bool:
-        """Whether the weight was at another address when the buffer was written."""
-        return self._place != _place(weight)
-
-    def is_settled(self, weight: Tensor) -> bool:
-        """Whether the weight has not changed since the last call that found this pack stale."""
-        return self._seen == weight._version
-
-    def see(self, weight: Tensor) -> None:
-        """Note the weight's version at a call that did not use this stale pack."""
-        self._seen = weight._version
-
     def expire(self) -> None:
         """Make the pack stale: the weight was or will be written, perhaps without a new version number."""
-        self._mark = self._seen = None
+        self._mark = None
 
     def write(self, weight: Tensor) -> None:
         """Split the weight into the buffer, on the current stream.
 
         This does not wait for kernels that still read the old slices. If the weight was written in place, its writer
         has waited for the kernels that read the weight, and these are the ones that read the pack. If it did not
-        change, the same bits are written again. If it is at another address now, no one has waited. `keep` takes a new
-        buffer then.
+        change, the same bits are written again. If it is at another address now, the caller has to wait.
         """
         self._mark = None
         mark = _mark(weight)
@@ -74,7 +56,7 @@ class KeptPack:
                 self.buffer.record_stream(stream)
             self._written = stream.record_event()
             self._ready = {stream.cuda_stream}
-        self._storage, self._place, self._mark = storage, _place(weight), mark
+        self._storage, self._mark = storage, mark
 
     def read(self) -> Tensor:
         """The buffer, for a kernel that is launched next on the current stream."""
@@ -95,10 +77,6 @@ class KeptPack:
         self._ready.add(stream.cuda_stream)
 
 
-def _place(weight: Tensor) -> tuple[int, int]:
-    storage: int = weight.untyped_storage()._cdata
-    return storage, weight.data_ptr()
-
-
 def _mark(weight: Tensor) -> _Mark:
-    return *_place(weight), weight._version, weight.shape, weight.stride()
+    place = weight.untyped_storage()._cdata, weight.data_ptr()
+    return *place, weight._version, weight.shape, weight.stride()

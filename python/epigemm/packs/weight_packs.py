@@ -20,9 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from epigemm._native import ops
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import FIND as FIND
-from epigemm.arguments.calls import KEEP as KEEP
-from epigemm.arguments.calls import NONE as NONE
 from epigemm.arguments.calls import LinearCall
 from epigemm.compilers import outside_of_graphs
 from epigemm.cuda_graphs import capturing as capturing
@@ -36,8 +33,6 @@ SLICES = {_precision.SPLIT: 2, _precision.SCALED: 1}
 look_in_python: Callable[[], None] = ops._look_in_python.default
 """From now on, C++ operators on fp16 slices ask Python, which has the table of packs and of memory shortages."""
 
-_USES = (KEEP, FIND, NONE)
-
 _SECTION = 256
 _INTERLEAVE = 64
 _MANY_ROWS = 8192  # `pack` asks the planner at this many rows of x whether slices of the weight would be used
@@ -45,13 +40,6 @@ _MANY_ROWS = 8192  # `pack` asks the planner at this many rows of x whether slic
 
 def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def checked_use(pack: str) -> str:
-    """An operator's `pack`; ValueError unless it is one of the accepted."""
-    if pack not in _USES:
-        raise ValueError(f"pack: got {pack!r}; accepted are {', '.join(map(repr, _USES))}")
-    return pack
 
 
 @functools.lru_cache(maxsize=8192)
@@ -90,12 +78,18 @@ def _forget(key: int, reference: Any) -> None:
         _owners.pop(key, None)
 
 
-def find(weight: Tensor, slices: int) -> KeptPack | None:
-    """The weight's kept pack, current or not."""
-    if not _owners:
+def kept(weight: Tensor) -> dict[int, KeptPack]:
+    """The weight's packs by number of slices, current or not."""
+    return dict((_packs_of(weight) if _owners else None) or {})
+
+
+def buffers(weight: Tensor) -> tuple[Tensor | None, ...] | None:
+    """Those that are current, as the entry takes them: in the order of `SLICES`. None if there are none."""
+    packs = _packs_of(weight) if _owners and isinstance(weight, Tensor) else None
+    if not packs:
         return None
-    packs = _packs_of(weight)
-    return None if packs is None else packs.get(slices)
+    found = (packs.get(slices) for slices in SLICES.values())
+    return tuple([pack.read() if pack is not None and pack.is_current(weight) else None for pack in found])
 
 
 def _owner_at(weight: Tensor) -> _Owner | None:
@@ -128,30 +122,21 @@ def _half_of(view: Tensor, base: Tensor) -> int | None:
     return 1 if offset == view.shape[0] * base.stride(0) else None
 
 
-def keep(weight: Tensor, slices: int, *, frozen: bool = False, rewrite: bool = False) -> KeptPack:
-    """The weight's kept pack, which is made, or made again, if it is not current.
-
-    A pack is made again in the same memory, which captured graphs may read if it is frozen. One exception: if the
-    weight has moved (`weight.data = other`), a product on another stream may still read the old slices, and this stream
-    has not waited for it. A pack that is not frozen then gets new memory.
+def keep(weight: Tensor, slices: int) -> KeptPack:
+    """Make the weight's pack, or make it again in the same memory, which captured graphs may read.
 
     Raises:
         torch.OutOfMemoryError: no memory for a new pack.
     """
     with _lock, torch.no_grad():
-        found = find(weight, slices)
+        found = kept(weight).get(slices)
         size = pack_bytes(weight.shape[0], weight.shape[1], slices)
-        if found is not None:
-            fits = found.buffer.shape[0] == size and found.buffer.device == weight.device
-            if not fits or (found.has_moved(weight) and not found.frozen):
-                del _packs_to_keep(weight)[slices]  # frees its memory before the new one is allocated
-                found = None
+        if found is not None and (found.buffer.shape[0] != size or found.buffer.device != weight.device):
+            found = None
+            del _packs_to_keep(weight)[slices]  # frees its memory before the new one is allocated
         if found is None:
             found = KeptPack(_allocate(size, weight.device), slices)
-            rewrite = True
-        if rewrite or not found.is_current(weight):
-            found.write(weight)
-        found.frozen = found.frozen or frozen
+        found.write(weight)
         _packs_to_keep(weight)[slices] = found
         return found
 
@@ -166,17 +151,11 @@ def drop(weight: Tensor) -> None:
 
 
 def expire(weight: Tensor) -> None:
-    """Have the weight's packs and those of its halves made again before their next use."""
+    """Make the weight's packs and those of its halves stale."""
     owner = _owner_at(weight)
     for packs in (kept(weight), *(() if owner is None else owner.halves)):
         for pack in packs.values():
             pack.expire()
-
-
-def kept(weight: Tensor) -> dict[int, KeptPack]:
-    """The weight's kept packs by number of slices."""
-    packs = _packs_of(weight)
-    return {} if packs is None else dict(packs)
 
 
 def _packs_to_keep(weight: Tensor) -> dict[int, KeptPack]:
@@ -201,10 +180,22 @@ def _owner_of(weight: Tensor) -> _Owner:
 
 
 def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
-    # Fused optimisers write parameters without increasing the version counter.
-    for group in optimiser.param_groups if _owners else ():
-        for parameter in group["params"]:
-            expire(parameter)
+    # Fused optimisers write parameters without increasing the version counter, also that of views and aliases.
+    groups = optimiser.param_groups if _owners else ()
+    written = {_storage_of(parameter) for group in groups for parameter in group["params"]}
+    for owner in [*_owners.values()] if written else ():
+        weight = owner.weight()
+        if weight is not None and _storage_of(weight) in written:
+            expire(weight)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """A number for the tensor's storage; 0 for tensors without one."""
+    try:
+        found: int = tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
+        return 0
+    return found
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:
@@ -234,67 +225,41 @@ def _is_packable(weight: Tensor) -> bool:
     return right and not weight.is_inference() and plans.has_gpu_kernels(weight)
 
 
-def _worth_packing(weight: Tensor, precision: str) -> int | None:
+def _slices_for(weight: Tensor, precision: str) -> int:
     """The number of slices that calls with this weight would run on at `precision`; 0 if none would."""
     if plans.no_gemm_kernels():
-        return None
+        return 0
     n, k = weight.shape
     x, like = torch.empty(_MANY_ROWS, k, device="meta"), torch.empty(n, k, device="meta")
     call = LinearCall(BIAS, x, like, precision=precision)
     found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, weight)
-    return SLICES[found.arithmetic] if found.on_slices else None
+    return SLICES[found.arithmetic] if found.on_slices else 0
 
 
-def repack(weight: Tensor, precision: str | None) -> None:
-    """Split the weight again into all its kept packs, and into the one that `precision` asks for.
-
-    If packs of the weight's halves are kept, the halves are split. The whole weight is then split only if it has a
-    pack.
-
-    Raises:
-        RuntimeError: the current stream is being captured into a CUDA graph.
-        torch.OutOfMemoryError: no memory for a pack that does not exist yet.
-    """
-    outside_of_graphs(_repack)(weight, precision)
-
-
-def _repack(weight: Tensor, precision: str | None) -> None:
-    wanted = None
-    if _is_packable(weight):
-        owner = _owner_at(weight)
-        if owner is not None and any(owner.halves):
-            repack_halves(weight, precision)
-        else:
-            wanted = _worth_packing(weight, _precision.DEFAULT if precision is None else precision)
-    else:
+def _repack(weight: Tensor, precision: str) -> None:
+    """Split the weight into all its kept packs, and into the one that `precision` asks for."""
+    if not _is_packable(weight):
         drop(weight)
-    slices = set(kept(weight)) | ({wanted} if wanted else set())
-    if not slices:
         return
-    if capturing(weight.device):
-        raise RuntimeError(
-            "repack: got a call under CUDA graph capture; accepted is one before it. A captured call on a weight "
-            "that was not packed on purpose splits it at every replay by itself."
-        )
+    slices = {*kept(weight), _slices_for(weight, precision)} - {0}
+    if slices and capturing(weight.device):
+        raise RuntimeError("repack: got a call under CUDA graph capture; accepted is one before it")
     for count in sorted(slices):
-        keep(weight, count, frozen=True, rewrite=True)
-
-
-def repack_halves(weight: Tensor, precision: str | None) -> None:
-    """`repack` of both halves of a weight's rows."""
-    with torch.no_grad():
-        for half in weight.chunk(2):
-            repack(half, precision)
+        keep(weight, count)
 
 
 class PackedWeight:
     """A weight together with its fp16 slices: accepted wherever a linear function takes a weight.
 
-    Every linear function accepts it in place of `weight`, and then finds the slices instead of making them. The pack is
-    kept as long as the weight exists, and is shared by all calls with the same tensor object. It is made again, into
-    the same memory, when the weight has changed (see `epigemm.packs` for the changes that torch does not count and that
-    need `repack()`). Where fp32 products do not run on fp16 slices (CPUs, most GeForce GPUs, small K), no slices are
-    kept, and calls run as with the weight itself. Copies and pickles contain a weight and make a pack of their own.
+    The slices are kept as long as the weight exists. All calls with the same tensor object read them, those of layers
+    and fused models, too, whether they are given this object or the weight. A call with `requires_grad` and gradients
+    switched on does not. When the weight has changed, calls read the weight itself until `repack()`; see
+    `epigemm.packs` for CUDA graphs, and for the changes that torch does not count. Where fp32 products do not run on
+    fp16 slices (CPUs, most GeForce GPUs, small K), no slices are kept, and calls run as with the weight itself. Copies
+    and pickles contain a weight and make a pack of their own.
+
+    `linear_glu` and its layer read the slices of each half of a weight of 2N rows:
+    `for half in layer.weight.chunk(2): epigemm.pack(half)`.
 
     Args:
         weight: fp32 `[N, K]`, a `torch.nn.Parameter` or any other strided tensor.
@@ -335,8 +300,10 @@ class PackedWeight:
 
         Raises:
             RuntimeError: the current stream is being captured into a CUDA graph.
+            torch.OutOfMemoryError: no memory for a pack that does not exist any more.
         """
-        repack(self._weight, self._precision)
+        precision = _precision.DEFAULT if self._precision is None else self._precision
+        outside_of_graphs(_repack)(self._weight, precision)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedWeight, (self._weight, self._precision)

@@ -17,14 +17,11 @@ from epigemm.planner.reasons import Reason
 PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU = range(3)
 """How much of a call torch's GEMM computes in the fallback."""
 
-PER_CALL, NO_COST, STALE = range(3)
-"""The cost of the weight's slices for a call: they are made by this call; there is no cost; they are stale, and made
-for this call or for many."""
-SHORT, THERE = 4, 8
-"""Bits beside the cost: there is no memory for slices; there is a pack."""
-SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 4}
-"""The position of an arithmetic's bits in the number `slices`."""
-ALL_KEPT = sum((NO_COST | THERE) << shift for shift in SHIFTS.values())
+SHORT, THERE = 1, 2
+"""Bits of the number `slices`: there is no memory for slices; the weight has a pack."""
+SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 2}
+"""The position of an arithmetic's bits in it."""
+ALL_KEPT = sum(THERE << shift for shift in SHIFTS.values())
 """`slices` for a weight that has all packs."""
 
 ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
@@ -42,7 +39,7 @@ class Tried(NamedTuple):
     arithmetic: str  # what its kernels multiply in
     why_not: str  # why no fused kernel runs in it; empty if one does
     plan: dict[str, Any]  # the planner's answer
-    packed: bool  # on fp16 slices: whether the split of the weight is not counted in the call's time
+    packed: bool  # on fp16 slices: whether the weight has a pack
     padded: bool  # on fp16 slices: whether the result is written to rows of whole 16 bytes and then copied
     tf32_allowed: bool  # whether torch's GEMM, which the plan was compared with, may use TF32
     tunable: bool  # whether a measurement of it would hold for other calls of its sizes
@@ -69,8 +66,10 @@ class DryRun(NamedTuple):
     fused: bool  # whether a fused plan runs, not the fallback
     on_slices: bool  # whether that multiplies fp16 slices
     arithmetic: str  # what it multiplies in
-    packed: bool  # on slices: whether the split of the weight is not counted
-    reads_weight: bool  # on slices: whether the kernel reads the weight as it lies, and no slices of it are made
+    packed: bool  # on slices: whether the weight has a pack
+    reads_weight: (
+        bool  # on slices: whether the kernel reads the weight as it lies, and no slices of it are made
+    )
     padded: bool  # on slices: whether the result needs rows of whole 16 bytes
     gemm: int  # what torch's GEMM does in the fallback
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
@@ -97,7 +96,7 @@ def dry_run(
 ) -> DryRun:
     """A dry run of a call on a CPU or a CUDA device.
 
-    `slices`: the cost of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
+    `slices`: what is known of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
     csrc/call/forced.h. The launches "blocks" and "merge" are those of the result's statistics. `gpu`: a GPU that this
     machine need not have, as `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
