@@ -123,7 +123,6 @@ void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried
 }
 
 std::string as_json(call::Answer answer, const DryTorch& torch) {
-  constexpr const char* launches[] = {"fold", "copy", "fused", "torch_gemm", "elementwise", "blocks", "merge"};
   const call::Record& record = torch.noted;
   const call::Decision& decision = record.decision;
   const Plan& plan = decision.plan;
@@ -136,8 +135,7 @@ std::string as_json(call::Answer answer, const DryTorch& torch) {
        << ", \"gemm\": " << static_cast<int>(record.gemm) << ", \"plan\": [" << static_cast<int>(plan.family) << ", "
        << plan.tile << ", " << static_cast<int>(plan.raster) << ", " << plan.swizzle << ", " << plan.splits << "]";
   write_list(json, "reasons", record.reasons, [&](call::Answer reason) { json << static_cast<int>(reason); });
-  write_list(json, "launches", record.launches,
-             [&](call::Launch launch) { json << "\"" << launches[static_cast<int>(launch)] << "\""; });
+  write_list(json, "launches", record.launches, [&](const char* launch) { json << "\"" << launch << "\""; });
   write_list(json, "missing", record.missing, [&](const std::string& name) { json << "\"" << name << "\""; });
   write_list(json, "tried", record.tried, [&](const Tried& tried) { write_tried(json, record.prepared, tried); });
   json << "}";
