@@ -68,15 +68,16 @@ class DryRun(NamedTuple):
     on_slices: bool  # whether that multiplies fp16 slices
     arithmetic: str  # what it multiplies in
     packed: bool  # on slices: whether the split of the weight is not counted
-    reads_weight: (
-        bool  # on slices: whether the kernel reads the weight as it lies, and no slices of it are made
-    )
-    padded: bool  # on slices: whether the result needs rows of whole 16 bytes
     gemm: int  # what torch's GEMM does in the fallback
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
     launches: list[str]  # in order; csrc/call/record.h names them
     missing: list[str]  # the kernels into which the epilogue has to be linked first; of a GPU elsewhere: all
     tried: list[Tried]  # every arithmetic, in order, if `tried` was asked for
+
+    @property
+    def reads_weight(self) -> bool:
+        """Whether the kernel reads an fp32 weight as it lies, and no slices of it are made."""
+        return "scales_of_weight" in self.launches
 
     @property
     def copies_nothing(self) -> bool:
