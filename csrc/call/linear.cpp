@@ -142,7 +142,11 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
   for (const open::KernelName name : names) {
     if (is_elsewhere || !link::find(call.epilogue, capability, name)) record->missing.emplace_back(name);
   }
-  if (call.operands.fold) record->launches.push_back("fold");
+  const Problem& problem = prepared.problem;
+  const bool is_behind = !decision.plan.is_fused() && !does_everything(call, problem, record->gemm);
+  if (!problem.are_operands_contiguous && (decision.plan.is_fused() || is_behind)) {
+    record->launches.push_back("copy_of_operands");
+  }
   if (decision.is_on_slices()) {
     add_launches_on_slices(call, prepared, decision, &record->launches);
   } else {
@@ -150,10 +154,7 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
     record->launches.push_back(decision.plan.is_fused() ? "fused" : "torch_gemm");
     if (decision.copies.out) record->launches.push_back("copy");
   }
-  if (!decision.plan.is_fused() && !does_everything(call, prepared.problem, record->gemm)) {
-    record->launches.push_back("elementwise");
-  }
-  const Problem& problem = prepared.problem;
+  if (is_behind) record->launches.push_back("elementwise");
   if (!problem.has_column_moments) return;
   if (!are_moments_in_kernel(problem, decision.plan)) record->launches.push_back("blocks");
   if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back("merge");

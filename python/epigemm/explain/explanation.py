@@ -12,7 +12,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
@@ -55,6 +55,7 @@ _GUARD = (
     "the last launch recomputes them"
 )
 LAUNCHES = {
+    "copy_of_operands": "torch copy of operands: they have gaps between their elements",
     "copy_of_x": "torch copy of x: its leading dimensions are not one stride apart",
     "split_of_weight": "epigemm CUDA kernel, split of weight into fp16 slices",
     "scales_of_weight": "epigemm CUDA kernel, the remembered scales of the weight's rows",
@@ -74,10 +75,12 @@ _SLICES_TEXT = {
 
 def of_linear(call: LinearCall) -> Explanation:
     """A call that saves nothing for a derivative but its inputs and its result."""
+    given, call = call, call.described()
     checks.arguments(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.others, in_place=False)
-    return explain_linear(call)
+        checks.output_overlap(call.out, call.x, given.others, in_place=False)
+    found = explain_linear(call)
+    return found if given.fold is None else _with_fold(found, call, given.fold)
 
 
 def recorded_by_torch(call: LinearCall) -> Explanation:
@@ -89,10 +92,21 @@ def recorded_by_torch(call: LinearCall) -> Explanation:
     return _by_torch(call, launches, [*explain_linear(call).reasons, _LEFT_TO_TORCH])
 
 
-def with_bias(found: Explanation) -> Explanation:
-    """The launches with a bias in PyTorch's GEMM, of which the dry run of a call on folded vectors does not know."""
-    kernel, *kernels = (each.replace("(mm)", _ADDMM) for each in (found.kernel, *found.kernels))
-    return replace(found, kernel=kernel, kernels=kernels)
+def of_fold(call: FoldCall) -> str:
+    """The launch that folds vectors."""
+    text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
+    return elementwise_kernel(call.like, text)
+
+
+def _with_fold(found: Explanation, call: LinearCall, fold: FoldCall) -> Explanation:
+    """The launches with that of a fold, of which a dry run does not know."""
+    kernel, (first, *kernels), text = found.kernel, found.kernels, of_fold(fold)
+    # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
+    if fold.vectors[0] is not None and (call.x.element_size() == 2 or found.path == REFERENCE):
+        kernel, first = kernel.replace("(mm)", _ADDMM), first.replace("(mm)", _ADDMM)
+    is_behind = found.path == GEMM_ELEMENTWISE and elementwise_kernels.has_native(call.x)
+    both = [first, text] if is_behind else [text, first]
+    return replace(found, kernel=kernel, kernels=[*both, *kernels])
 
 
 def of_one_kernel(call: LinearCall) -> Explanation | None:
@@ -169,10 +183,10 @@ def _of_fallback(
     gemm = dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS
     if found is not None and not found.answer:  # not by PyTorch's operators
         names, gemm = found.launches, found.gemm
-    behind = f"{in_its_own_kernel(call)}, in place on the product"
-    launches = _launches(names, torch_gemm=f"torch GEMM {_GEMMS[gemm]}", elementwise=behind)
+    kernel, behind = f"torch GEMM {_GEMMS[gemm]}", f"{in_its_own_kernel(call)}, in place on the product"
+    launches = _launches(names, torch_gemm=kernel, elementwise=behind)
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
-    about: dict[str, Any] = {"candidates": candidates}
+    about: dict[str, Any] = {"candidates": candidates, "kernel": kernel}
     if "fallback_us" in plan:
         about |= {"us": plans.fallback_us(plan), "is_measured": "fallback_measured_us" in plan}
     path = REFERENCE if found is None else GEMM_ELEMENTWISE

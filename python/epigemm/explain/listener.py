@@ -23,7 +23,6 @@ from epigemm.explain.answer import Explanation, Product, numbered
 from epigemm.explain.explanation import dtype_name
 from epigemm.explain.log import Call, CallLog, Launch, explained
 
-
 _OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
 _Size = tuple[tuple[int, ...], int]  # M, N and K, and the number of products
 

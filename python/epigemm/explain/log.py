@@ -194,15 +194,7 @@ class CallLog(Log):
         return found
 
     def _linear(self, call: LinearCall, plan: object = None) -> Tensor | None:
-        fold = call.fold
-        if fold is not None:
-            call = call._replace(operands=self._fold(fold).unbind(0), fold=None)
-        found = explanation.of_linear(call)
-        if fold is not None and fold.vectors[0] is not None:
-            # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
-            is_first = call.x.element_size() == 2 or found.path == REFERENCE
-            found = explanation.with_bias(found) if is_first else found
-        return self._zeros(self._add(call, found))
+        return self._zeros(self._add(call.described(), explanation.of_linear(call)))
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
@@ -229,8 +221,7 @@ class CallLog(Log):
         return self._zeros(last)
 
     def _fold(self, call: FoldCall) -> Tensor:
-        text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
-        self.told.append(Launch([explanation.elementwise_kernel(call.like, text)]))
+        self.told.append(Launch([explanation.of_fold(call)]))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
     def _one_kernel(self, call: LinearCall, beside: resolve.Beside) -> Tensor | Reason | None:
