@@ -142,22 +142,19 @@ class CallLog(Log):
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
         source: Tensor = args[0]
         dtype: Any = source.dtype
-        is_of_results = module == results_epilogue.__name__
         if function is Tensor.copy_:
             return None if self._runs else source
         if function is torch.batch_norm and module == unfolded.__module__:
             text = "torch batch_norm"
-        elif function is Tensor.clone and is_of_results:
+        elif function is Tensor.clone and module == results_epilogue.__name__:
             text = COPY
         else:
             dtype = torch.float32 if function is Tensor.float else args[1] if len(args) == 2 else None
             is_cast = isinstance(dtype, torch.dtype) and dtype != source.dtype
             if function not in (Tensor.to, Tensor.float) or not is_cast or not module.startswith("epigemm."):
                 return None
-            text = f"torch cast to {dtype_name(dtype)}"
-            if function is Tensor.to:
-                origin = "" if is_of_results else f" from {dtype_name(source.dtype)}"
-                text = f"torch cast of {list(source.shape)}{origin} to {dtype_name(dtype)}"
+            types = f"from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
+            text = f"torch cast of {list(source.shape)} {types}"
         if self._runs:
             self.told += [Launch([text])] if function is Tensor.to else []
             return None
