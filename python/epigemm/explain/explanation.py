@@ -101,8 +101,9 @@ def of_fold(call: FoldCall) -> str:
 def _with_fold(found: Explanation, call: LinearCall, fold: FoldCall) -> Explanation:
     """The launches with that of a fold, of which a dry run does not know."""
     kernel, (first, *kernels), text = found.kernel, found.kernels, of_fold(fold)
-    # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
-    if fold.vectors[0] is not None and (call.x.element_size() == 2 or found.path == REFERENCE):
+    # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that. Not row by row.
+    has_bias = fold.vectors[0] is not None and not call.invariant
+    if has_bias and (call.x.element_size() == 2 or found.path == REFERENCE):
         kernel, first = kernel.replace("(mm)", _ADDMM), first.replace("(mm)", _ADDMM)
     is_behind = found.path == GEMM_ELEMENTWISE and elementwise_kernels.has_native(call.x)
     both = [first, text] if is_behind else [text, first]
