@@ -246,7 +246,8 @@ const char* why_not_readable(const Prepared& prepared) {
     return "x is not a row-major matrix: its last dimension must be contiguous and the others one stride apart";
   }
   if (!prepared.is_weight_matrix()) return "weight is not row-major: its in_features must be contiguous";
-  return prepared.is_out_matrix ? "" : "out is not a row-major matrix";
+  if (!prepared.is_out_matrix) return "out is not a row-major matrix";
+  return prepared.problem.are_operands_contiguous ? "" : "a per-column operand is not contiguous";
 }
 
 namespace {

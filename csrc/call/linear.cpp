@@ -120,6 +120,17 @@ Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const D
   return Answer::Done;
 }
 
+// What a plan on fp16 slices launches, and the copies that Python makes for it.
+void add_launches_on_slices(const LinearCall& call, const Prepared& prepared, const Decision& decision,
+                            std::vector<const char*>* launches) {
+  const bool reads_weight = family_of(decision.plan.family).reads_weight(decision.arithmetic, decision.plan);
+  const bool has_slices = decision.is_packed && call.slices(decision.arithmetic).pack;
+  if (!prepared.is_x_strided) launches->push_back("copy_of_x");
+  if (reads_weight || !has_slices) launches->push_back(reads_weight ? "scales_of_weight" : "split_of_weight");
+  launches->insert(launches->end(), {"split_of_x", "fused", "fixup"});
+  if (decision.is_padded) launches->push_back("copy_of_result");
+}
+
 void fill(Record* record, const LinearCall& call, const Prepared& prepared, const Decision& decision,
           const open::KernelNames& names) {
   record->gemm = gemm_of(call, prepared);
@@ -129,17 +140,22 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
   for (const open::KernelName name : names) {
     if (is_elsewhere || !link::find(call.epilogue, capability, name)) record->missing.emplace_back(name);
   }
-  if (call.operands.fold) record->launches.push_back(Launch::Fold);
-  if (decision.copies.x || decision.copies.weight) record->launches.push_back(Launch::Copy);
-  record->launches.push_back(decision.plan.is_fused() ? Launch::Fused : Launch::TorchGemm);
-  if (decision.copies.out) record->launches.push_back(Launch::Copy);
-  if (!decision.plan.is_fused() && !does_everything(call, prepared.problem, record->gemm)) {
-    record->launches.push_back(Launch::Elementwise);
-  }
   const Problem& problem = prepared.problem;
+  const bool is_behind = !decision.plan.is_fused() && !does_everything(call, problem, record->gemm);
+  if (!problem.are_operands_contiguous && (decision.plan.is_fused() || is_behind)) {
+    record->launches.push_back("copy_of_operands");
+  }
+  if (decision.is_on_slices()) {
+    add_launches_on_slices(call, prepared, decision, &record->launches);
+  } else {
+    if (decision.copies.x || decision.copies.weight) record->launches.push_back("copy");
+    record->launches.push_back(decision.plan.is_fused() ? "fused" : "torch_gemm");
+    if (decision.copies.out) record->launches.push_back("copy");
+  }
+  if (is_behind) record->launches.push_back("elementwise");
   if (!problem.has_column_moments) return;
-  if (!are_moments_in_kernel(problem, decision.plan)) record->launches.push_back(Launch::Blocks);
-  if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back(Launch::Merge);
+  if (!are_moments_in_kernel(problem, decision.plan)) record->launches.push_back("blocks");
+  if (!are_blocks_left(call, problem, decision.plan)) record->launches.push_back("merge");
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include "call/forced.h"
 #include "call/record.h"
 #include "gemm/planner/copies.h"
-#include "gemm/planner/family.h"
 #include "reduce/column_moments.h"
 #include "torch/plans.h"
 
@@ -114,30 +113,25 @@ void write_tried(std::ostream& json, const call::Prepared& prepared, const Tried
   const bool is_ruled_out = tried.verdict == Verdict::NotRepresentable || tried.verdict == Verdict::NoKernels;
   json << "{\"arithmetic\": \"" << arithmetic_name(tried.problem.arithmetic)
        << "\", \"runs\": " << (tried.verdict == Verdict::Runs) << ", \"why_not\": \"" << reason
-       << "\", \"packed\": " << tried.problem.is_packed << ", \"padded\": " << tried.is_padded
-       << ", \"tf32_allowed\": " << tried.problem.is_tf32_allowed << ", \"tunable\": " << is_tunable(tried.problem)
-       << ", \"copies_result\": " << tried.problem.copies.out;
+       << "\", \"packed\": " << tried.problem.is_packed << ", \"tf32_allowed\": " << tried.problem.is_tf32_allowed
+       << ", \"tunable\": " << is_tunable(tried.problem);
   write_list(json, "copies", describe_copies(tried.problem),
              [&](const std::string& text) { json << "\"" << text << "\""; });
   json << ", \"plan\": " << plan_json(tried.problem, is_ruled_out ? reason : "") << "}";
 }
 
 std::string as_json(call::Answer answer, const DryTorch& torch) {
-  constexpr const char* launches[] = {"fold", "copy", "fused", "torch_gemm", "elementwise", "blocks", "merge"};
   const call::Record& record = torch.noted;
   const call::Decision& decision = record.decision;
   const Plan& plan = decision.plan;
-  const bool reads_weight = plan.is_fused() && family_of(plan.family).reads_weight(decision.arithmetic, plan);
   std::ostringstream json;
   json << std::boolalpha << "{\"answer\": " << static_cast<int>(answer) << ", \"refused\": \"" << torch.refused
        << "\", \"fused\": " << plan.is_fused() << ", \"on_slices\": " << decision.is_on_slices()
        << ", \"arithmetic\": \"" << arithmetic_name(decision.arithmetic) << "\", \"packed\": " << decision.is_packed
-       << ", \"reads_weight\": " << reads_weight << ", \"padded\": " << decision.is_padded
        << ", \"gemm\": " << static_cast<int>(record.gemm) << ", \"plan\": [" << static_cast<int>(plan.family) << ", "
        << plan.tile << ", " << static_cast<int>(plan.raster) << ", " << plan.swizzle << ", " << plan.splits << "]";
   write_list(json, "reasons", record.reasons, [&](call::Answer reason) { json << static_cast<int>(reason); });
-  write_list(json, "launches", record.launches,
-             [&](call::Launch launch) { json << "\"" << launches[static_cast<int>(launch)] << "\""; });
+  write_list(json, "launches", record.launches, [&](const char* launch) { json << "\"" << launch << "\""; });
   write_list(json, "missing", record.missing, [&](const std::string& name) { json << "\"" << name << "\""; });
   write_list(json, "tried", record.tried, [&](const Tried& tried) { write_tried(json, record.prepared, tried); });
   json << "}";

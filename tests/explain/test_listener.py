@@ -82,7 +82,7 @@ def test_it_belongs_to_its_thread() -> None:
         thread.start()
         thread.join()
         assert current.log is listener
-        with listener.paused():
+        with listener.closed():
             square @ square
             with listener:
                 square @ square

@@ -76,7 +76,7 @@ def test_what_is_copied(
 ) -> None:  # fmt: skip
     found = run(call_of(sizes, *layouts, dtype=dtype), gpu)
     (tried,) = found.tried
-    assert found.fused and (tried.copies, tried.copies_result) == (copies, copies_result)
+    assert found.fused and tried.copies == copies
     assert found.launches == [*["copy"] * bool(copies), "fused", *["copy"] * copies_result]
     assert tried.plan["family"] != MMA
 
@@ -105,7 +105,6 @@ def test_few_tiles_are_read_as_they_lie(sizes: Sizes, x: str, dtype: torch.dtype
     (tried,) = found.tried
     assert found.fused and found.launches == ["fused"]
     assert {(each["family"], each["schedule"]) for each in tried.plan["candidates"]} == {(MMA, "by elements")}
-    assert (tried.copies, tried.copies_result) == ((), False)
     name = str(dtype).removeprefix("torch.")
     assert found.missing == [f"epigemm_open_sm80_mma_{name}_{tried.plan['plan'][1]}"]
     assert tried.plan["fallback_us"] >= 1.2 * tried.plan["predicted_us"]

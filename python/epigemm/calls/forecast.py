@@ -16,7 +16,7 @@ from epigemm.planner.dry_runs import DryRun, Tried
 class Considered(NamedTuple):
     """A dry run of a call, and the sources of the weight's slices."""
 
-    found: DryRun
+    found: DryRun  # of the fallback where the kernel that is chosen cannot run
     choices: dict[str, weight_slices.Choice]  # by arithmetic; empty where no kernel multiplies slices
     why_not_linked: str  # why the kernel that is chosen cannot run; empty where it can
 
@@ -44,6 +44,8 @@ def consider(call: LinearCall, *, insists: bool = False) -> Considered:
     reason = ""
     if has_kernels and any(not each.why_not for each in found.tried):
         reason = loader.would_link(call.epilogue, ",".join(found.missing), call.x.device)
+    if reason:
+        found = dry_runs.dry_run(call, slices, plan=dry_runs.FALLBACK)._replace(tried=found.tried)
     return Considered(found, choices, reason)
 
 

@@ -85,9 +85,9 @@ class Product:
     """
 
     name: str
-    function: str
-    size: tuple[int, ...]
-    dtype: str
+    function: str = ""
+    size: tuple[int, ...] = ()
+    dtype: str = ""
     batch: int = 1
     why: str = ""
     explanation: Explanation | None = None

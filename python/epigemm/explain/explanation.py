@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
@@ -52,7 +53,17 @@ _GUARD = (
     "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
     "the last launch recomputes them"
 )
-_FIXUP = "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)"
+LAUNCHES = {
+    "copy_of_operands": "torch copy of operands: they have gaps between their elements",
+    "copy_of_x": "torch copy of x: its leading dimensions are not one stride apart",
+    "split_of_weight": "epigemm CUDA kernel, split of weight into fp16 slices",
+    "scales_of_weight": "epigemm CUDA kernel, the remembered scales of the weight's rows",
+    "split_of_x": "epigemm CUDA kernel, split of x into fp16 slices",
+    "fixup": "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)",
+    "copy_of_result": "torch copy of the result: out is no matrix with rows of whole 16 bytes",
+    "blocks": "epigemm CUDA kernel, mean and variance of blocks of rows",
+    "merge": "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks",
+}
 _COPIED = "tensors that the kernel cannot read or write are copied first, padded to whole 16 bytes for TMA"
 _SLICES_TEXT = {
     _precision.SPLIT: "split: three products of two fp16 slices, float32 accumulation; fp32's accuracy",
@@ -63,10 +74,12 @@ _SLICES_TEXT = {
 
 def of_linear(call: LinearCall) -> Explanation:
     """A call that saves nothing for a derivative but its inputs and its result."""
+    given, call = call, call.described()
     checks.arguments(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, call.others, in_place=False)
-    return explain_linear(call)
+        checks.output_overlap(call.out, call.x, given.others, in_place=False)
+    found = explain_linear(call)
+    return found if given.fold is None else _with_fold(found, call, given.fold)
 
 
 def recorded_by_torch(call: LinearCall) -> Explanation:
@@ -78,10 +91,22 @@ def recorded_by_torch(call: LinearCall) -> Explanation:
     return _by_torch(call, launches, [*explain_linear(call).reasons, _LEFT_TO_TORCH])
 
 
-def with_bias(found: Explanation) -> Explanation:
-    """The launches with a bias in PyTorch's GEMM, of which the dry run of a call on folded vectors does not know."""
-    kernel, *kernels = (each.replace("(mm)", _ADDMM) for each in (found.kernel, *found.kernels))
-    return replace(found, kernel=kernel, kernels=kernels)
+def of_fold(call: FoldCall) -> str:
+    """The launch that folds vectors."""
+    text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
+    return elementwise_kernel(call.like, text)
+
+
+def _with_fold(found: Explanation, call: LinearCall, fold: FoldCall) -> Explanation:
+    """The launches with that of a fold, of which a dry run does not know."""
+    kernel, (first, *kernels), text = found.kernel, found.kernels, of_fold(fold)
+    # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that. Not row by row.
+    has_bias = fold.vectors[0] is not None and not call.invariant
+    if has_bias and (call.x.element_size() == 2 or found.path == REFERENCE):
+        kernel, first = kernel.replace("(mm)", _ADDMM), first.replace("(mm)", _ADDMM)
+    is_behind = found.path == GEMM_ELEMENTWISE and elementwise_kernels.has_native(call.x)
+    both = [first, text] if is_behind else [text, first]
+    return replace(found, kernel=kernel, kernels=[*both, *kernels])
 
 
 def of_one_kernel(call: LinearCall) -> Explanation | None:
@@ -136,7 +161,8 @@ def explain_linear(call: LinearCall, considered: Considered | None = None) -> Ex
     for tried in considered.found.tried:
         choice = considered.choices.get(tried.arithmetic)
         if not (why_not := considered.why_not(tried)):
-            return _explain_fused(call, tried, choice, [*reasons, *_why(call, tried, choice)])
+            reasons += _why(call, tried, choice)
+            return _explain_fused(call, considered.found, tried, reasons)
         source = tried.plan.get("source", "model")
         if source != "model" and "measured" in why_not:
             why_not += f": {times.source_text(source, tried.plan)}"
@@ -153,13 +179,14 @@ def _of_fallback(
     call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
 ) -> Explanation:
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
-    by_operators = found is None or bool(found.answer)
+    names = ["torch_gemm"] if call.epilogue.is_bias else ["torch_gemm", "elementwise"]
     gemm = dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS
-    launches = [f"torch GEMM {_GEMMS[gemm if found is None or by_operators else found.gemm]}"]
-    if not (call.epilogue.is_bias if found is None or by_operators else "elementwise" not in found.launches):
-        launches.append(f"{in_its_own_kernel(call)}, in place on the product")
+    if found is not None and not found.answer:  # not by PyTorch's operators
+        names, gemm = found.launches, found.gemm
+    kernel, behind = f"torch GEMM {_GEMMS[gemm]}", f"{in_its_own_kernel(call)}, in place on the product"
+    launches = _launches(names, torch_gemm=kernel, elementwise=behind)
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
-    about: dict[str, Any] = {"candidates": candidates}
+    about: dict[str, Any] = {"candidates": candidates, "kernel": kernel}
     if "fallback_us" in plan:
         about |= {"us": plans.fallback_us(plan), "is_measured": "fallback_measured_us" in plan}
     path = REFERENCE if found is None else GEMM_ELEMENTWISE
@@ -190,7 +217,7 @@ def _slices_of_weight(call: LinearCall, tried: Tried, choice: Choice) -> str:
     return weight_slices.describe_source(choice) if call.uses_pack else _CHANGING
 
 
-def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reasons: list[str]) -> Explanation:
+def _explain_fused(call: LinearCall, dry: DryRun, tried: Tried, reasons: list[str]) -> Explanation:
     """A call on a fused kernel, which multiplies the tensors themselves, or fp16 slices."""
     tile, where, candidates = plans.tile_text(tried.plan), "", tried.plan["candidates"]
     arithmetic = arithmetic_text(call.x.dtype, tried.arithmetic)
@@ -200,28 +227,19 @@ def _explain_fused(call: LinearCall, tried: Tried, choice: Choice | None, reason
         where, tile = " in fp32 multiply-adds", f"tile {tried.plan['tile'].rpartition('x')[0]}"
         candidates = []
     kernel = f"epigemm fused GEMM{where}, {tile}, epilogue {call.epilogue.name}"
-    launches = _launches(tried, choice, call.x, kernel)
+    launches = _launches(dry.launches, tried.copies, fused=kernel)
     found = Explanation("", FUSED, kernel, arithmetic, reasons, candidates, kernels=launches)
     us = plans.fused_us(tried.plan)
     return found if math.isinf(us) else replace(found, us=us, is_measured="measured_us" in tried.plan)
 
 
-def _launches(tried: Tried, choice: Choice | None, x: Tensor, gemm: str) -> list[str]:
-    """Every launch of a product on a fused kernel, in order; `gemm` describes the kernel."""
-    slices, reads_weight = choice is not None, tried.reads_weight
-    splits_weight = choice is not None and not choice.is_kept and not reads_weight
-    every = (
-        (slices and not flattens(x), "torch copy of x: its leading dimensions are not one stride apart"),
-        (splits_weight, "epigemm CUDA kernel, split of weight into fp16 slices"),
-        (reads_weight, "epigemm CUDA kernel, the remembered scales of the weight's rows"),
-        (slices, "epigemm CUDA kernel, split of x into fp16 slices"),
-        (not slices and tried.copies, f"epigemm CUDA kernel, copy: {', '.join(tried.copies)}"),
-        (True, gemm),
-        (not slices and tried.copies_result, "epigemm CUDA kernel, copy: the result, from padded rows"),
-        (slices, _FIXUP),
-        (slices and tried.padded, "torch copy of the result: out is no matrix with rows of whole 16 bytes"),
+def _launches(names: Sequence[str], copied: Sequence[str] = (), **texts: str) -> list[str]:
+    """The launches of a dry run, in words; `copied`: the copies of x and the weight."""
+    inputs = [", ".join(copied)] if copied else []
+    copies = iter(
+        [f"epigemm CUDA kernel, copy: {each}" for each in (*inputs, "the result, from padded rows")]
     )
-    return [launch for runs, launch in every if runs]
+    return [next(copies) if name == "copy" else texts.get(name) or LAUNCHES[name] for name in names]
 
 
 def _explain_invariant(call: LinearCall) -> Explanation:
@@ -232,16 +250,15 @@ def _explain_invariant(call: LinearCall) -> Explanation:
         return _explain_rows(call)
     invariant.refuse(call)
     considered = consider(call)
-    reasons, choices, every = [_INVARIANT], considered.choices, considered.found.tried
+    reasons, choices, found = [_INVARIANT], considered.choices, considered.found
     are_copied = considered.taken is None
     if are_copied:
-        choices, every = {}, invariant.consider_copies(call).tried
-    tried = next(each for each in every if not each.why_not)
-    reasons += [each.why_not for each in every[: every.index(tried)]]
-    choice = choices.get(tried.arithmetic)
-    if choice is not None:
+        choices, found = {}, invariant.consider_copies(call)
+    tried = next(each for each in found.tried if not each.why_not)
+    reasons += [each.why_not for each in found.tried[: found.tried.index(tried)]]
+    if choice := choices.get(tried.arithmetic):
         reasons.append(weight_slices.describe_source(choice))
-    return _explain_fused(call, tried, choice, [*reasons, _COPIED] if are_copied else reasons)
+    return _explain_fused(call, found, tried, [*reasons, _COPIED] if are_copied else reasons)
 
 
 def _explain_rows(call: LinearCall) -> Explanation:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +22,6 @@ from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.explain.answer import Explanation, Product, numbered
 from epigemm.explain.explanation import dtype_name
 from epigemm.explain.log import Call, CallLog, Launch, explained
-
-
-class Place(NamedTuple):
-    """The place of a call in the model."""
-
-    layer: str
-    why: str = ""  # for a node of a graph: why it is not fused
-    function: str = ""  # for a fused node: its name in the report
-    notes: tuple[str, ...] = ()  # for a fused node: the report's notes
-
 
 _OUT_OF_SIGHT = "its products are inside of one function of PyTorch's"
 _Size = tuple[tuple[int, ...], int]  # M, N and K, and the number of products
@@ -88,8 +79,7 @@ class Listener(CallLog):
         self.notes: list[str] = []
         self.graphs = 0
         self._names = {id(module): name for name, module in reversed(list(root.named_modules()))}
-        self._node: Place | None = None
-        self._model = ""  # the name of the fused model that runs
+        self._node: Product | None = None
 
     @property
     def products(self) -> list[Product]:
@@ -103,24 +93,14 @@ class Listener(CallLog):
                 before = before if isinstance(each, Product) else []
         return numbered(found)
 
-    @contextmanager
-    def paused(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Close the log, so that a fused model's call runs as usual.
-
-        `model`: the model that is called. Nodes are named by its layers.
-        """
-        before, self._model = self._model, self._names.get(id(model), "")
-        try:
-            with self.closed():
-                yield
-        finally:
-            self._model = before
+    def name_of(self, module: nn.Module) -> str:
+        """As in `named_modules`; empty for the root, and for what is not in it."""
+        return self._names.get(id(module), "")
 
     @contextmanager
-    def at(self, place: Place) -> Iterator[None]:
-        """Around a node of a graph."""
-        layer = f"{self._model}.{place.layer}" if self._model else place.layer
-        before, self._node = self._node, place._replace(layer=layer)
+    def at(self, node: Product) -> Iterator[None]:
+        """Around a node of a graph. `node`: what is known of its product."""
+        before, self._node = self._node, node
         try:
             yield
         finally:
@@ -131,24 +111,24 @@ class Listener(CallLog):
         size, batch = _PRODUCTS[function](*args, *named)
         dtype = next(each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         why = place.why or ("" if size else _OUT_OF_SIGHT)
-        about = (place.layer, function.__name__, size, dtype_name(dtype), batch, why)
-        self.told.append(Product(*about, notes=place.notes))
+        about: Any = {"function": function.__name__, "size": size, "dtype": dtype_name(dtype)}
+        self.told.append(replace(place, **about, batch=batch, why=why))
 
     def _add(self, call: LinearCall | ElementwiseCall, found: Explanation, function: str = "") -> Call:
         told = super()._add(call, found, function)
         told.place = self._place(sys._getframe(1))
         return told
 
-    def _place(self, frame: FrameType | None) -> Place:
+    def _place(self, frame: FrameType | None) -> Product:
         """The node that is running, or the innermost module whose method makes the call."""
         if self._node is not None:
             return self._node
         while frame is not None:
             name = self._names.get(id(frame.f_locals.get("self")))
             if name is not None:
-                return Place(name or type(frame.f_locals["self"]).__name__)
+                return Product(name or type(frame.f_locals["self"]).__name__)
             frame = frame.f_back
-        return Place("")
+        return Product("")
 
 
 def _product(told: Call, before: Sequence[Launch]) -> Product:
@@ -157,5 +137,5 @@ def _product(told: Call, before: Sequence[Launch]) -> Product:
     size = (prod(x.shape[:-1]), x.shape[-1])
     if isinstance(told.call, LinearCall):
         size = (told.call.rows, *told.call.weight.shape)
-    named = (place.layer, place.function or told.function, size, dtype_name(x.dtype))
-    return Product(*named, explanation=explained(place.layer, [*before, told]), notes=place.notes)
+    about: Any = {"function": place.function or told.function, "size": size, "dtype": dtype_name(x.dtype)}
+    return replace(place, **about, why="", explanation=explained(place.name, [*before, told]))

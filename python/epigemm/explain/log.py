@@ -142,22 +142,19 @@ class CallLog(Log):
         """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
         source: Tensor = args[0]
         dtype: Any = source.dtype
-        is_of_results = module == results_epilogue.__name__
         if function is Tensor.copy_:
             return None if self._runs else source
         if function is torch.batch_norm and module == unfolded.__module__:
             text = "torch batch_norm"
-        elif function is Tensor.clone and is_of_results:
+        elif function is Tensor.clone and module == results_epilogue.__name__:
             text = COPY
         else:
             dtype = torch.float32 if function is Tensor.float else args[1] if len(args) == 2 else None
             is_cast = isinstance(dtype, torch.dtype) and dtype != source.dtype
             if function not in (Tensor.to, Tensor.float) or not is_cast or not module.startswith("epigemm."):
                 return None
-            text = f"torch cast to {dtype_name(dtype)}"
-            if function is Tensor.to:
-                origin = "" if is_of_results else f" from {dtype_name(source.dtype)}"
-                text = f"torch cast of {list(source.shape)}{origin} to {dtype_name(dtype)}"
+            types = f"from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
+            text = f"torch cast of {list(source.shape)} {types}"
         if self._runs:
             self.told += [Launch([text])] if function is Tensor.to else []
             return None
@@ -194,15 +191,7 @@ class CallLog(Log):
         return found
 
     def _linear(self, call: LinearCall, plan: object = None) -> Tensor | None:
-        fold = call.fold
-        if fold is not None:
-            call = call._replace(operands=self._fold(fold).unbind(0), fold=None)
-        found = explanation.of_linear(call)
-        if fold is not None and fold.vectors[0] is not None:
-            # If the product is rounded to 16 bits, PyTorch's GEMM adds the bias of a fold before that.
-            is_first = call.x.element_size() == 2 or found.path == REFERENCE
-            found = explanation.with_bias(found) if is_first else found
-        return self._zeros(self._add(call, found))
+        return self._zeros(self._add(call.described(), explanation.of_linear(call)))
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
@@ -229,8 +218,7 @@ class CallLog(Log):
         return self._zeros(last)
 
     def _fold(self, call: FoldCall) -> Tensor:
-        text = f"fold of {call.columns} columns into multiplier and offset (fold_batch_norm)"
-        self.told.append(Launch([explanation.elementwise_kernel(call.like, text)]))
+        self.told.append(Launch([explanation.of_fold(call)]))
         return call.like.new_zeros((2, call.columns), dtype=compute_dtype(call.like.dtype))
 
     def _one_kernel(self, call: LinearCall, beside: resolve.Beside) -> Tensor | Reason | None:

@@ -11,7 +11,7 @@ from epigemm.calls.forecast import consider
 from epigemm.calls.moments import BLOCK_ROWS, MOST_LEFT
 from epigemm.epilogues.registry import Epilogue
 from epigemm.explain.answer import Explanation
-from epigemm.explain.explanation import PRODUCTS, explain_linear
+from epigemm.explain.explanation import LAUNCHES, PRODUCTS, explain_linear
 
 
 def function_of(call: BatchNormCall) -> str:
@@ -22,18 +22,19 @@ def function_of(call: BatchNormCall) -> str:
 
 def explained(call: BatchNormCall) -> Explanation:
     """Of the product, and the BatchNorm behind it."""
-    product = call.product
-    with_statistics, launches = product._replace(statistics=True), list[str]()
-    if product.x.dtype is not torch.float64 and (dry := consider(with_statistics).found).copies_nothing:
-        launches = dry.launches
-    found = explain_linear(with_statistics if launches else product)
-    in_gemm = bool(launches) and "blocks" not in launches
-    merges = "merge" in launches if launches else product.rows > MOST_LEFT * BLOCK_ROWS
+    product, behind = call.product, list[str]()
+    with_statistics = product._replace(statistics=True)
+    if product.x.dtype is not torch.float64 and consider(with_statistics).found.copies_nothing:
+        product = with_statistics
+    else:
+        behind = [_OF_BLOCKS, _OF_COLUMNS] if product.rows > MOST_LEFT * BLOCK_ROWS else [_OF_BLOCKS]
+    found = explain_linear(product)
+    launches = [*found.kernels, *behind]
     return replace(
         found,
         op=f"{function_of(call)}, by the batch's own statistics",
-        reasons=[_WITHIN if in_gemm else _BEHIND, *found.reasons],
-        kernels=[*found.kernels, *_behind_product(call, in_gemm, merges)],
+        reasons=[_BEHIND if _OF_BLOCKS in launches else _WITHIN, *found.reasons],
+        kernels=[*launches, *_normalising(call, merges=_OF_COLUMNS not in launches)],
         backward=_BACKWARD,
     )
 
@@ -53,23 +54,20 @@ def behind(found: Explanation, epilogue: Epilogue, call: BatchNormCall, why: str
     return replace(found, reasons=reasons, kernels=[*found.kernels, *kernels], backward=backward)
 
 
-def _behind_product(call: BatchNormCall, in_gemm: bool, merges: bool) -> list[str]:
-    """What follows the product. `merges`: the blocks are so many that a kernel of its own merges them."""
+def _normalising(call: BatchNormCall, *, merges: bool) -> list[str]:
+    """What normalises the product. `merges`: the moments of few blocks, in the same kernel."""
     running = call.running
     counts = running.tracked is not None and running.momentum is None
     relu = " and ReLU" if call.relu else ""
     written = "" if running.mean is None else "; the running statistics"
+    kernel = f"{_OF_COLUMNS};" if merges else "epigemm CUDA kernel,"
     return [
-        *([] if in_gemm else [_OF_BLOCKS]),
-        *([_OF_COLUMNS] if merges else []),
         *(["torch add_, to the number of batches"] if counts else []),
-        f"{_KERNEL if merges else f'{_OF_COLUMNS};'} normalisation{relu}{written}",
+        f"{kernel} normalisation{relu}{written}",
     ]
 
 
-_KERNEL = "epigemm CUDA kernel,"
-_OF_BLOCKS = "epigemm CUDA kernel, mean and variance of blocks of rows"
-_OF_COLUMNS = "epigemm CUDA kernel, mean and variance of the columns, from those of the blocks"
+_OF_BLOCKS, _OF_COLUMNS = LAUNCHES["blocks"], LAUNCHES["merge"]
 _WITHIN = "batch statistics: the product's kernel reduces the blocks of rows that it stores"
 _BEHIND = "batch statistics: a kernel behind the product reads it for them"
 _BACKWARD = (

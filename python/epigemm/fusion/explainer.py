@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from epigemm.explain.listener import Listener, Place
+from epigemm.explain.answer import Product
+from epigemm.explain.listener import Listener
 from epigemm.fusion.model import call_of, calling, is_fused, settings_for
 from epigemm.fusion.report import FusedSite, FusionReport
 from epigemm.fusion.rewrite import SITE, name_of
@@ -37,37 +39,39 @@ def _call_of(module: nn.Module, listener: Listener) -> Callable[..., Any]:
             listener.graphs += 1
             listener.notes += [note for note in report.notes if note not in listener.notes]
             with listener:
-                return _Nodes(graph_module, report, listener).run(*args)
+                return _Nodes(graph_module, report, listener, listener.name_of(module)).run(*args)
 
         return run
 
     compiled = torch.compile(call_of(module), backend=backend)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with listener.paused(module):
+        with listener.closed():
             return compiled(*args, **kwargs)
 
     return call
 
 
-_NONE = "fuse takes no product of this form"
-
-
 class _Nodes(fx.Interpreter):
-    def __init__(self, graph_module: fx.GraphModule, report: FusionReport, listener: Listener) -> None:
+    """Runs each node with the listener told of which product it is."""
+
+    def __init__(
+        self, graph_module: fx.GraphModule, report: FusionReport, listener: Listener, within: str
+    ) -> None:
         super().__init__(graph_module)
-        self._listener = listener
+        self._listener, self._within = listener, within
         self._reasons = {each.name: each.reason for each in report.skipped}
 
     def run_node(self, node: fx.Node) -> Any:
-        """Run the node, and tell the listener to which layer it belongs."""
+        """As the interpreter."""
         if node.op not in ("call_function", "call_method"):
             return super().run_node(node)
         site: FusedSite | None = node.meta.get(SITE)
         if site is not None:
-            place = Place(site.name, "", site.function, (site.formula, *site.notes))
+            product = Product(site.name, site.function, notes=(site.formula, *site.notes))
         else:
             name = name_of(node)
-            place = Place(name, self._reasons.get(name, _NONE))
-        with self._listener.at(place):
+            product = Product(name, why=self._reasons.get(name, "fuse takes no product of this form"))
+        named = f"{self._within}.{product.name}" if self._within else product.name
+        with self._listener.at(replace(product, name=named)):
             return super().run_node(node)

@@ -40,11 +40,9 @@ class Tried(NamedTuple):
     why_not: str  # why no fused kernel runs in it; empty if one does
     plan: dict[str, Any]  # the planner's answer
     packed: bool  # on fp16 slices: whether the weight has a pack
-    padded: bool  # on fp16 slices: whether the result is written to rows of whole 16 bytes and then copied
     tf32_allowed: bool  # whether torch's GEMM, which the plan was compared with, may use TF32
     tunable: bool  # whether a measurement of it would hold for other calls of its sizes
     copies: tuple[str, ...]  # in 16 bits: which of x and weight are copied for the kernel, in words
-    copies_result: bool  # in 16 bits: whether the result is copied, too
 
     @property
     def is_on_slices(self) -> bool:
@@ -67,15 +65,16 @@ class DryRun(NamedTuple):
     on_slices: bool  # whether that multiplies fp16 slices
     arithmetic: str  # what it multiplies in
     packed: bool  # on slices: whether the weight has a pack
-    reads_weight: (
-        bool  # on slices: whether the kernel reads the weight as it lies, and no slices of it are made
-    )
-    padded: bool  # on slices: whether the result needs rows of whole 16 bytes
     gemm: int  # what torch's GEMM does in the fallback
     plan: tuple[int, ...]  # family, tile, raster, swizzle, splits
-    launches: list[str]
+    launches: list[str]  # in order; csrc/call/record.h names them
     missing: list[str]  # the kernels into which the epilogue has to be linked first; of a GPU elsewhere: all
     tried: list[Tried]  # every arithmetic, in order, if `tried` was asked for
+
+    @property
+    def reads_weight(self) -> bool:
+        """Whether the kernel reads an fp32 weight as it lies, and no slices of it are made."""
+        return "scales_of_weight" in self.launches
 
     @property
     def copies_nothing(self) -> bool:
@@ -156,9 +155,7 @@ def _tried(found: dict[str, Any]) -> Tried:
         why_not,
         plan,
         found["packed"],
-        found["padded"],
         found["tf32_allowed"],
         found["tunable"],
         tuple(found["copies"]),
-        found["copies_result"],
     )
