@@ -55,6 +55,7 @@ _GUARD = (
     "the last launch recomputes them"
 )
 LAUNCHES = {
+    "copy": "epigemm CUDA kernel, copy: ",
     "copy_of_operands": "torch copy of operands: they have gaps between their elements",
     "copy_of_x": "torch copy of x: its leading dimensions are not one stride apart",
     "split_of_weight": "epigemm CUDA kernel, split of weight into fp16 slices",
@@ -75,12 +76,12 @@ _SLICES_TEXT = {
 
 def of_linear(call: LinearCall) -> Explanation:
     """A call that saves nothing for a derivative but its inputs and its result."""
-    given, call = call, call.described()
+    if call.fold is not None:
+        return _with_fold(of_linear(call.described()), call, call.fold)
     checks.arguments(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, given.others, in_place=False)
-    found = explain_linear(call)
-    return found if given.fold is None else _with_fold(found, call, given.fold)
+        checks.output_overlap(call.out, call.x, call.others, in_place=False)
+    return explain_linear(call)
 
 
 def recorded_by_torch(call: LinearCall) -> Explanation:
@@ -180,12 +181,12 @@ def _of_fallback(
     call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
 ) -> Explanation:
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
-    names = ["torch_gemm"] if call.epilogue.is_bias else ["torch_gemm", "elementwise"]
-    gemm = dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS
+    kernel = f"torch GEMM {_GEMMS[dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS]}"
+    behind = f"{in_its_own_kernel(call)}, in place on the product"
+    launches = [kernel] if call.epilogue.is_bias else [kernel, behind]
     if found is not None and not found.answer:  # not by PyTorch's operators
-        names, gemm = found.launches, found.gemm
-    kernel, behind = f"torch GEMM {_GEMMS[gemm]}", f"{in_its_own_kernel(call)}, in place on the product"
-    launches = _launches(names, torch_gemm=kernel, elementwise=behind)
+        kernel = f"torch GEMM {_GEMMS[found.gemm]}"
+        launches = _launches(found.launches, torch_gemm=kernel, elementwise=behind)
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
     about: dict[str, Any] = {"candidates": candidates, "kernel": kernel}
     if "fallback_us" in plan:

@@ -191,7 +191,7 @@ class CallLog(Log):
         return found
 
     def _linear(self, call: LinearCall, plan: object = None) -> Tensor | None:
-        return self._zeros(self._add(call.described(), explanation.of_linear(call)))
+        return self._zeros(self._add(call.described() if call.fold else call, explanation.of_linear(call)))
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
