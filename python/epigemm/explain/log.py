@@ -57,7 +57,7 @@ class Call:
         function: the name of what it computes.
         is_apart: whether the epilogue is a kernel of its own behind the product.
         results: as of `Launch`.
-        place: of a module's call: where in the module it is.
+        place: of a module's call: what is known of its product by where in the module it is.
     """
 
     call: LinearCall | ElementwiseCall
@@ -67,7 +67,7 @@ class Call:
     function: str
     is_apart: bool = False
     results: tuple[Tensor, ...] = ()
-    place: Any = None
+    place: Product = Product("")
 
 
 class CallLog(Log):
