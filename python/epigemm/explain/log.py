@@ -37,6 +37,9 @@ _COPIES = (Tensor.copy_, Tensor.to, Tensor.float, Tensor.clone, torch.batch_norm
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 
 
+_NOWHERE = Product("")
+
+
 class Launch(NamedTuple):
     """What is launched beside the calls: a cast, a fold, a copy, a reduction."""
 
@@ -67,7 +70,7 @@ class Call:
     function: str
     is_apart: bool = False
     results: tuple[Tensor, ...] = ()
-    place: Product = Product("")
+    place: Product = _NOWHERE
 
 
 class CallLog(Log):
