@@ -241,11 +241,9 @@ def _explain_fused(call: LinearCall, dry: DryRun, tried: Tried, reasons: list[st
 
 def _launches(names: Sequence[str], copied: Sequence[str] = (), **texts: str) -> list[str]:
     """The launches of a dry run, in words; `copied`: the copies of x and the weight."""
-    inputs = [", ".join(copied)] if copied else []
-    copies = iter(
-        [f"epigemm CUDA kernel, copy: {each}" for each in (*inputs, "the result, from padded rows")]
-    )
-    return [next(copies) if name == "copy" else texts.get(name) or LAUNCHES[name] for name in names]
+    copies = iter([*[", ".join(copied)] * bool(copied), "the result, from padded rows"])
+    texts |= LAUNCHES
+    return [f"{texts[name]}{next(copies) if name == 'copy' else ''}" for name in names]
 
 
 def _explain_invariant(call: LinearCall) -> Explanation:
