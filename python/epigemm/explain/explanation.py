@@ -54,6 +54,7 @@ _GUARD = (
     "the last launch recomputes them"
 )
 LAUNCHES = {
+    "copy": "epigemm CUDA kernel, copy: ",
     "copy_of_operands": "torch copy of operands: they have gaps between their elements",
     "copy_of_x": "torch copy of x: its leading dimensions are not one stride apart",
     "split_of_weight": "epigemm CUDA kernel, split of weight into fp16 slices",
@@ -74,12 +75,12 @@ _SLICES_TEXT = {
 
 def of_linear(call: LinearCall) -> Explanation:
     """A call that saves nothing for a derivative but its inputs and its result."""
-    given, call = call, call.described()
+    if call.fold is not None:
+        return _with_fold(of_linear(call.described()), call, call.fold)
     checks.arguments(call)
     if call.out is not None:
-        checks.output_overlap(call.out, call.x, given.others, in_place=False)
-    found = explain_linear(call)
-    return found if given.fold is None else _with_fold(found, call, given.fold)
+        checks.output_overlap(call.out, call.x, call.others, in_place=False)
+    return explain_linear(call)
 
 
 def recorded_by_torch(call: LinearCall) -> Explanation:
@@ -179,12 +180,12 @@ def _of_fallback(
     call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
 ) -> Explanation:
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
-    names = ["torch_gemm"] if call.epilogue.is_bias else ["torch_gemm", "elementwise"]
-    gemm = dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS
+    kernel = f"torch GEMM {_GEMMS[dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS]}"
+    behind = f"{in_its_own_kernel(call)}, in place on the product"
+    launches = [kernel] if call.epilogue.is_bias else [kernel, behind]
     if found is not None and not found.answer:  # not by PyTorch's operators
-        names, gemm = found.launches, found.gemm
-    kernel, behind = f"torch GEMM {_GEMMS[gemm]}", f"{in_its_own_kernel(call)}, in place on the product"
-    launches = _launches(names, torch_gemm=kernel, elementwise=behind)
+        kernel = f"torch GEMM {_GEMMS[found.gemm]}"
+        launches = _launches(found.launches, torch_gemm=kernel, elementwise=behind)
     plan = found.tried[-1].plan if found is not None and found.tried and plans.has_gpu_kernels(call.x) else {}
     about: dict[str, Any] = {"candidates": candidates, "kernel": kernel}
     if "fallback_us" in plan:
@@ -235,11 +236,9 @@ def _explain_fused(call: LinearCall, dry: DryRun, tried: Tried, reasons: list[st
 
 def _launches(names: Sequence[str], copied: Sequence[str] = (), **texts: str) -> list[str]:
     """The launches of a dry run, in words; `copied`: the copies of x and the weight."""
-    inputs = [", ".join(copied)] if copied else []
-    copies = iter(
-        [f"epigemm CUDA kernel, copy: {each}" for each in (*inputs, "the result, from padded rows")]
-    )
-    return [next(copies) if name == "copy" else texts.get(name) or LAUNCHES[name] for name in names]
+    copies = iter([*[", ".join(copied)] * bool(copied), "the result, from padded rows"])
+    texts |= LAUNCHES
+    return [f"{texts[name]}{next(copies) if name == 'copy' else ''}" for name in names]
 
 
 def _explain_invariant(call: LinearCall) -> Explanation:

@@ -78,7 +78,8 @@ class Listener(CallLog):
         super().__init__(runs=True)
         self.notes: list[str] = []
         self.graphs = 0
-        self._names = {id(module): name for name, module in reversed(list(root.named_modules()))}
+        named: list[tuple[str, nn.Module]] = [*root.named_modules()]
+        self._names = {id(module): name for name, module in reversed(named)}
         self._node: Product | None = None
 
     @property

@@ -37,6 +37,9 @@ _COPIES = (Tensor.copy_, Tensor.to, Tensor.float, Tensor.clone, torch.batch_norm
 _APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
 
 
+_NOWHERE = Product("")
+
+
 class Launch(NamedTuple):
     """What is launched beside the calls: a cast, a fold, a copy, a reduction."""
 
@@ -57,7 +60,7 @@ class Call:
         function: the name of what it computes.
         is_apart: whether the epilogue is a kernel of its own behind the product.
         results: as of `Launch`.
-        place: of a module's call: where in the module it is.
+        place: of a module's call: what is known of its product by where in the module it is.
     """
 
     call: LinearCall | ElementwiseCall
@@ -67,7 +70,7 @@ class Call:
     function: str
     is_apart: bool = False
     results: tuple[Tensor, ...] = ()
-    place: Any = None
+    place: Product = _NOWHERE
 
 
 class CallLog(Log):
@@ -191,7 +194,7 @@ class CallLog(Log):
         return found
 
     def _linear(self, call: LinearCall, plan: object = None) -> Tensor | None:
-        return self._zeros(self._add(call.described(), explanation.of_linear(call)))
+        return self._zeros(self._add(call.described() if call.fold else call, explanation.of_linear(call)))
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         self.begin()
