@@ -206,8 +206,6 @@ def test_an_mma_kernel_whose_k_is_divided() -> None:
 @pytest.mark.parametrize(("changed", "words"), [
     ({"fp32": 6}, r"fp32 must be in 0\.\.5, got 6"),
     ({"fp32": -1}, "fp32 must be in"),
-    ({"slices": 3}, "slices: there is no cost 3"),
-    ({"slices": 3 << 4}, "slices: there is no cost 3"),
     ({"gpu": (-1, 90)}, "gpu must be empty or"),
     ({"gpu": (64, 90, 132)}, "device must be"),
     ({"plan": (4,)}, r"plan: arithmetic must be in 0\.\.3, got 4"),
