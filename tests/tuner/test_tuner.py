@@ -201,7 +201,7 @@ def test_the_fallback_may_win(stage: Stage) -> None:
 def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool) -> None:
     backends.cuda.matmul.fp32_precision = setting
     backends.mkldnn.matmul.fp32_precision = "bf16" if setting == "tf32" else "ieee"
-    x, weight, bias = draw(m=16, n=1024, k=1024, dtype=torch.float32)
+    x, weight, bias = draw(m=16, n=2048, k=2048, dtype=torch.float32)
     given: Any = epigemm.pack(weight) if packed else weight
     found = epigemm.tune("linear_relu_div", x, given, bias, 2.0)
     roads = {entry.arithmetic: entry for entry in found.entries}

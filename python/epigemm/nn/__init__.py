@@ -5,11 +5,9 @@ share the parameter objects of existing layers, so that optimisers and state dic
 plain layers of torch: a fused layer does not call them, so their hooks, parametrizations and a subclass's `forward`
 would not run. Hooks that they get later do not fire.
 
-Where fp32 products run on fp16 slices, a layer keeps the slices of its weight between calls that need no gradient of
-it, if the weight is an `nn.Parameter`. They are made again when the weight changes, and are not in copies, pickles or
-state dicts. `epigemm.packs` says which changes torch does not count: after those, call `repack()`.
+Where fp32 products run on fp16 slices, `epigemm.pack(layer.weight)` has the layer's calls find the slices of its weight.
 
-Imports: `functional`, `glu`, `results_epilogue`, `user_epilogue`, `decoration`, `route`, `batch_statistics`, `packs`,
+Imports: `functional`, `glu`, `results_epilogue`, `user_epilogue`, `decoration`, `route`, `batch_statistics`,
 `arguments`, `epilogues`. Taken by no other room.
 """
 
