@@ -164,10 +164,8 @@ def training_module(data: Data, *, packed: bool) -> epigemm.nn.LinearScaleBatchN
     linear.bias = nn.Parameter(v["bias"], requires_grad=False)
     linear.weight = nn.Parameter(data.weight, requires_grad=False)
     module = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, v["scale"], norm)
-    if not packed:  # a layer keeps the pack of a parameter
-        bare: Any = nn.Module()
-        bare.weight, bare.bias = data.weight, v["bias"]
-        module.linear = bare
+    if packed and data.x.dtype == torch.float32:
+        epigemm.pack(linear.weight)
     return module
 
 

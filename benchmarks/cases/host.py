@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +120,10 @@ def _linear(
             OUT: lambda: ours(x, given, bias, *scalars, out=out),
         }
         if module_of is not None:
-            module = module_of(layer, *scalars)
+            own = copy.deepcopy(layer)
+            if dtype == torch.float32:
+                epigemm.pack(own.weight)
+            module = module_of(own, *scalars)
             runs |= {MODULE: lambda: module(x), MODULE_EAGER: lambda: chain(x)}
         if dtype == torch.float32:
             runs[PLAIN] = lambda: ours(x, plain, bias, *scalars)
