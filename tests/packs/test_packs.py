@@ -171,6 +171,19 @@ def test_a_write_is_seen(write: str, holder: str, road: Road) -> None:
         held.repack()
 
 
+@pytest.mark.parametrize("alias", [Tensor.detach, lambda w: w[:], lambda w: w.detach()[1:]])
+def test_a_fused_step_is_seen_by_aliases(alias: Callable[[Tensor], Tensor], road: Road) -> None:
+    """Nothing else tells that another tensor over the parameter's memory has changed."""
+    weight, x = Parameter(road.weight()), few_rows(road)
+    with torch.no_grad():
+        other = alias(weight)
+        epigemm.pack(other)
+        epigemm.linear(x, other)
+        step(weight, "SGD", fused=True)
+        road.check(epigemm.linear(x, other), x, other)
+    assert packed(road)[0]
+
+
 @holders
 def test_a_write_that_torch_does_not_count_needs_repack(holder: str, road: Road) -> None:
     held, x = HOLDERS[holder](road), few_rows(road)

@@ -5,7 +5,7 @@ share the parameter objects of existing layers, so that optimisers and state dic
 plain layers of torch: a fused layer does not call them, so their hooks, parametrizations and a subclass's `forward`
 would not run. Hooks that they get later do not fire.
 
-Where fp32 products run on fp16 slices, `epigemm.pack(layer.weight)` has the layer's calls find the slices of its weight.
+Where fp32 products run on fp16 slices, `epigemm.pack(layer.weight)` keeps those of the weight for the layer's calls.
 
 Imports: `functional`, `glu`, `results_epilogue`, `user_epilogue`, `decoration`, `route`, `batch_statistics`,
 `arguments`, `epilogues`. Taken by no other room.

@@ -180,10 +180,21 @@ def _owner_of(weight: Tensor) -> _Owner:
 
 
 def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
-    # Fused optimisers write parameters without increasing the version counter.
-    for group in optimiser.param_groups if _owners else ():
-        for parameter in group["params"]:
-            expire(parameter)
+    # Fused optimisers write parameters without increasing the version counter, also that of views and aliases.
+    groups = optimiser.param_groups if _owners else ()
+    written = {_storage_of(parameter) for group in groups for parameter in group["params"]}
+    for owner in [*_owners.values()] if written else ():
+        weight = owner.weight()
+        if weight is not None and _storage_of(weight) in written:
+            expire(weight)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    """A number for the tensor's storage; 0 for tensors without one."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
+        return 0
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:
