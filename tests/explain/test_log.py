@@ -30,12 +30,12 @@ def test_what_stands_for_results_is_zero(name: str) -> None:
 
 
 def test_a_module_that_reads_its_products(road: Road) -> None:
-    """A layer's call is made, and its pack is not: neither where slices are kept, nor where a gradient is recorded."""
+    """A layer's call is made, and its pack is left alone, also where a gradient is recorded."""
     layer = epigemm.nn.Linear(1, 1, bias=False)
     layer.weight = nn.Parameter(road.weight(), requires_grad=False)
     (product,) = epigemm.explain(layer, road.x())
     assert product.explanation is not None
-    assert any("made by this call and kept" in reason for reason in product.explanation.reasons)
+    assert any("no pack of it is kept" in reason for reason in product.explanation.reasons)
     assert not weight_packs.kept(layer.weight)
     learnt = nn.Parameter(road.weight())
     pack = weight_packs.keep(learnt, 2)

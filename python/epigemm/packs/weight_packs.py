@@ -192,9 +192,10 @@ def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
 def _storage_of(tensor: Tensor) -> int:
     """A number for the tensor's storage; 0 for tensors without one."""
     try:
-        return tensor.untyped_storage()._cdata
+        found: int = tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
         return 0
+    return found
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:
