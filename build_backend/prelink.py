@@ -75,8 +75,6 @@ def linker() -> Callable[[bytes, bytes, str], bytes]:
 def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = False) -> list[str]:
     """The kernels that calls on Hopper take. The mma.sync kernels (`sm80`) are for other GPUs.
 
-    Those that read an fp32 weight as it lies (`as_it_lies`) are linked at first use: calls take none of them yet.
-
     The epilogue alone and its derivative are among them where they are not compiled with the package: where it reads a
     matrix. Those of pairs of products stand by themselves: calls take none of them yet.
     """
@@ -85,7 +83,6 @@ def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = Fals
         symbol
         for symbol in symbols
         if "_sm80_" not in symbol
-        and "_as_it_lies_" not in symbol
         and symbol.endswith("_pair") == is_of_pairs
         and (reads_matrices or not alone.match(symbol))
     ]

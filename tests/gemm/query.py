@@ -85,7 +85,9 @@ def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> Non
     families = build_info()["families"]
     assert list(families)[family] == candidate["family"]
     kind = query.arithmetic if query.dtype == "float32" else "16_bits"
-    assert 0 <= tile < families[candidate["family"]][kind]
+    tiles = families[candidate["family"]]
+    assert 0 <= tile < tiles[kind] + tiles.get(f"{kind}_as_it_lies", 0)
+    assert candidate["reads_weight"] == (tile >= tiles[kind])
     assert ["along_m", "along_n"][raster] == candidate["raster"]
     assert swizzle == candidate["swizzle"] and swizzle in {1, 2, 4, 8}
     assert splits == candidate["splits"]

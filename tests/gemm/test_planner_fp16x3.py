@@ -20,12 +20,27 @@ def test_the_baseline_is_what_torch_may_use() -> None:
 
 
 def test_a_pack_is_recommended_where_it_decides() -> None:
-    """At so few rows splitting the weight takes longer than the product."""
-    plain = replace(SPLIT, n=4096, k=4096)
+    """At so few rows splitting the weight takes longer than the product. No kernel reads its odd rows as they lie."""
+    plain = replace(SPLIT, n=4096, k=4098)
     queries = ((replace(plain, m=m), replace(plain, m=m, packed=False)) for m in range(1, 1024))
     kept, split = next((one, other) for one, other in queries if one.plan()["fused"] > other.plan()["fused"])
     assert "see pack" in split.plan()["why_not"]
     assert kept.plan()["candidates"][0]["predicted_us"] < split.plan()["candidates"][0]["predicted_us"]
+
+
+def test_a_weight_without_a_pack_is_read_as_it_lies() -> None:
+    """With up to some hundred rows. Not where TMA cannot read its rows, nor in place of a pack."""
+    plain = replace(SPLIT, m=128, n=8192, k=8192, packed=False)
+    assert plain.plan()["reads_weight"] and replace(plain, m=16).plan()["reads_weight"]
+    for other in (
+        replace(plain, packed=True),
+        replace(plain, m=8192),
+        replace(plain, k=8190),
+        replace(plain, weight_row_stride=8195),
+        replace(plain, alignment=4),
+        replace(plain, invariant=True),
+    ):
+        assert not any(each["reads_weight"] for each in other.plan()["candidates"][:1]), other
 
 
 @pytest.mark.parametrize("invariant", [False, True])

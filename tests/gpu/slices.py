@@ -1,4 +1,4 @@
-"""What both families of kernels on fp16 slices have in common: packs, any strides, the range check and its fixup."""
+"""What kernels on fp16 slices have in common: packs, any strides, the range check and its fixup, accuracy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.gradings import bounds, data, products, sweep
 from benchmarks.gradings.measures import Exact, errors
@@ -33,8 +34,11 @@ def make_pack(problem: Problem) -> Tensor:
 
 
 def product_of(kernel: Kernel) -> Product:
-    """As a function of two matrices."""
-    return products.forced(kernel.arithmetic.name, kernel.plan())
+    """As a function of two matrices. Columns of zeros make rows whole 16 bytes where the weight is read as it lies."""
+    product = products.forced(kernel.arithmetic.name, kernel.plan())
+    if not kernel.reads_weight:
+        return product
+    return lambda x, weight: product(*(functional.pad(each, (0, -each.shape[1] % 4)) for each in (x, weight)))
 
 
 def bound(arithmetic: str, k: int) -> float:
@@ -65,10 +69,8 @@ def assert_no_less_accurate(point: sweep.Point, arithmetic: str) -> None:
 BASELINES = {SPLIT: products.sgemm, SCALED: products.tf32}
 
 
-class OnSlices(OfKernels):
-    """`graded`: of each arithmetic, classes of data and K at which its error is compared with what it stands for."""
-
-    graded: ClassVar[dict[str, list[tuple[str, int]]]]
+class PackedWeights(OfKernels):
+    """Of kernels that read slices of the weight."""
 
     @epilogues
     def test_a_kept_pack_changes_nothing(self, name: str, kernel: Kernel, rng: torch.Generator) -> None:
@@ -89,6 +91,12 @@ class OnSlices(OfKernels):
             ops._split_rows_out(problem.weight, slices, pack)
             results.append(launch(problem, kernel, pack=pack))
         assert torch.equal(results[0], results[1])
+
+
+class OnSlices(OfKernels):
+    """`graded`: of each arithmetic, classes of data and K at which its error is compared with what it stands for."""
+
+    graded: ClassVar[dict[str, list[tuple[str, int]]]]
 
     def test_overlapping_and_expanded_rows(self, kernel: Kernel, rng: torch.Generator) -> None:
         """x as overlapping windows of one vector, or one row many times: strides that no copy made."""

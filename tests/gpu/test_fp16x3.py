@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 import epigemm
 from benchmarks.gradings import products
@@ -15,7 +17,9 @@ from tests.gpu.launching import (
     RAGGED,
     Kernel,
     Sizes,
+    as_it_lies,
     both,
+    captured,
     checked,
     drawn,
     every_tile,
@@ -33,7 +37,7 @@ from tests.gpu.properties import (
     gate_last,
     with_statistics,
 )
-from tests.gpu.slices import OnSlices
+from tests.gpu.slices import OnSlices, PackedWeights
 from tests.gpu.test_tma import assert_special_statistics
 from tests.support import plans, reference
 from tests.support.arithmetic import SCALED, SPLIT, SPLIT_ARITHMETICS, Arithmetic
@@ -45,9 +49,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 arithmetics = pytest.mark.parametrize("arithmetic", SPLIT_ARITHMETICS, ids=lambda each: each.name)
 KERNELS = every_tile(plans.FP16X3, SPLIT_ARITHMETICS)
+AS_IT_LIES = as_it_lies(SPLIT_ARITHMETICS)
+GRADED = {
+    each.name: [(name, 2048) for name in ("uniform_linear", "positive", "columns_30")]
+    for each in SPLIT_ARITHMETICS
+}
 
 
-class TestFp16x3(Family, SharedRows, SecondValues, Statistics, OnSlices):
+class TestFp16x3(Family, SharedRows, SecondValues, Statistics, OnSlices, PackedWeights):
     kernels = KERNELS
     sizes = (
         *((384, 512, 256), (129, 264, 136), (1, 4, 1), (1, 8, 8)),
@@ -55,10 +64,86 @@ class TestFp16x3(Family, SharedRows, SecondValues, Statistics, OnSlices):
     )
     depths = (1, 33, 64, 77, 136, 1024, 4096, 4097, 5000)
     lying = tuple(LAYOUTS)
-    graded: ClassVar = {
-        each.name: [(name, 2048) for name in ("uniform_linear", "positive", "columns_30")]
-        for each in SPLIT_ARITHMETICS
-    }
+    graded: ClassVar = GRADED
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """For comparisons in which a NaN equals itself."""
+    return tensor.view(torch.int32)
+
+
+def remembered(problem: Problem, root: float) -> Tensor:
+    """The same root for each row, as the kernels get and correct it."""
+    return torch.full((len(problem.weight),), root, device=DEVICE).view(torch.uint8)
+
+
+class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices):
+    """The kernels that read an fp32 weight as it lies."""
+
+    kernels = AS_IT_LIES
+    sizes = (
+        *((384, 512, 256), (129, 264, 136), (1, 4, 4), (1, 8, 8)),
+        *((33, 60, 76), (200, 1032, 64), (640, 4100, 200), (257, 132, 1032)),
+    )
+    depths = (4, 32, 64, 76, 136, 1024, 4096, 4100, 5000)
+    lying = ("padded_rows", "every_second_row")
+    graded: ClassVar = GRADED
+
+    def test_no_bit_depends_on_what_is_remembered(self, kernel: Kernel, rng: torch.Generator) -> None:
+        """And what is remembered is right afterwards: the next call changes none of it."""
+        problem = make("bias", kernel.arithmetic, (300, 520, 328), DEVICE, rng)
+        problem.weight[7], problem.weight[100] = 0.0, problem.weight[100] * 2.0**-140
+        expected = bits(launch(problem, kernel))
+        for root in (1.0, 2.0**30, 2.0**-30, 0.0, math.nan, -math.inf, 2.0**-63, 2.0**57):
+            roots = remembered(problem, root)
+            assert torch.equal(bits(launch(problem, kernel, pack=roots)), expected)
+            after = roots.clone()
+            assert torch.equal(bits(launch(problem, kernel, pack=roots)), expected)
+            assert torch.equal(after, roots)
+
+    def test_a_weight_may_be_written_at_any_time(self, kernel: Kernel, rng: torch.Generator) -> None:
+        """Between calls and between replays of a graph, at the same address, whatever is remembered of it."""
+        problem = make("bias", kernel.arithmetic, (130, 264, 200), DEVICE, rng)
+        out, spare = problem.out(), problem.weight.clone()
+        graph = captured(lambda: launch(problem, kernel, out=out))
+        for factor in (1.0, 2.0**20, 2.0**-60, 2.0**90, 0.0, 1.0):
+            problem.weight.copy_(spare * factor)
+            graph.replay()
+            problem.check(out, second_path=False)
+            assert torch.equal(bits(launch(problem, kernel)), bits(out))
+            problem.weight[::3] = spare[::3] * 2.0**-9
+            checked(problem, kernel)
+            other = replace(problem, weight=problem.weight.clone())
+            assert torch.equal(bits(launch(other, kernel)), bits(launch(problem, kernel)))
+
+    def test_a_capture_that_meets_a_weight_first(self, kernel: Kernel, rng: torch.Generator) -> None:
+        problem = make("bias", kernel.arithmetic, (64, 136, 128), DEVICE, rng)
+        launch(problem, kernel)
+        problem.weight = problem.weight.clone()
+        out = problem.out()
+        graph: torch.cuda.CUDAGraph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch(problem, kernel, out=out)
+        for factor in (1.0, 2.0**30, 2.0**-50):
+            problem.weight *= factor
+            graph.replay()
+            problem.check(out, second_path=False)
+
+
+def test_more_weights_than_are_remembered(rng: torch.Generator) -> None:
+    """The places are given away anew: 40 weights of 2^18 rows in 2^22 places."""
+    kernel = AS_IT_LIES[0]
+    problem = make("bias", kernel.arithmetic, (8, 2**18, 8), DEVICE, rng, with_bias=False)
+    weights = [problem.weight * 2.0**shift for shift in range(-20, 20)]
+    for _ in range(2):
+        for problem.weight in weights:
+            checked(problem, kernel)
+
+
+def test_rows_that_tma_refuses_are_refused(rng: torch.Generator) -> None:
+    problem = make("bias", SPLIT, (64, 64, 66), DEVICE, rng)
+    with pytest.raises(RuntimeError, match="rows are not whole 16 bytes"):
+        launch(problem, AS_IT_LIES[0])
 
 
 def reject(problem: Problem, rows: tuple[int, ...]) -> None:
@@ -72,7 +157,7 @@ def reject(problem: Problem, rows: tuple[int, ...]) -> None:
 class TestBesideWhatIsComputedAgain:
     """The fixup computes the results of rejected rows again, and all that follows from them."""
 
-    kernels = KERNELS
+    kernels = (*KERNELS, *AS_IT_LIES)
 
     @pytest.mark.parametrize("sizes", [(1000, 264, 256), (130, 72, 512), (129, 1032, 1024)], ids=str)
     def test_statistics(self, kernel: Kernel, sizes: Sizes, rng: torch.Generator) -> None:

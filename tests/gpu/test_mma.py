@@ -22,7 +22,7 @@ from tests.gpu.launching import (
     launch,
 )
 from tests.gpu.properties import Family, RowsAlone, SharedRows, Values
-from tests.gpu.slices import DENSE, OnSlices, make_pack
+from tests.gpu.slices import DENSE, OnSlices, PackedWeights, make_pack
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, SCALED, SPLIT, SPLIT_ARITHMETICS, TF32
 from tests.support.layouts import LAYOUTS
@@ -208,7 +208,7 @@ class TestSharedKOnSlices(Values):
         assert torch.equal(checked(problem, kernel), launch(problem, kernel, pack=make_pack(problem)))
 
 
-class TestOnSlices(Family, SharedRows, RowsAlone, OnSlices):
+class TestOnSlices(Family, SharedRows, RowsAlone, OnSlices, PackedWeights):
     """fp32 on fp16 slices. No call chooses them on Hopper, whose kernels have the same split, packs and fixup."""
 
     kernels = every_tile(plans.MMA, SPLIT_ARITHMETICS)

@@ -12,6 +12,10 @@ from tests.ops.table import rows, some
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
+# A gradient of a row's number sums 16 terms of the size of 4. A kernel sums them in fp32; a traced graph rounds each to
+# 16 bits before, by 2^-9: together 4 * 4 * 2^-9.
+ROUNDED: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"rtol": 2.0**-6, "atol": 2.0**-5}}
+
 
 class Recorder(TorchDispatchMode):
     """The operators of ours, each with what it is given before it runs."""
@@ -54,7 +58,7 @@ def test_opcheck(op: Op, device: torch.device, rng: torch.Generator) -> None:
         assert all(result == "SUCCESS" for result in results.values()), (func, results)
         if "_out" not in str(func) and "into" not in str(func):  # the others have no derivative
             leaves = torch.utils._pytree.tree_map(with_gradient, args)
-            results = torch.library.opcheck(func, leaves, kwargs, test_utils=CHECKS)
+            results = torch.library.opcheck(func, leaves, kwargs, test_utils=CHECKS, **ROUNDED[device.type])
             assert all(result == "SUCCESS" for result in results.values()), (func, results)
     if op.name.startswith(("linear", "sigmoid", "bias_relu", "relu_div", "scale")):
         assert recorder.seen

@@ -66,8 +66,10 @@ const char* enqueue(int64_t blocks, int device, void* stream, void** parameters)
   return cuda::launch<Kernel>(shape, parameters);
 }
 
-constexpr int64_t kPlaces = int64_t(1) << 22;  // roots of a device: 16 MiB
-constexpr int64_t kAligned = 64;               // roots, so that two weights share no sector
+constexpr int64_t kPlaces = int64_t(1) << 22;  // 16 MiB
+constexpr int64_t kAligned = 64;               // so that two weights share no sector
+
+__device__ float all_places[kPlaces];  // each device has its own
 
 using Weight = std::tuple<const void*, int64_t, int64_t, int64_t>;
 
@@ -88,18 +90,14 @@ Memories& memories() {
   return *all;
 }
 
-// As PyTorch's allocator does: another thread's capture is not disturbed. Null where there is no memory.
-float* allocate(int device) {
-  void* memory = nullptr;
+float* find_places(int device) {
+  void* found = nullptr;
   int current = 0;
-  auto mode = cudaStreamCaptureModeRelaxed;
-  cudaThreadExchangeStreamCaptureMode(&mode);
   const bool is_current = cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
-  if (!is_current || cudaMalloc(&memory, kPlaces * sizeof(float)) != cudaSuccess) memory = nullptr;
+  if (!is_current || cudaGetSymbolAddress(&found, all_places) != cudaSuccess) found = nullptr;
   cudaSetDevice(current);
   cudaGetLastError();  // where there is no memory, nothing is remembered
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  return static_cast<float*>(memory);
+  return static_cast<float*>(found);
 }
 
 bool is_capturing(void* stream) {
@@ -120,7 +118,7 @@ Remembered remembered_roots(const StridedMatrix& weight, int device, void* strea
     return {memory.roots + found->second, /*is_new=*/false};
   }
   if (is_capturing(stream)) return {};
-  if (!memory.roots) memory.roots = allocate(device);
+  if (!memory.roots) memory.roots = find_places(device);
   if (!memory.roots) return {};
   if (memory.used + needed > kPlaces) {
     memory.places.clear();

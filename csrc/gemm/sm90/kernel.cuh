@@ -139,7 +139,8 @@ struct Kernel {
   // Behind all tiles, by all warps that have to do with them: whether they are computed again, which they are once.
   CUTLASS_DEVICE static bool wants_again(Shared& shared, bool is_again) {
     if constexpr (!Types::kJudgesRows) return false;
-    constexpr int kThreads = 128 * kGroups + 32 * (1 + kGroups), kId = 6;  // behind Handover's
+    constexpr int kThreads = 128 * kGroups + 32 * (1 + kGroups);
+    constexpr int kId = 6 + kGroups;  // behind those of Handover and EpilogueMoments
     if (is_again) return false;
     asm volatile("" ::: "memory");  // accesses are not moved beyond the barrier
     __syncwarp();

@@ -51,7 +51,7 @@ struct AsItLiesMainloop {
   using SmemLayoutX = decltype(cute::tile_to_shape(
       cute::GMMA::Layout_K_SW128_Atom<Element>{},
       cute::make_shape(cute::Int<kColumns>{}, cute::Int<kStageK>{}, cute::Int<Slices * Stages>{})));
-  static_assert((kColumns == 8 || SmemLayoutX{}.layout_b()(8, 0, 0) == 8 * kStageK) &&
+  static_assert(SmemLayoutX{}.layout_b()(8, 0, 0) == 8 * kStageK &&
                     SmemLayoutX{}.layout_b()(0, 0, 1) == kColumns * kStageK,
                 "rows and slices are not one behind the other, as TMA writes them");
 

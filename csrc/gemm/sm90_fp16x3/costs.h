@@ -49,7 +49,6 @@ constexpr TileCost kAsItLiesSplitTileCosts[] = {
     {0.97, 0.5, 11.0, 0, 1.0, 0.8},   // 64x128
     {0.69, 4.0, 11.0, 0, 1.0, 0.5},   // 32x128
     {0.59, 8.0, 7.0, 0, 0.2, 0.05},   // 16x128
-    {0.53, 4.0, 8.0, 0, 0.2, 0.05},   // 8x128
 };
 
 constexpr TileCost kAsItLiesScaledTileCosts[] = {

@@ -63,10 +63,10 @@ bool is_candidate(const Problem& p, int index) {
 }
 
 open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
-  constexpr open::KernelName kSplitNames[] = {
-      "epigemm_open_sm90_fp16x3_split_0", "epigemm_open_sm90_fp16x3_split_1", "epigemm_open_sm90_fp16x3_split_2",
-      "epigemm_open_sm90_fp16x3_split_3", "epigemm_open_as_it_lies_split_0",  "epigemm_open_as_it_lies_split_1",
-      "epigemm_open_as_it_lies_split_2",  "epigemm_open_as_it_lies_split_3",  "epigemm_open_as_it_lies_split_4"};
+  constexpr open::KernelName kSplitNames[] = {"epigemm_open_sm90_fp16x3_split_0", "epigemm_open_sm90_fp16x3_split_1",
+                                              "epigemm_open_sm90_fp16x3_split_2", "epigemm_open_sm90_fp16x3_split_3",
+                                              "epigemm_open_as_it_lies_split_0",  "epigemm_open_as_it_lies_split_1",
+                                              "epigemm_open_as_it_lies_split_2",  "epigemm_open_as_it_lies_split_3"};
   constexpr open::KernelName kScaledNames[] = {"epigemm_open_sm90_fp16x3_scaled_0", "epigemm_open_sm90_fp16x3_scaled_1",
                                                "epigemm_open_sm90_fp16x3_scaled_2", "epigemm_open_as_it_lies_scaled_0",
                                                "epigemm_open_as_it_lies_scaled_1",  "epigemm_open_as_it_lies_scaled_2",

@@ -6,7 +6,7 @@ foreach(tiles split:4 scaled:3)
   epigemm_open_kernel(epigemm_open_sm90_fp16x3_${arithmetic} gemm/sm90_fp16x3/open_${arithmetic}.cu.in ARCH lto_90a
                       CUTLASS SYMBOLS ${symbols})
 endforeach()
-foreach(tiles Split:5 Scaled:4)
+foreach(tiles Split:4 Scaled:4)
   string(REGEX MATCH "^([A-Za-z]+):([0-9]+)$" _ "${tiles}")
   string(TOLOWER ${CMAKE_MATCH_1} arithmetic)
   set(definitions EPIGEMM_ARITHMETIC=${CMAKE_MATCH_1} EPIGEMM_TILES=${CMAKE_MATCH_2})

@@ -35,9 +35,10 @@ constexpr Tile kScaledTiles[] = {
 // The same with the weight as it lies (as_it_lies_mainloop.h): `m` rows of x are the kernel's columns. They come behind
 // the others in the numbers of an arithmetic's tiles.
 constexpr Tile kAsItLiesSplitTiles[] = {
-    {128, 128, 1, 1, Schedule::Cooperative, true, 3, 2, 4096}, {64, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 4096},
-    {32, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 4096},  {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
-    {8, 128, 1, 1, Schedule::Cooperative, true, 6, 1, 2048},
+    {128, 128, 1, 1, Schedule::Cooperative, true, 3, 2, 4096},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 4, 2, 4096},
+    {32, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 4096},
+    {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
 };
 
 constexpr Tile kAsItLiesScaledTiles[] = {

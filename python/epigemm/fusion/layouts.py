@@ -92,7 +92,7 @@ def put_in_rows(graph: fx.Graph, only: Collection[str]) -> dict[str, Copied]:
         for each, value in copied.changed.items():
             each.meta["example_value"] = value
         for result, order in copied.back.items():
-            _inserted(next(reversed(graph.nodes)), _in_order, result, order)
+            _inserted(next(iter(reversed(graph.nodes))), _in_order, result, order)
     return found
 
 
