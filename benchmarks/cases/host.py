@@ -112,7 +112,7 @@ def _linear(
         weight, bias = layer.weight.detach(), layer.bias.detach()
         given = epigemm.pack(weight) if dtype == torch.float32 else weight
         out, chain = F.linear(x, weight, bias), chain_of(layer)
-        plain = weight.clone()  # of a clone nothing is kept
+        plain, own = weight.clone(), copy.deepcopy(layer)  # of a copy nothing is kept
         runs: Runs = {
             F_LINEAR: lambda: F.linear(x, weight, bias),
             EAGER: lambda: after(F.linear(x, weight, bias)),
@@ -120,12 +120,10 @@ def _linear(
             OUT: lambda: ours(x, given, bias, *scalars, out=out),
         }
         if module_of is not None:
-            own = copy.deepcopy(layer)
-            if dtype == torch.float32:
-                epigemm.pack(own.weight)
             module = module_of(own, *scalars)
             runs |= {MODULE: lambda: module(x), MODULE_EAGER: lambda: chain(x)}
         if dtype == torch.float32:
+            epigemm.pack(own.weight)
             runs[PLAIN] = lambda: ours(x, plain, bias, *scalars)
         return runs | _site(chain, x, layer)
 
