@@ -1,4 +1,4 @@
-"""Gradients near a kink, and of products that 16 bits do not hold. Others: tests/ops/test_autograd.py, test_opcheck.py."""
+"""Gradients near a kink, and of products that 16 bits do not hold. Others: tests/ops/test_autograd.py."""
 
 from __future__ import annotations
 
@@ -77,13 +77,3 @@ def test_a_bias_that_cancels_the_product(dtype: torch.dtype) -> None:
     assert scale.grad is not None
     error = torch.linalg.vector_norm(scale.grad.double() - expected)
     assert float(error) <= 2 * torch.finfo(dtype).eps * float(torch.linalg.vector_norm(expected))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_bias_that_cancels_the_product_under_functional_transforms(dtype: torch.dtype) -> None:
-    x, weight, bias = cancelling(dtype)
-    z = torch.nn.functional.linear(x, weight, bias)
-    _, found = torch.func.grad_and_value(lambda w: epigemm.linear_relu(x, w, bias).sum(dtype=torch.float64))(
-        weight
-    )
-    torch.testing.assert_close(found, torch.relu(z).sum(dtype=torch.float64), rtol=0, atol=0)

@@ -115,11 +115,42 @@ def test_over_two_layers() -> None:
     assert not any(map(torch.equal, before, leaves))
 
 
-@pytest.mark.parametrize("kind", [ours.LinearReLU, ours.LinearGLU, ours.LinearBatchNormReLU])
+@epigemm.epilogue
+def optional(acc: Tensor, bias: PerColumn | None = None, residual: Matrix | None = None) -> Tensor:
+    z = F.silu(acc if bias is None else acc + bias)
+    return z if residual is None else z + residual
+
+
+@pytest.mark.parametrize("bias", [None, True, False])
+def test_a_users_epilogue_whose_operands_may_be_absent(bias: bool | None) -> None:
+    layer = ours.Linear(K, N, bias, epilogue=optional)
+    assert (layer.bias is None) == (bias is False)
+    z = F.silu(F.linear(x, layer.weight, layer.bias))
+    for same in (layer, ours.Linear.from_linear(linear_of(layer), optional)):
+        torch.testing.assert_close(same(x), z)
+        torch.testing.assert_close(same(x, matrix), z + matrix)
+        torch.testing.assert_close(same(x, residual=matrix), z + matrix)
+
+
+def linear_of(layer: Any) -> nn.Linear:
+    made = nn.Linear(K, N, layer.bias is not None)
+    made.load_state_dict(layer.state_dict())
+    return made
+
+
+@pytest.mark.parametrize(
+    "kind", [ours.LinearReLU, ours.LinearReLUDiv, ours.LinearGLU, ours.LinearBatchNormReLU]
+)
 def test_options_of_the_constructor(kind: Any) -> None:
     module = kind(K, N, precision="ieee", strict=True, device="meta", dtype=torch.float64)
     assert all(each.is_meta and each.dtype is torch.float64 for each in module.parameters())
     assert "precision='ieee', strict=True" in repr(module)
+    given = (nn.Linear(K, N), nn.BatchNorm1d(N))
+    is_norm = kind is ours.LinearBatchNormReLU
+    over = kind.from_layers(*given, strict=True) if is_norm else kind.from_linear(given[0], strict=True)
+    for each in (kind(K, N, strict=True), kind(K, N, strict=True).eval(), over):
+        with pytest.raises(RuntimeError, match="strict: got True"):
+            each(x)
 
 
 @pytest.mark.parametrize("convert", ["half", "bfloat16", "double"])
