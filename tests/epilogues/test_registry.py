@@ -60,3 +60,13 @@ def test_sample_inputs_fit_the_op(name: str, arithmetic: Arithmetic) -> None:
         for vector in [drawn[0].bias, *drawn[0].operands]:
             if vector is not None and vector.dim() == 1:
                 assert bool((vector < 0).any()) and bool((vector > 0).any())
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_reference_rounds_once(name: str, dtype: torch.dtype) -> None:
+    epilogue, acc = registry.EPILOGUES[name], torch.randn(50, 64).to(dtype)
+    given = epilogue.in_order(*sample_inputs(epilogue, 64, dtype, generator=torch.Generator().manual_seed(5)))
+    assert given is not None
+    wide = [each.float() if isinstance(each, torch.Tensor) else each for each in given]
+    assert torch.equal(epilogue.reference(acc, given), epilogue.reference(acc.float(), wide).to(dtype))
