@@ -1,29 +1,17 @@
-"""`linear_glu` against PyTorch: values, derivatives, compilers and transforms, and what it refuses."""
+"""`linear_glu`: the order of its halves, exported programs, packs, tuning. Values and errors: tests/ops, tests/net."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import epigemm
-from tests.support.gated import Pair, assert_right, draw
+from tests.support.gated import assert_right, draw
 from tests.support.stage import Stage
 
 M, N, K = 6, 16, 24
-
-
-def given(pair: Pair, is_whole: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call."""
-    if is_whole:
-        return pair.whole, {}
-    x, weight, bias, weight2, bias2 = pair
-    return (x, weight, bias), {"weight2": weight2, "bias2": bias2}
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
+x = torch.randn(M, K)
 
 
 def test_the_first_half_is_activated() -> None:
@@ -36,9 +24,6 @@ def test_the_first_half_is_activated() -> None:
         x, weight[N:], bias[N:], weight2=weight[:N], bias2=bias[:N], activation="sigmoid"
     )
     torch.testing.assert_close(turned, F.glu(F.linear(x, weight, bias), -1))
-
-
-# --- compilers and modes ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -62,23 +47,9 @@ def test_packed_weights() -> None:
     assert_right(found, pair, "relu")
 
 
-def test_explained() -> None:
-    """Both products, in the order in which they run."""
-    args, named = given(draw((M,), N, K, torch.float32), is_whole=False)
-    found = epigemm.explain(epigemm.linear_glu, *args, **named)
-    assert "epilogue gated_silu" in found.op and len(found.kernels) == 3
-    assert any(reason.startswith("it reads another product: torch GEMM") for reason in found.reasons)
-
-
 def test_tuned(stage: Stage) -> None:
     """The product that the other one reads, and that one."""
     pair = draw((40,), 256, 128, torch.bfloat16, bias=False)
     found = epigemm.tune("linear_glu", pair.x, pair.weight, weight2=pair.weight2)
     assert [entry.epilogue for entry in found.entries[:1]] == ["bias"] and len(found.entries) == 2
     assert "; gated_silu" in found.problem and sum(each.chosen for each in found.candidates) == 2
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
-
-x, weight, bias = torch.randn(M, K), torch.randn(2 * N, K), torch.randn(2 * N)
-# Of each call the argument that the error names; tests/net/errors.txt has the words.

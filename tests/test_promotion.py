@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,11 +60,3 @@ def test_a_residual_stream_stays_in_fp32() -> None:
                 exact = F.linear(exact, each.weight.double(), bias) + exact
     errors = [float((each.double() - exact).norm() / exact.norm()) for each in (stream, theirs)]
     assert errors[0] <= 1.1 * errors[1] < 2e-3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_outside_of_autocast_a_result_has_the_type_of_x(dtype: torch.dtype) -> None:
-    x, weight, residual = torch.randn(3, K).to(dtype), torch.randn(N, K).to(dtype), torch.randn(3, N)
-    assert epigemm.linear_residual(x, weight, None, residual).dtype is dtype
-    with torch.autocast("cpu", dtype, enabled=False):
-        assert epigemm.linear_residual(x, weight, None, residual).dtype is dtype

@@ -123,10 +123,3 @@ def test_functions_that_run_later_are_no_functions_to_decorate(mode: Switches) -
     for later in (generator, coroutine):
         with pytest.raises(TypeError, match="runs after the call; accepted are plain functions"):
             mode.block()(later)
-
-
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_it_is_a_switch(mode: Switches, value: Any) -> None:
-    for switch in (mode.block, mode.everywhere):
-        with pytest.raises(TypeError, match=r"enabled: got \w+; accepted is True or False"):
-            switch(value)

@@ -51,14 +51,27 @@ def test_autocast_rounds_the_bias_with_the_product(how: str, dtype: torch.dtype)
         assert_near(call(), torch.tanh(z), z)
 
 
+def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A bias that would be folded, of an identity."""
+    zeros, ones = torch.zeros(8), torch.ones(8)
+    return epigemm.linear_scale_batch_norm(x, weight, bias, ones.to(x.dtype), zeros, ones, eps=0.0)
+
+
+FUNCTIONS: dict[str, Any] = {
+    "linear": epigemm.linear,
+    "absent scale": lambda x, weight, bias: epigemm.linear_scale(x, weight, bias, None),
+    "norm": norm,
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("how", ["vmap", "vjp", "compiled", "recorded", "autocast"])
-def test_a_scale_that_is_absent(how: str, dtype: torch.dtype) -> None:
-    """Nothing but the bias is folded: a linear layer."""
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_way_to_call(name: str, how: str, dtype: torch.dtype) -> None:
     x, weight, bias = operands(dtype)
 
     def run(x: Tensor) -> Tensor:
-        return epigemm.linear_scale(x, weight, bias, None)
+        return FUNCTIONS[name](x, weight, bias)  # type: ignore[no-any-return]
 
     weight.requires_grad_(how in ("compiled", "recorded"))
     calls: dict[str, Any] = {

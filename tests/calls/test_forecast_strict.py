@@ -5,31 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import epigemm
 from tests.support.cases import fused_unavailable
 from tests.support.public import PUBLIC_LINEAR, Public
 
 functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
-MODULES = ["LinearReLU", "LinearSigmoidScaleResidual", "LinearReLUDiv", "LinearScaleBatchNorm1d"]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_pass_it_on(name: str) -> None:
-    module = getattr(epigemm.nn, name)(8, 4, strict=True)
-    assert module.strict and "strict=True" in repr(module)
-    assert "strict" not in repr(getattr(epigemm.nn, name)(8, 4))
-    for training in (True, False):
-        with pytest.raises(RuntimeError, match="strict: got True"):
-            module.train(training)(torch.randn(3, 8))
-    linear = torch.nn.Linear(8, 4)
-    if name == "LinearScaleBatchNorm1d":
-        again = epigemm.nn.LinearScaleBatchNorm1d.from_layers(
-            linear, None, torch.nn.BatchNorm1d(4), strict=True
-        )
-    else:
-        again = getattr(epigemm.nn, name).from_linear(linear, strict=True)
-    with pytest.raises(RuntimeError, match="strict: got True"):
-        again(torch.randn(3, 8))
 
 
 @pytest.mark.gpu

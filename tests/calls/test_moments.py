@@ -1,4 +1,4 @@
-"""Column statistics beside a product: what is launched, and the values. Reasons of the entry: test_one_kernel.py."""
+"""Column statistics beside a product: what is launched. Reasons of the entry: test_one_kernel.py; values: tests/ops."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ import torch
 
 from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import moments
 from epigemm.epilogues.library import BIAS
-from epigemm.epilogues.registry import compute_dtype
 from epigemm.planner import dry_runs, plans
 from tests.gemm.query import H200
-from tests.support.moments import assert_close
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 TMA, SWAP_AB = (list(build_info()["families"]).index(name) for name in ("sm90_tma", "sm90_swap_ab"))
 TILES = range(build_info()["families"]["sm90_tma"]["16_bits"])
 
@@ -58,17 +54,3 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(m, n, k) for m in (4096, 8192) for n in (1024, 4096) for k in (512, 1024)]
     assert ["torch_gemm"] in [launches(*shape, statistics=False) for shape in shapes]
     assert [launches(*shape) for shape in shapes] == [["fused", "merge"]] * len(shapes)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [65, 1])
-def test_values_where_no_kernel_runs(dtype: torch.dtype, rows: int, rng: torch.Generator) -> None:
-    """Of the stored matrix, wherever it lies."""
-    x, weight, bias = (torch.randn(size, generator=rng).to(dtype) for size in ((rows, 32), (40, 32), 40))
-    z, (mean, variance, *_) = moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))
-    rounding = 16 * torch.finfo(dtype).eps
-    expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(z.double(), expected, rtol=rounding, atol=8 * rounding)
-    assert z.dtype is dtype and mean.dtype is variance.dtype is compute_dtype(dtype)
-    assert_close(z, mean, variance)
-    assert_close(z.t(), *moments.column_moments(z.t())[:2])

@@ -121,29 +121,6 @@ def test_gradients_of_every_choice_of_vectors(
             torch.testing.assert_close(mine, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("road", ["vmap", "compiled"])
-def test_a_bias_that_cancels_the_product(road: str, dtype: torch.dtype, device: torch.device) -> None:
-    """A folded bias is added behind the product. Where that is rounded first, nothing would be left of the sum."""
-    k, generator = 16, torch.Generator().manual_seed(0)
-    x = (4 + torch.randn(6, k, generator=generator) / 10).to(device, dtype)
-    weight = (1 + torch.randn(8, k, generator=generator) / 50).to(device, dtype)
-    bias = torch.full((8,), -4.0 * k, device=device, dtype=dtype)
-    zeros, ones = torch.zeros(8, device=device), torch.ones(8, device=device)
-    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-
-    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return epigemm.linear_scale_batch_norm(x, weight, bias, ones.to(x.dtype), zeros, ones, eps=0.0)
-
-    if road == "vmap":
-        found = torch.func.vmap(run, (1, None, None))(x[:, None], weight, bias)[0]
-    else:
-        found = torch.compile(run, backend="aot_eager")(x, weight, bias)
-    # Two roundings of a sum.
-    bound = torch.finfo(dtype).eps * float(exact.abs().max()) + 1e-3
-    assert float((found.double() - exact).abs().max()) <= bound
-
-
 def test_which_gradients_the_derivative_of_a_folded_call_has() -> None:
     """That of x reads the scale, not the bias: as PyTorch's, it needs no gradient where only the bias does."""
     x, weight, scale = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)

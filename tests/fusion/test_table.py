@@ -15,8 +15,8 @@ from tests.fusion.table import Row
 from tests.fusion.table_chains import GATES, SPELLINGS
 from tests.support.thorough import in_turn
 
-# A backend, gradients or not, a type, and how many sizes: the second one makes the rows a symbol. Two for each, but for
-# spellings of the same, each of which has one.
+# A backend, gradients or not, a type, and how many sizes: the second one makes the rows a symbol. Two for each row that
+# writes; spellings of the same have one each.
 Way = tuple[str, bool, torch.dtype, int]
 WAYS: list[list[Way]] = [
     [("eager", False, torch.float32, 2), ("aot_eager", True, torch.float32, 1)],
@@ -26,9 +26,15 @@ WAYS: list[list[Way]] = [
     [("eager", False, torch.float32, 1), ("eager", True, torch.float32, 1)],
 ]
 ONE_EACH = in_turn(SPELLINGS, [way for ways in WAYS for way in ways])
-OTHERS = [*table_chains.ROWS[len(SPELLINGS) :], *table_writes.ROWS]
-TWO_EACH = [(row, way) for row, ways in in_turn(OTHERS, WAYS) for way in ways]
-CASES = [(row, way) for row, way in (*ONE_EACH, *TWO_EACH) if way[0] in row.backends]
+# Of other chains each has one in fp32, for which its report is compared, and some have one in 16 bits beside it.
+OTHERS = table_chains.ROWS[len(SPELLINGS) :]
+IN_FP32, IN_16_BITS = (
+    [way for ways in WAYS for way in ways if (way[2] is torch.float32) == is_fp32]
+    for is_fp32 in (True, False)
+)
+OF_CHAINS = [*in_turn(OTHERS, IN_FP32), *in_turn(OTHERS[::4], IN_16_BITS)]
+TWO_EACH = [(row, way) for row, ways in in_turn(table_writes.ROWS, WAYS) for way in ways]
+CASES = [(row, way) for row, way in (*ONE_EACH, *OF_CHAINS, *TWO_EACH) if way[0] in row.backends]
 
 
 def check_report(row: Row, report: FusionReport) -> None:

@@ -1,146 +1,204 @@
-"""The modules: compatible with what they replace, in names, state, copies and every mode."""
+"""Layers over existing ones, numbers and operands of their own. What all layers share: tests/ops/test_layers.py."""
 
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import epigemm
-from tests.nn.test_batch_norm import layer as batch_norm
+from epigemm import Matrix, PerColumn, Scalar
 
-ROWS, IN, OUT = 9, 24, 16
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A module of ours, how it is made and remade from a linear layer, and what follows that layer in plain PyTorch."""
-
-    name: str
-    make: Callable[..., nn.Module]
-    from_linear: Callable[[nn.Linear], nn.Module]
-    after: Callable[[torch.Tensor], torch.Tensor]
+ours = epigemm.nn
+ROWS, K, N = 9, 24, 16
+x, matrix, gamma = torch.randn(ROWS, K), torch.randn(ROWS, N), nn.Parameter(torch.randn(N))
+Over = tuple[Callable[[nn.Linear], Any], Callable[[Tensor], Tensor], str]
 
 
-FUSED = [
-    Fused(
-        "LinearReLU",
-        epigemm.nn.LinearReLU,
-        epigemm.nn.LinearReLU.from_linear,
-        torch.relu,
+@epigemm.epilogue
+def clamped(acc: Tensor, bias: PerColumn, residual: Matrix, limit: Scalar = 1.0) -> Tensor:
+    return torch.clamp(acc + bias, -limit, limit) + residual
+
+
+# A layer over a linear one, what follows that in PyTorch, and the epilogue that is printed.
+OVER: dict[str, Over] = {
+    "Linear": (ours.Linear.from_linear, lambda z: z, "None"),
+    "a user's": (
+        lambda linear: ours.Linear.from_linear(linear, clamped),
+        lambda z: torch.clamp(z, -1, 1) + matrix,
+        "clamped",
     ),
-    Fused(
-        "LinearSigmoidScaleResidual",
-        lambda k, n, bias=True: epigemm.nn.LinearSigmoidScaleResidual(k, n, scale=2.0, bias=bias),
-        lambda linear: epigemm.nn.LinearSigmoidScaleResidual.from_linear(linear, scale=2.0),
+    "ReLU": (ours.LinearReLU.from_linear, torch.relu, "bias_relu"),
+    "scale": (
+        lambda linear: ours.LinearSigmoidScaleResidual.from_linear(linear, scale=2.0),
         lambda z: z + 2.0 * torch.sigmoid(z),
+        "sigmoid_scale_residual, precision=None, scale=2.0",
     ),
-    Fused(
-        "LinearReLUDiv",
-        lambda k, n, bias=True: epigemm.nn.LinearReLUDiv(k, n, divisor=-2.0, bias=bias),
-        lambda linear: epigemm.nn.LinearReLUDiv.from_linear(linear, divisor=-2.0),
+    "divisor": (
+        lambda linear: ours.LinearReLUDiv.from_linear(linear, divisor=-2.0),
         lambda z: torch.relu(z) / -2.0,
+        "relu_div",
     ),
-    Fused(
-        "LinearGELU",
-        lambda k, n, bias=True: epigemm.nn.LinearGELU(k, n, bias, approximate="tanh"),
-        lambda linear: epigemm.nn.LinearGELU.from_linear(linear, approximate="tanh"),
-        lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
+    "GELU": (
+        lambda linear: ours.LinearGELU.from_linear(linear, approximate="tanh"),
+        lambda z: F.gelu(z, approximate="tanh"),
+        "bias_gelu_tanh",
     ),
-    Fused("LinearSiLU", epigemm.nn.LinearSiLU, epigemm.nn.LinearSiLU.from_linear, torch.nn.functional.silu),
-    Fused("LinearTanh", epigemm.nn.LinearTanh, epigemm.nn.LinearTanh.from_linear, torch.tanh),
-]
-fused_modules = pytest.mark.parametrize("fused", FUSED, ids=lambda f: f.name)
+    "SiLU": (ours.LinearSiLU.from_linear, F.silu, "bias_silu"),
+    "Tanh": (ours.LinearTanh.from_linear, torch.tanh, "bias_tanh"),
+    "residual": (ours.LinearResidual.from_linear, lambda z: z + matrix, "residual"),
+    "gated": (ours.LinearGated.from_linear, lambda z: F.silu(z) * matrix, "gated_silu"),
+    "gated, GELU": (
+        lambda linear: ours.LinearGated.from_linear(linear, activation="gelu"),
+        lambda z: F.gelu(z) * matrix,
+        "gated_gelu",
+    ),
+    "layer scale": (
+        lambda linear: ours.LinearLayerScaleResidual.from_linear(linear, gamma),
+        lambda z: matrix + gamma * z,
+        "layer_scale_residual",
+    ),
+    "GLU": (
+        lambda linear: ours.LinearGLU.from_linear(linear, activation="gelu"),
+        lambda z: F.gelu(z[:, : N // 2]) * z[:, N // 2 :],
+        "gated_gelu",
+    ),
+}
+READS_MATRIX = ("a user's", "residual", "gated", "gated, GELU", "layer scale")
 
 
-@fused_modules
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-def test_names_and_random_draws_are_those_of_linear(fused: Fused, bias: bool) -> None:
-    """The same seed gives the same parameters; state dicts load both ways, strictly."""
-    torch.manual_seed(3)
-    linear = nn.Linear(IN, OUT, bias=bias)
-    torch.manual_seed(3)
-    module = fused.make(IN, OUT, bias=bias)
-    assert list(module.state_dict()) == list(linear.state_dict())
-    for name, tensor in linear.state_dict().items():
-        assert torch.equal(module.state_dict()[name], tensor)
-    other = fused.make(IN, OUT, bias=bias)
-    other.load_state_dict(linear.state_dict())
-    nn.Linear(IN, OUT, bias=bias).load_state_dict(module.state_dict())
-    x = torch.randn(ROWS, IN)
-    assert torch.equal(other(x), module(x))
-
-
-@fused_modules
-def test_from_linear_shares_the_parameter_objects(fused: Fused) -> None:
-    linear = nn.Linear(IN, OUT)
-    module = fused.from_linear(linear)
-    parameters = dict(module.named_parameters())
-    assert parameters["weight"] is linear.weight and parameters["bias"] is linear.bias
+@pytest.mark.parametrize("name", OVER)
+@pytest.mark.parametrize("bias", [True, False])
+def test_over_a_linear_layer(name: str, bias: bool) -> None:
+    """It shares the parameters, their changes and gradients, and the mode; copies and pickles do not."""
+    if name == "a user's" and not bias:
+        return  # its function has one
+    make, after, epilogue = OVER[name]
+    linear = nn.Linear(K, N, bias).eval()
+    layer, others = make(linear), [matrix] * (name in READS_MATRIX)
+    assert layer.weight is linear.weight and layer.bias is linear.bias and not layer.training
     with torch.no_grad():
         linear.weight.mul_(2)
-    x = torch.randn(ROWS, IN)
-    torch.testing.assert_close(module(x), fused.after(linear(x)), rtol=1e-5, atol=1e-5)
-    module(x).sum().backward()
-    assert linear.weight.grad is not None and linear.bias.grad is not None
+    for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(same(x, *others), after(linear(x)), rtol=1e-5, atol=1e-5)
+    layer(x, *others).sum().backward()
+    assert all(each.grad is not None for each in linear.parameters())
+    out = N // (2 if name == "GLU" else 1)
+    assert f"in_features={K}, out_features={out}, bias={bias}" in repr(layer)
+    assert f"epilogue={epilogue}" in repr(layer)
 
 
-@pytest.fixture(params=[*FUSED, "batch_norm", "sigmoid"], ids=lambda f: f if isinstance(f, str) else f.name)
-def module(request: pytest.FixtureRequest) -> nn.Module:
-    if request.param == "batch_norm":
-        return batch_norm().eval()  # type: ignore[no-any-return]
-    if request.param == "sigmoid":
-        return epigemm.nn.Sigmoid().eval()
-    return request.param.make(IN, OUT).eval()  # type: ignore[no-any-return]
+def test_over_two_layers() -> None:
+    """Llama's `gate_proj` and `up_proj`; one may have a bias."""
+    gate, up = nn.Linear(K, N, bias=False), nn.Linear(K, N)
+    layer = ours.LinearGLU.from_linears(gate, up)
+    assert layer.weight is gate.weight and layer.weight2 is up.weight and layer.bias2 is up.bias
+    assert (layer.in_features, layer.out_features) == (K, N)
+    assert list(layer.state_dict()) == ["weight", "weight2", "bias2"]
+    for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(same(x), F.silu(gate(x)) * up(x), rtol=1e-5, atol=1e-5)
+    assert "bias=False" in repr(layer) and "two weights, bias2=True, activation='silu'" in repr(layer)
+    assert "bias2=False" in repr(ours.LinearGLU.from_linears(up, gate))
+    leaves = [*gate.parameters(), *up.parameters()]
+    found, expected = (
+        torch.autograd.grad(result.sum(), leaves) for result in (layer(x), F.silu(gate(x)) * up(x))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    before = [each.detach().clone() for each in leaves]
+    layer.reset_parameters()
+    assert not any(map(torch.equal, before, leaves))
 
 
-def test_copies_and_pickles(module: nn.Module) -> None:
-    x = torch.randn(ROWS, IN)
-    expected = module(x)
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(twin(x), expected)
-        for mine, other in zip(module.parameters(), twin.parameters(), strict=True):
-            assert mine is not other and torch.equal(mine, other)
-    buffer = io.BytesIO()
-    torch.save(module.state_dict(), buffer)
-    buffer.seek(0)
-    module.load_state_dict(torch.load(buffer))
-    assert torch.equal(module(x), expected)
+@epigemm.epilogue
+def optional(acc: Tensor, bias: PerColumn | None = None, residual: Matrix | None = None) -> Tensor:
+    z = F.silu(acc if bias is None else acc + bias)
+    return z if residual is None else z + residual
 
 
-def test_repr_names_what_was_configured(module: nn.Module) -> None:
-    text = repr(module)
-    assert type(module).__name__ in text
-    if any(True for _ in module.parameters()):
-        assert str(IN) in text and str(OUT) in text
-        assert "epilogue=" in text and "precision=None" in text and "strict" not in text
+@pytest.mark.parametrize("bias", [None, True, False])
+def test_a_users_epilogue_whose_operands_may_be_absent(bias: bool | None) -> None:
+    layer = ours.Linear(K, N, bias, epilogue=optional)
+    assert (layer.bias is None) == (bias is False)
+    z = F.silu(F.linear(x, layer.weight, layer.bias))
+    for same in (layer, ours.Linear.from_linear(linear_of(layer), optional)):
+        torch.testing.assert_close(same(x), z)
+        torch.testing.assert_close(same(x, matrix), z + matrix)
+        torch.testing.assert_close(same(x, residual=matrix), z + matrix)
+
+
+def linear_of(layer: Any) -> nn.Linear:
+    made = nn.Linear(K, N, layer.bias is not None)
+    made.load_state_dict(layer.state_dict())
+    return made
 
 
 @pytest.mark.parametrize(
-    ("layer", "epilogue"),
-    [
-        (epigemm.nn.Linear, "None"),
-        (epigemm.nn.LinearReLU, "bias_relu"),
-        (epigemm.nn.LinearGELU, "bias_gelu"),
-        (epigemm.nn.LinearReLUDiv, "relu_div"),
-        (epigemm.nn.LinearResidual, "residual"),
-        (epigemm.nn.LinearGated, "gated_silu"),
-        (epigemm.nn.LinearLayerScaleResidual, "layer_scale_residual"),
-        (epigemm.nn.LinearScaleBatchNorm1d, "scale_batch_norm"),
-        (epigemm.nn.LinearBatchNormReLU, "batch_norm_relu"),
-    ],
+    "kind", [ours.LinearReLU, ours.LinearReLUDiv, ours.LinearGLU, ours.LinearBatchNormReLU]
 )
-def test_repr_names_epilogue_precision_and_mode(layer: Any, epilogue: str) -> None:
-    text = layer(IN, OUT, precision="ieee", strict=True).extra_repr()
-    assert f"epilogue={epilogue}, precision='ieee', strict=True" in text
-    assert "batch_invariant" not in text
-    with epigemm.batch_invariant():
-        assert f"epilogue={epilogue}, precision=None, batch_invariant=True" in layer(IN, OUT).extra_repr()
-    assert "batch_invariant" not in layer(IN, OUT).extra_repr()
+def test_options_of_the_constructor(kind: Any) -> None:
+    module = kind(K, N, precision="ieee", strict=True, device="meta", dtype=torch.float64)
+    assert all(each.is_meta and each.dtype is torch.float64 for each in module.parameters())
+    assert "precision='ieee', strict=True" in repr(module)
+    given = (nn.Linear(K, N), nn.BatchNorm1d(N))
+    is_norm = kind is ours.LinearBatchNormReLU
+    over = kind.from_layers(*given, strict=True) if is_norm else kind.from_linear(given[0], strict=True)
+    for each in (kind(K, N, strict=True), kind(K, N, strict=True).eval(), over):
+        with pytest.raises(RuntimeError, match="strict: got True"):
+            each(x)
+
+
+@pytest.mark.parametrize("convert", ["half", "bfloat16", "double"])
+def test_a_scale_that_is_a_tensor_is_converted_and_copied(convert: str) -> None:
+    """A buffer or a parameter: it follows the layer's type, and is in its copies."""
+    for scale in (torch.tensor(2.0), nn.Parameter(torch.tensor(2.0))):
+        module = ours.LinearSigmoidScaleResidual(K, N, scale=scale)
+        expected = module(x).detach()
+        converted = getattr(copy.deepcopy(module), convert)()
+        assert converted.scale.dtype is converted.weight.dtype
+        result = converted(x.to(converted.weight.dtype))
+        torch.testing.assert_close(result.float(), expected, rtol=0.03, atol=0.03)
+        assert isinstance(module.scale, Tensor) and module.scale.dtype is torch.float32
+
+
+def test_vectors_of_the_callers() -> None:
+    """One that is no Parameter is an argument of the layer, a buffer that is not drawn anew."""
+    vector = torch.rand(N)
+    linear, bn = nn.Linear(K, N), nn.BatchNorm1d(N)
+    scaled = ours.LinearScaleBatchNorm1d.from_layers(linear, vector, bn)
+    residual = ours.LinearLayerScaleResidual.from_linear(linear, vector)
+    for module, name in ((scaled, "scale"), (residual, "layer_scale")):
+        assert dict(module.named_buffers())[name] is vector
+        before = vector.clone()
+        module.reset_parameters()
+        assert torch.equal(vector, before)
+    ours.LinearScaleBatchNorm1d.from_layers(linear, None, bn).reset_parameters()
+    made = ours.LinearLayerScaleResidual(K, N, init_values=0.25, dtype=torch.float64)
+    assert made.layer_scale.dtype is torch.float64 and bool((made.layer_scale == 0.25).all())
+    assert isinstance(made.layer_scale, nn.Parameter)
+
+
+@pytest.mark.parametrize("kind", [ours.LinearGated, ours.LinearGLU])
+def test_an_activation_that_is_set_later(kind: Any) -> None:
+    layer = kind(K, N)
+    layer.activation = "swish"
+    with pytest.raises(ValueError, match="activation: got 'swish'; accepted are gelu,"):
+        layer(*[x, matrix][: 1 + (kind is ours.LinearGated)])
+
+
+def test_operands_of_a_users_epilogue() -> None:
+    """By place and by name. The bias is the layer's; errors: tests/net/errors.txt."""
+    layer = ours.Linear(K, N, epilogue=clamped)
+    z = F.linear(x, layer.weight, layer.bias)
+    for limit, found in (
+        (1.0, layer(x, matrix)),
+        (0.25, layer(x, matrix, 0.25)),
+        (0.25, layer(x, limit=0.25, residual=matrix)),
+    ):
+        torch.testing.assert_close(found, torch.clamp(z, -limit, limit) + matrix)
+    assert pickle.loads(pickle.dumps(layer)).epilogue is clamped

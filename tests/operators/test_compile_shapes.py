@@ -17,9 +17,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import config as inductor
 
 import epigemm
-from tests.support.public import PUBLIC, Public
-from tests.support.thorough import in_turn
-from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped
 
 
@@ -28,25 +25,6 @@ def counting(call: Any, dynamic: bool | None = None) -> tuple[Any, Any]:
     torch.compiler.reset()
     counter: Any = CompileCounterWithBackend("aot_eager")
     return torch.compile(call, fullgraph=True, dynamic=dynamic, backend=counter), counter
-
-
-@pytest.mark.every(5)
-@pytest.mark.parametrize(
-    ("function", "training"), in_turn(PUBLIC, [False, True]), ids=lambda v: getattr(v, "name", str(v))
-)
-def test_one_recompile_over_all_rows(function: Public, training: bool, rng: torch.Generator) -> None:
-    """With torch's default (dynamic=None): the second M makes a graph for all others, 0 and 1 have their own."""
-    compiled, counter = counting(function.call)
-    arguments = function.draw(rng, tensor_scalar=True)
-    columns = arguments.pop("x").shape[1]
-    for rows, compilations in ((9, 1), (5, 2), (64, 2), (129, 2), (2, 2), (1000, 2), (1, 3), (0, 4), (4, 4)):
-        x = torch.randn(rows, columns, generator=rng, requires_grad=training)
-        result, expected = compiled(x, **arguments), function.call(x, **arguments)
-        torch.testing.assert_close(result, expected)
-        if training:
-            backward(result.sum())
-        assert counter.frame_count <= compilations, rows
-    assert counter.frame_count <= 4
 
 
 OF_ROWS = {"sqrt": math.sqrt, "int": lambda m: m}

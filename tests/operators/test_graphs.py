@@ -16,31 +16,10 @@ from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.operators import graphs
-from tests.support.arithmetic import BF16, FP16, FP32, FP64, Arithmetic
 from tests.support.compiling import recorded
-from tests.support.public import PUBLIC, Public
-from tests.support.thorough import in_turn
 from tests.support.untyped import torch as untyped
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-
-
-# A type of 16 bits and a wider one by each backend.
-
-
-@pytest.mark.parametrize(
-    ("function", "arithmetic"), in_turn(PUBLIC, [FP32, BF16, FP16, FP64]), ids=lambda v: v.name
-)
-@pytest.mark.parametrize("tensor_scalar", [False, True], ids=["number", "tensor"])
-def test_one_native_operator(
-    function: Public, arithmetic: Arithmetic, tensor_scalar: bool, rng: torch.Generator
-) -> None:
-    if tensor_scalar and not function.scalar:
-        return
-    arguments = function.draw(rng, dtype=arithmetic.dtype, tensor_scalar=tensor_scalar)
-    graphs = recorded(function.call, **arguments)
-    assert len(graphs.nodes) == 1
-    assert graphs.is_native()
 
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from tests.support.arithmetic import FP32
-from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned, signed
+from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
 from tests.support.problems import make
 
 ops: Any = torch.ops.epigemm
-OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 def linear_arguments(name: str, rng: torch.Generator) -> list[Any]:
@@ -65,17 +64,6 @@ def test_writing_out_is_counted(pack: bool, rng: torch.Generator) -> None:
     torch.testing.assert_close(out, ops.linear(*arguments, pack))
     with pytest.raises(RuntimeError, match="strict: got True"):
         ops.linear(*arguments, pack, True)
-
-
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-def test_opcheck_fold_batch_norm(requires_grad: bool, device: torch.device, rng: torch.Generator) -> None:
-    vectors = [(signed((8,), rng).abs() + 0.5).float().to(device) for _ in range(6)]
-    for vector in vectors:
-        vector.requires_grad_(requires_grad)
-    like = torch.empty(0, device=device)
-    for given in (vectors, (None, *vectors[1:4], None, None)):
-        results = torch.library.opcheck(ops.fold_batch_norm, (like, *given, 1e-5), test_utils=OPCHECKS)
-        assert all(results[name] == "SUCCESS" for name in OPCHECKS), results
 
 
 @pytest.mark.parametrize("name", [name for name in ELEMENTWISE if name not in LINEAR])

@@ -13,8 +13,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import epigemm
 from epigemm import PerColumn
 from tests.ops.bounds import assert_right
-from tests.ops.op import COUNT, NUMBER, Op, results_of
+from tests.ops.op import COUNT, MATRIX, NUMBER, Op, results_of
 from tests.ops.table import few, rows, some
+from tests.support.compiling import recorded
 from tests.support.untyped import backward
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -69,6 +70,31 @@ def test_dynamic_rows_compile_once(op: Op, rng: torch.Generator) -> None:
         for m in (3, 5, 64):
             arguments = op.draw(rng, (m,))
             assert_right(op, compiled(**arguments), arguments, torch.float32)
+
+
+@rows("any rows", lambda op: op.function is not None and len(op.results) == 1 and few(op))
+def test_two_graphs_for_all_rows(op: Op, rng: torch.Generator) -> None:
+    """With torch's default the second M makes a graph for all others; 0 and 1 may have their own."""
+    counter: Any = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(op.call, fullgraph=True, backend=counter)
+    kept = op.draw(rng, tensor_numbers=True)
+    for m, graphs in ((9, 1), (5, 2), (64, 2), (129, 2), (1, 3), (0, 4), (4, 4)):
+        drawn = op.draw(rng, (m,), tensor_numbers=True)
+        arguments = {**kept, **{name: drawn[name] for name in op.inputs()}}
+        assert_right(op, compiled(**arguments), arguments, torch.float32)
+        assert counter.frame_count <= graphs, m
+
+
+@rows("native", lambda op: op.name[0] != "@" and op.takes_out and not op.of_kind(MATRIX) and some(op))
+@pytest.mark.parametrize("tensor_numbers", [False, True])
+def test_one_native_operator(op: Op, tensor_numbers: bool, rng: torch.Generator) -> None:
+    """Of each type; a graph runs no Python of the package."""
+    if tensor_numbers and not op.of_kind(NUMBER):
+        return
+    for dtype in (torch.float32, torch.bfloat16):
+        arguments = op.draw(rng, dtype=dtype, tensor_numbers=tensor_numbers)
+        graphs = recorded(op.call, **arguments)
+        assert len(graphs.nodes) == 1 and graphs.is_native()
 
 
 @rows("compiled numbers", lambda op: bool(op.of_kind(NUMBER)) and few(op))

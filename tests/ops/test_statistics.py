@@ -30,6 +30,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "nothing recorded": partial(test_autograd.test_nothing_is_recorded_where_none_is_wanted, device=CPU),
     "retained": test_autograd.test_a_retained_graph,
     "hooks": test_autograd.test_hooks_of_saved_tensors,
+    "saved": test_autograd.test_a_saved_input_changed_in_place_is_noticed,
     "double backward": test_autograd.test_double_backward,
     "layer": partial(test_autograd.test_a_layer_is_trained_as_pytorchs_program, device=CPU),
 }

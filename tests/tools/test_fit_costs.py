@@ -22,6 +22,7 @@ from tools.cost_table import COLUMNS
 from tools.fit_costs import KERNELS, Kernel, Sweep, _judged, _repeats, main
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_a_primitive_is_repeated(name: str) -> None:
     """Beside steps as short as a product, and with the form for 16 bits that a call of it alone has."""

@@ -48,8 +48,8 @@ shared = Results.shared
 
 
 def failures() -> Iterator[tuple[str, str]]:
-    """Of the first functions, by their numbers: those that are wrong, one by one."""
-    for seed in range(40):
+    """Of some functions, by their numbers: those that are wrong, one by one. Of those before, no fault shows."""
+    for seed in range(15, 55):
         yield from random_functions.run([seed], CPU, gradients=False)["failed"].items()
 
 
