@@ -91,7 +91,9 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
 
 TESTS = Path(__file__).parent
 TABLES = {
-    **dict.fromkeys(("arguments", "autograd", "batch_statistics", "calls", "operators"), "ops/table.py"),
+    **dict.fromkeys(
+        ("arguments", "autograd", "batch_statistics", "calls", "nn", "operators"), "ops/table.py"
+    ),
     "fusion": "fusion/table.py",
     "packs": "packs/test_packs.py",
 }

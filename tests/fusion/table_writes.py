@@ -116,6 +116,7 @@ MODES = [
     *rows(
         """
         with torch.no_grad(): z = self.fc0(x); h = torch.relu(z); return self.fc1(h) + h
+        with torch.no_grad(): t = torch.sigmoid(self.fc0(x)); t *= self.fc1(x).flip(-1); return t
         """,
         sites=2,
         learns="parameters",
@@ -124,7 +125,6 @@ MODES = [
         """
         z = self.fc0(x); return torch.relu(z.detach()) * 2 + z
         z = self.fc0(x); with torch.no_grad(): t = y * 2; return torch.relu(z) + t
-        with torch.no_grad(): t = torch.sigmoid(self.fc0(x)); t *= self.fc1(x).flip(-1); return t
         z = self.fc0(x); with torch.no_grad(): r = torch.relu(z); return r / 2 + z
         with torch.no_grad(): t = self.weight.t(); return torch.relu(x @ t + self.column)
         t = self.weight.t(); with torch.autocast('cpu', torch.bfloat16): z = x @ t; return torch.relu(z)

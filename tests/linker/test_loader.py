@@ -74,11 +74,6 @@ def test_the_packages_kernel_is_loaded(driver: Driver) -> None:
     assert driver.loaded == [("bias_relu", SYMBOL, CODE)] and not driver.linked
 
 
-def test_other_open_kernels_are_linked_anew(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EPIGEMM_IR_DIR", "/elsewhere")
-    assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == "" and driver.linked == [SYMBOL]
-
-
 def test_others_are_linked(driver: Driver) -> None:
     assert loader.link(BIAS_RELU, f"{SYMBOL},{OTHER}", DEVICE) == ""
     assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == ""
