@@ -16,6 +16,7 @@ enum class ElementwiseKernel { Value, Derivative, DerivativeSums, Strided };
 struct KernelForms {
   const void* any = nullptr;  // null: the epilogue has to be linked first
   const void* most = nullptr;
+  int rows_of_most = 1;  // of a thread, in that one
 };
 
 // The open kernel into which the epilogue has to be linked, by the element type of x (of grad).

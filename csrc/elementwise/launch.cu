@@ -71,7 +71,7 @@ const char* launch_elementwise(const ElementwiseProblem& problem, const KernelFo
                                             as<typename ComputeType<Element>::type>(problem.operands)};
     const Walk walk = walk_of(problem);
     if (walk.is_whole && kernel.most) {
-      return enqueue_walk(kernel.most, walk, kWidth<Element>, kRowsOfThread<Element>, arguments, problem.stream);
+      return enqueue_walk(kernel.most, walk, kWidth<Element>, kernel.rows_of_most, arguments, problem.stream);
     }
     const int rows = kernel.most ? 1 : kRowsOfThread<Element>;
     return enqueue_walk(kernel.any, walk, kWidth<Element>, rows, arguments, problem.stream);

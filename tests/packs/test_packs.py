@@ -45,9 +45,11 @@ class Holder(NamedTuple):
     repack: Callable[[], object]
 
     def check(self, x: Tensor) -> None:
-        """Without gradients; sums of K terms are added in different orders."""
+        """Without gradients; sums of K terms are added in different orders, and may cancel."""
         with torch.no_grad():
-            torch.testing.assert_close(self.call(x), self.plain(x), rtol=1e-4, atol=1e-4)
+            expected = self.plain(x)
+            step = 2e-5 * float(expected.abs().max())
+            torch.testing.assert_close(self.call(x), expected, rtol=1e-4, atol=step)
 
 
 def by_pack(road: Road) -> Holder:
@@ -81,7 +83,6 @@ def by_norm(road: Road) -> Holder:
 def by_halves(road: Road) -> Holder:
     """Of one weight with the rows of both products: each half has a pack of its own."""
     layer = epigemm.nn.LinearGLU(road.size[2], road.size[1], device=road.device)
-    halves = [epigemm.pack(half) for half in layer.weight.chunk(2)]
 
     def plain(x: Tensor) -> Tensor:
         first, second = F.linear(x, layer.weight, layer.bias).chunk(2, -1)
@@ -90,9 +91,10 @@ def by_halves(road: Road) -> Holder:
     assert isinstance(layer.weight, Parameter)
 
     def repack() -> None:
-        for half in halves:
-            half.repack()
+        for half in layer.weight.chunk(2):
+            epigemm.pack(half)
 
+    repack()
     return Holder(layer.weight, layer, plain, repack)
 
 
@@ -226,6 +228,11 @@ def assign_state(layer: nn.Module) -> None:
     layer.load_state_dict(state, assign=True)
 
 
+def there_and_back(layer: nn.Module) -> None:
+    device = layer.weight.device
+    layer.to("cpu").to(device)  # type: ignore[arg-type]
+
+
 def emptied(layer: Any) -> None:
     layer.to_empty(device=layer.weight.device)
     layer.reset_parameters()
@@ -233,7 +240,7 @@ def emptied(layer: Any) -> None:
 
 MOVES: dict[str, Callable[[Any], object]] = {
     "load_state_dict(assign=True)": assign_state,
-    "to(device)": lambda layer: layer.to("cpu").to(layer.weight.device),
+    "to(device)": there_and_back,
     "to(dtype)": lambda layer: layer.bfloat16().float(),
     "to_empty": emptied,
     "a new parameter": new_parameter,
