@@ -26,7 +26,7 @@ MODULE = "epigemm/_C.so"
 OPEN_KERNELS = "epigemm/ir/"
 LARGEST_WHEEL_MB = 22
 PRELINKED = "epigemm/cubins/"
-GEMM_KERNEL = re.compile("epigemm_open_sm90_")
+GEMM_KERNEL = re.compile("epigemm_open_(sm90|as_it_lies)_")
 ALLOWED_LIBRARIES = re.compile(
     r"libtorch_cpu\.so|libstdc\+\+\.so\.6|libgcc_s\.so\.1|ld-linux-[\w-]+\.so\.\d|lib(c|m|dl|rt|pthread)\.so\.\d"
 )
