@@ -193,14 +193,8 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (record) return Answer::Done;
   const bool is_fused = decision.plan.is_fused();
   if (decision.is_on_slices()) {
-    void* const kept = call.slices(decision.arithmetic).pack;
     problem.is_packed = decision.is_packed;
-    // A forced plan may bring roots of its own in place of a pack.
-    if (family_of(decision.plan.family).reads_weight(decision.arithmetic, decision.plan)) {
-      problem.remembered_roots = static_cast<float*>(kept);
-    } else {
-      problem.packed_weight = kept;
-    }
+    problem.packed_weight = call.slices(decision.arithmetic).pack;
   }
   if (is_fused) resources.family_bytes = family_of(decision.plan.family).workspace_bytes(problem, decision.plan);
   resources.copies_bytes = copies_bytes(problem);

@@ -68,11 +68,9 @@ struct Problem : Sizes {
   bool is_any_family_offered = false;  // also sm80_mma where calls never choose it, as beside TMA's kernels on Hopper
   void* workspace = nullptr;           // of Family::workspace_bytes bytes
   void* packed_weight = nullptr;       // the weight's pack, if there is one
-  float* remembered_roots = nullptr;  // of a weight that is read as it lies: fp32[n] of the caller's, in place of those
-                                      // that are kept beside its address (fp16_slices/weight_roots.h)
-  bool has_column_moments = false;    // the call also returns statistics of D's columns (csrc/reduce)
-  Matrix stored;                      // like out, for the second values of an epilogue that has them
-  void* column_blocks = nullptr;      // where a kernel writes moments of D (Family::moment_rows)
+  bool has_column_moments = false;     // the call also returns statistics of D's columns (csrc/reduce)
+  Matrix stored;                       // like out, for the second values of an epilogue that has them
+  void* column_blocks = nullptr;       // where a kernel writes moments of D (Family::moment_rows)
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };

@@ -72,11 +72,6 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int32)
 
 
-def remembered(problem: Problem, root: float) -> Tensor:
-    """The same root for each row, as the kernels get and correct it."""
-    return torch.full((len(problem.weight),), root, device=DEVICE).view(torch.uint8)
-
-
 class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices):
     """The kernels that read an fp32 weight as it lies."""
 
@@ -88,18 +83,6 @@ class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices):
     depths = (4, 32, 64, 76, 136, 1024, 4096, 4100, 5000)
     lying = ("padded_rows", "every_second_row")
     graded: ClassVar = GRADED
-
-    def test_no_bit_depends_on_what_is_remembered(self, kernel: Kernel, rng: torch.Generator) -> None:
-        """And what is remembered is right afterwards: the next call changes none of it."""
-        problem = make("bias", kernel.arithmetic, (300, 520, 328), DEVICE, rng)
-        problem.weight[7], problem.weight[100] = 0.0, problem.weight[100] * 2.0**-140
-        expected = bits(launch(problem, kernel))
-        for root in (1.0, 2.0**30, 2.0**-30, 0.0, math.nan, -math.inf, 2.0**-63, 2.0**57):
-            roots = remembered(problem, root)
-            assert torch.equal(bits(launch(problem, kernel, pack=roots)), expected)
-            after = roots.clone()
-            assert torch.equal(bits(launch(problem, kernel, pack=roots)), expected)
-            assert torch.equal(after, roots)
 
     def test_a_weight_may_be_written_at_any_time(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Between calls and between replays of a graph, at the same address, whatever is remembered of it."""

@@ -32,7 +32,7 @@ def packed(road: Road) -> list[bool]:
 
 
 def few_rows(road: Road) -> Tensor:
-    """An x that costs a CPU little; a pack that is kept is worth making for it."""
+    """An x that costs a CPU little."""
     return road.x(256 if road.device.type == "cpu" else None)
 
 
@@ -184,6 +184,22 @@ def test_a_fused_step_is_seen_by_aliases(alias: Callable[[Tensor], Tensor], road
         step(weight, "SGD", fused=True)
         road.check(epigemm.linear(x, other), x, other)
     assert packed(road)[0]
+
+
+def test_a_fused_step_that_raises_is_seen(road: Road) -> None:
+    """It may have written some parameters before."""
+    held, x = by_function(road), few_rows(road)
+    held.check(x)
+    other = Parameter(torch.zeros(2, device=road.device))
+    optimiser: Any = torch.optim.SGD([{"params": [held.weight]}, {"params": [other]}], lr=0.5, fused=True)
+    optimiser.param_groups[1]["lr"] = "no number"
+    held.weight.grad, other.grad = torch.ones_like(held.weight), torch.ones_like(other)
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        optimiser.step()
+    held.weight.grad = None
+    held.check(x)
+    first, *others = packed(road)
+    assert first and not any(others)
 
 
 @holders

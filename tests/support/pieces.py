@@ -1,7 +1,6 @@
 """Watches the fp32 calls that multiply fp16 slices: on a GPU as they are, on a CPU with kernels written in PyTorch.
 
-It is for testing everything around the kernels: which pack a call reads, when the pack is made, where the result
-goes.
+It is for testing everything around the kernels: which pack a call reads, where the result goes.
 """
 
 from __future__ import annotations

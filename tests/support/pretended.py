@@ -1,7 +1,7 @@
 """In place of the entry's module: csrc/call decides as for a GPU, and kernels written in PyTorch run on a CPU.
 
-It is for testing everything around the kernels: which pack a call reads, when the pack is made, what is copied, where
-the result goes. The stand-in multiplies what is *in* the pack, so that a stale one gives a wrong result.
+It is for testing everything around the kernels: which pack a call reads, what is copied, where the result goes. The
+stand-in multiplies what is *in* the pack, so that a stale one gives a wrong result.
 """
 
 from __future__ import annotations

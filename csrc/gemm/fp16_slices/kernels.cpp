@@ -37,15 +37,13 @@ const char* launch_as_it_lies(Problem const& problem, Plan const& plan, open::Ke
   const int slices = slices_of(problem.arithmetic), device = problem.device.index;
   void* const x_buffer = problem.workspace;
   void* const of_weight = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices, kOrder);
-  const Remembered remembered = problem.remembered_roots ? Remembered{problem.remembered_roots}
-                                                         : remembered_roots(weight, device, problem.stream);
+  const Remembered remembered = remembered_roots(weight, device, problem.stream);
   const char* refused =
       weight_roots_cuda(weight, remembered, first_roots(of_weight, problem.n), device, problem.stream);
   if (!refused) refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, kOrder);
   if (refused) return refused;
-  SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, kOrder),
-                             rows_view(of_weight, problem.n, problem.k)};
-  split_problem.problem.remembered_roots = remembered.roots;
+  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, kOrder),
+                                   rows_view(of_weight, problem.n, problem.k), remembered.roots};
   refused = launch_gemm(split_problem, plan, kernels.handles[0]);
   if (refused) return refused;
   return launch_fixup({split_problem, x, weight, block_rows, /*is_weight_judged_late=*/true}, kernels.handles[1],

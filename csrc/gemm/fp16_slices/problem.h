@@ -10,6 +10,7 @@ namespace epigemm::fp16_slices {
 struct SplitProblem {
   Problem problem;
   SplitMatrix x, weight;
+  float* remembered_roots = nullptr;  // of a weight that is read as it lies: where the right ones are written, or null
 };
 
 inline StridedMatrix strided(Matrix const& matrix, int64_t rows, int64_t columns) {

@@ -93,17 +93,21 @@ Memories& memories() {
 float* find_places(int device) {
   void* found = nullptr;
   int current = 0;
-  const bool is_current = cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
-  if (!is_current || cudaGetSymbolAddress(&found, all_places) != cudaSuccess) found = nullptr;
-  cudaSetDevice(current);
+  if (cudaGetDevice(&current) == cudaSuccess && cudaSetDevice(device) == cudaSuccess) {
+    if (cudaGetSymbolAddress(&found, all_places) != cudaSuccess) found = nullptr;
+    cudaSetDevice(current);
+  }
   cudaGetLastError();  // where there is no memory, nothing is remembered
   return static_cast<float*>(found);
 }
 
 bool is_capturing(void* stream) {
   auto status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) != cudaSuccess ||
-         status != cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess) {
+    return status != cudaStreamCaptureStatusNone;
+  }
+  cudaGetLastError();  // the default stream beside a capture
+  return true;
 }
 
 }  // namespace

@@ -58,6 +58,11 @@ struct EpilogueHelper {
     if (layout.hands_over) Handover::of_room(group).wait();
   }
 
+  // Before tiles are stored again: what was stored is in memory, where two stores have no order.
+  CUTLASS_DEVICE void wait_for_stores() const {
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+
   // Before the CTA ends: TMA has read all slots.
   CUTLASS_DEVICE void end() const {
     if (lane == 0) cute::tma_store_wait<0>();

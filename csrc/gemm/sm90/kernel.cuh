@@ -140,7 +140,7 @@ struct Kernel {
   CUTLASS_DEVICE static bool wants_again(Shared& shared, bool is_again) {
     if constexpr (!Types::kJudgesRows) return false;
     constexpr int kThreads = 128 * kGroups + 32 * (1 + kGroups);
-    constexpr int kId = 6 + kGroups;  // behind those of Handover and EpilogueMoments
+    constexpr int kId = 0;  // of the turns, which these kernels do not take
     if (is_again) return false;
     asm volatile("" ::: "memory");  // accesses are not moved beyond the barrier
     __syncwarp();
@@ -184,6 +184,7 @@ struct Kernel {
         helper.store(ring, place);
       }
       is_again = wants_again(shared, is_again);
+      if (is_again) helper.wait_for_stores();
     } while (is_again);
     helper.end();
   }

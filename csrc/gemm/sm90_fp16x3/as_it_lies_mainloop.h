@@ -14,9 +14,9 @@
 // - TMA's swizzle would let four rows of a half-warp meet in the same banks. They do not, because x's slices have
 //   another order along K (SliceOrder::Turned), and W is read in that order (weight_order.h).
 // - The rows' scales are those of an earlier call, of another weight perhaps: nobody says when a weight is written.
-//   Each tile looks at its rows while it splits them. If a scale is not the row's (as_it_lies.h), the CTA computes its
-//   tiles again, with scales that it has read from the rows themselves. So a scale, and with it every bit of a result,
-//   depends on the weight alone.
+//   Each tile looks at its rows while it splits them. If a scale is not the row's (weight_scale.h), the CTA computes
+//   its tiles again, with scales that it has read from the rows themselves. So a scale, and with it every bit of a
+//   result, depends on the weight alone.
 // - The first column of tiles also counts what the range check has to know of the rows.
 #pragma once
 

@@ -1,7 +1,6 @@
 // fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1), with slices of the weight
-// or with the weight as it lies, which the plan's tile tells. And in fp32
-// multiply-adds, by the fixup kernel, which recomputes what slices cannot represent: for batch-invariant calls alone,
-// which PyTorch's GEMM cannot answer.
+// or with the weight as it lies, which the plan's tile tells. And in fp32 multiply-adds, by the fixup kernel, which
+// recomputes what slices cannot represent: for batch-invariant calls alone, which PyTorch's GEMM cannot answer.
 #include <iterator>
 
 #include "gemm/fp16_slices/coverage.h"

@@ -47,7 +47,8 @@ _INVARIANT = (
     "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
 )
 _BOTH = "one kernel multiplies x by both weights; the second product is never stored"
-_AS_IT_LIES = "the weight is read as it lies, in fp32: no slices of it are made or kept"
+_AS_IT_LIES = "the weight is read as it lies, in fp32: no slices of it are made"
+_STALE = "; its kept pack is stale until repack(), as the weight has changed"
 _CHANGING = "the weight is split at every call: a gradient of it is asked for, so it is about to change"
 _GUARD = (
     "the range check finds tiles whose rows have too wide a range for fp16 slices, or infinities or NaN; "
@@ -58,7 +59,7 @@ LAUNCHES = {
     "copy_of_operands": "torch copy of operands: they have gaps between their elements",
     "copy_of_x": "torch copy of x: its leading dimensions are not one stride apart",
     "split_of_weight": "epigemm CUDA kernel, split of weight into fp16 slices",
-    "scales_of_weight": "epigemm CUDA kernel, the remembered scales of the weight's rows",
+    "scales_of_weight": "epigemm CUDA kernel, the scales of the weight's rows, remembered if they can be",
     "split_of_x": "epigemm CUDA kernel, split of x into fp16 slices",
     "fixup": "epigemm CUDA kernel, fixup of what the range check rejected (exits at once where that is nothing)",
     "copy_of_result": "torch copy of the result: out is no matrix with rows of whole 16 bytes",
@@ -214,7 +215,7 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
 
 def _slices_of_weight(call: LinearCall, tried: Tried, choice: Choice) -> str:
     if tried.reads_weight:
-        return _AS_IT_LIES
+        return _AS_IT_LIES + _STALE * (choice.pack is not None and call.uses_pack)
     return weight_slices.describe_source(choice) if call.uses_pack else _CHANGING
 
 

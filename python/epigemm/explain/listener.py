@@ -1,6 +1,6 @@
 """The products of a module's call, each with its layer's name.
 
-The call runs, because what a module does may depend on values. Packs are not made.
+The call runs, because what a module does may depend on values.
 """
 
 from __future__ import annotations

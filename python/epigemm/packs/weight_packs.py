@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from epigemm._native import ops
 from epigemm.arguments import checks
@@ -154,7 +154,7 @@ def expire(weight: Tensor) -> None:
     """Make the weight's packs and those of its halves stale."""
     owner = _owner_at(weight)
     for packs in (kept(weight), *(() if owner is None else owner.halves)):
-        for pack in packs.values():
+        for pack in [*packs.values()]:  # another thread may make one
             pack.expire()
 
 
@@ -174,12 +174,14 @@ def _owner_of(weight: Tensor) -> _Owner:
         owner = _owners[id(weight)] = _Owner(weight)
         look_in_python()  # compiled graphs then ask Python for the pack of their weight
     if not _watching_optimisers:
-        register_optimizer_step_post_hook(_after_optimiser_step)
+        # Before and after: a step may write and then raise, and a closure may make a pack.
+        register_optimizer_step_pre_hook(_at_optimiser_step)
+        register_optimizer_step_post_hook(_at_optimiser_step)
         _watching_optimisers = True
     return owner
 
 
-def _after_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
+def _at_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
     # Fused optimisers write parameters without increasing the version counter, also that of views and aliases.
     groups = optimiser.param_groups if _owners else ()
     written = {_storage_of(parameter) for group in groups for parameter in group["params"]}
