@@ -130,7 +130,8 @@ class Launch:
         raster, swizzle, splits = self.order
         if family == family_number(SWAP_AB):
             return family, tile, 0, 1, 1 << splits
-        return family, tile, raster, 1 << swizzle, 1 << splits if divides_k(family, tile) else 1
+        divides = divides_k(family, tile, "16_bits" if is_16_bits else self.arithmetic)
+        return family, tile, raster, 1 << swizzle, 1 << splits if divides else 1
 
     def __str__(self) -> str:
         layouts = ", ".join(f"{each.offset}+{each.gap}{'t' * each.transposed}" for each in self.layouts)

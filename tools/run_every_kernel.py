@@ -97,9 +97,11 @@ def reads_weight(family: int, tile: int, arithmetic: str) -> bool:
     return tile >= of_family[arithmetic]
 
 
-def divides_k(family: int, tile: int) -> bool:
+def divides_k(family: int, tile: int, arithmetic: str) -> bool:
     """Whether several CTAs may share the K of one of a kernel's tiles."""
     by_elements = (8, 9)  # csrc/gemm/sm80_mma/tiles.h: in 16 bits alone, and the others have fewer tiles
+    if family == family_number("sm90_fp16x3"):
+        return reads_weight(family, tile, arithmetic)
     return family == family_number(SWAP_AB) or (
         family == family_number("sm80_mma") and tile not in by_elements
     )
@@ -111,9 +113,10 @@ def run_fused(epilogue: Epilogue, dtype: torch.dtype) -> int:
     weight = (torch.randn(N, K, device=DEVICE) / K**0.5).to(dtype)
     drawn = inputs(epilogue, dtype, N)
     expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
-    found = kernels("tf32" if dtype == torch.float32 else "16_bits")
+    arithmetic = "tf32" if dtype == torch.float32 else "16_bits"
+    found = kernels(arithmetic)
     plans = [[family, tile, tile % 2, 2, 1] for family, tile in found]
-    plans += [[family, tile, 0, 1, 2] for family, tile in found if divides_k(family, tile)]
+    plans += [[family, tile, 0, 1, 2] for family, tile in found if divides_k(family, tile, arithmetic)]
     for plan in plans:
         out = torch.full((M, N), float("nan"), dtype=dtype, device=DEVICE)
         forced_into(
@@ -193,9 +196,12 @@ def run_copies(dtype: torch.dtype) -> int:
 def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
     """Every tile of one epilogue on fp16 slices, each also where the range check rejects rows."""
     found = kernels(arithmetic)
-    plans = [(*kernel, 1) for kernel in found] + [(*kernel, 2) for kernel in found if divides_k(*kernel)]
+    plans = [(*kernel, 1) for kernel in found]
+    plans += [(*kernel, 2) for kernel in found if divides_k(*kernel, arithmetic)]
     weight = torch.randn(K, N, device=DEVICE).t() / K**0.5  # transposed: the other way of reading a matrix
-    as_it_lies = weight.contiguous()
+    along_k = weight.contiguous()
+    launches = [(plan, weight) for plan in plans]
+    launches += [(plan, along_k) for plan in plans if reads_weight(*plan[:2], arithmetic)]
     drawn = inputs(epilogue, torch.float32, N)
     for spoiled in (False, True):
         x = torch.randn(M, K, device=DEVICE)
@@ -204,22 +210,23 @@ def run_on_slices(epilogue: Epilogue, arithmetic: str) -> int:
             x[0, 0] = math.inf
         expected = reference(epilogue, x.double() @ weight.double().t(), drawn)
         finite = expected.isfinite().all(dim=1)
-        for family, tile, splits in plans:
+        for (family, tile, splits), lying in launches:
             out = torch.full((M, N), float("nan"), device=DEVICE)
             forced_into(
                 out,
                 epilogue.name,
                 x,
-                as_it_lies if reads_weight(family, tile, arithmetic) else weight,
+                lying,
                 arithmetic,
                 bias=drawn.bias,
                 operands=drawn.operands,
                 scalars=drawn.scalars,
                 plan=(family, tile, tile % 2, 2, splits),
             )
-            name = f"{epilogue.name} {arithmetic} tile {tile}, {splits} splits{' spoiled' * spoiled}"
+            order = " along K" * (lying is along_k)
+            name = f"{epilogue.name} {arithmetic} tile {tile}, {splits} splits{order}{' spoiled' * spoiled}"
             expect_close(name, out[finite], expected[finite], SLICES_TOLERANCE[arithmetic])
-    return 2 * len(plans)
+    return 2 * len(launches)
 
 
 def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:

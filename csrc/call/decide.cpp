@@ -33,11 +33,13 @@ constexpr FP32Order invariant_orders[kFP32Orders] = {
 
 constexpr int kAllocated = 256;  // bytes: PyTorch aligns new CUDA memory to at least this
 
-// Whether TMA can read the rows of an fp32 matrix: rows of whole 16 bytes, from multiples of them.
-bool are_rows_readable(const Matrix& matrix, int64_t columns) {
+// Whether TMA can read an fp32 matrix or its transpose: rows of whole 16 bytes, from multiples of them.
+bool is_readable_by_tma(const Matrix& matrix, int64_t rows, int64_t columns) {
   constexpr int64_t kRowElements = 4;
-  return matrix.column_stride == 1 && matrix.row_stride % kRowElements == 0 && matrix.row_stride >= columns &&
-         alignment_of(matrix.data) >= 16;
+  const bool is_transposed = matrix.column_stride != 1;
+  const int64_t stride = is_transposed ? matrix.column_stride : matrix.row_stride;
+  return (!is_transposed || matrix.row_stride == 1) && stride % kRowElements == 0 &&
+         stride >= (is_transposed ? rows : columns) && alignment_of(matrix.data) >= 16;
 }
 
 // The problem on fp16 slices, whose layout suits the kernels whatever the layout of the tensors is.
@@ -45,7 +47,7 @@ Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packe
   Problem problem = prepared.problem;
   problem.arithmetic = arithmetic;
   problem.x = {nullptr, ElementType::Float32, problem.k};
-  problem.is_weight_readable = are_rows_readable(problem.weight, problem.k);
+  problem.is_weight_readable = is_readable_by_tma(problem.weight, problem.n, problem.k);
   problem.weight = {nullptr, ElementType::Float32, problem.k};
   problem.out = {nullptr, ElementType::Float32, problem.n};
   problem.alignment = kAllocated;

@@ -63,6 +63,7 @@ struct Problem : Sizes {
   Copies copies;
   bool is_packed = false;              // fp16 slices: the weight has a pack
   bool is_weight_readable = false;     // fp16 slices: kernels may read the weight as it lies, in fp32
+  bool is_weight_transposed = false;   // K lies across memory
   bool is_tf32_allowed = false;        // fp32: whether PyTorch's GEMM may use TF32
   bool is_batch_invariant = false;     // the plan must not depend on M
   bool is_any_family_offered = false;  // also sm80_mma where calls never choose it, as beside TMA's kernels on Hopper

@@ -48,12 +48,14 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
 // The number of GEMM kernels of one epilogue that the package has. Kernels of pairs are not counted: they are for few
 // epilogues.
 int gemm_kernels() {
+  constexpr int kOrders = 2;  // of a weight that is read as it lies
   int count = 0;
   for (int id = 0; has_gemm_kernels() && id < kFamilyCount; ++id) {
     if (!family_of(static_cast<FamilyId>(id)).is_prelinked()) continue;
     for (const Multiplied& multiplied : kMultiplied) {
       if (multiplied.is_pair) continue;
-      count += multiplied.element_types * std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), multiplied));
+      const int each = multiplied.reads_weight ? kOrders : multiplied.element_types;
+      count += each * std::max(0, tiles_of(family_of(static_cast<FamilyId>(id)), multiplied));
     }
   }
   return count;

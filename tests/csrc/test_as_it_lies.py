@@ -31,8 +31,10 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_addresses_scales_and_counts(lines: list[str]) -> None:
-    """In this order: numbers that a thread reads, bank conflicts, places of slices, verdicts, roots, counts."""
-    assert lines[0].split() == ["0"] * 6
+    """In this order: numbers that a thread reads, bank conflicts, both of a transposed weight, places of slices,
+    verdicts, roots, counts.
+    """
+    assert lines[0].split() == ["0"] * 8
 
 
 def test_what_the_range_check_lets_pass(lines: list[str]) -> None:
@@ -43,8 +45,8 @@ def test_results_are_within_their_bounds(lines: list[str]) -> None:
     bound = {"split": bounds.split, "scaled": bounds.scaled}
     failed = []
     for line in lines[2:]:
-        arithmetic, kind, k, shift, error = line.split()
+        arithmetic, kind, k, shift, ctas, error = line.split()
         if not float(error) * bounds.EPS <= bound[arithmetic](int(k)):
-            failed.append((arithmetic, kind, k, shift, error))
-    assert len(lines) == 2 + 4 * 7 * 5 * 3
+            failed.append((arithmetic, kind, k, shift, ctas, error))
+    assert len(lines) == 2 + 4 * (7 * 5 + 2 + 2) * 3
     assert not failed

@@ -43,6 +43,17 @@ void print_kernels(const Problem& problem) {
   }
 }
 
+// Those that read a transposed weight as it lies.
+void print_transposed(Problem problem) {
+  problem.is_weight_transposed = true;
+  const Family& family = family_of(FamilyId::sm90_fp16x3);
+  for (int tile = 0; tile < family.tile_count(problem); ++tile) {
+    const Plan plan{FamilyId::sm90_fp16x3, tile};
+    if (!family.reads_weight(problem.arithmetic, plan)) continue;
+    print(*family.kernels(problem, plan).begin());
+  }
+}
+
 int main() {
   for (auto element : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
     for (auto which :
@@ -56,6 +67,7 @@ int main() {
       problem.is_batch_invariant = problem.is_weight_readable = true;
       problem.x.element = problem.weight.element = problem.out.element = element;
       print_kernels(problem);
+      if (is_on_slices(arithmetic)) print_transposed(problem);
       problem.is_pair = true;
       print_kernels(problem);
     }
@@ -91,7 +103,12 @@ def names_of_the_build() -> list[str]:
         f"sm80_mma_{e}_{i}" for e, tiles in (("tf32", 3), ("split", 2), ("scaled", 3)) for i in range(tiles)
     ]
     names += [f"sm90_fp16x3_split_{i}" for i in range(4)] + [f"sm90_fp16x3_scaled_{i}" for i in range(3)]
-    names += [f"as_it_lies_{arithmetic}_{i}" for arithmetic in ("split", "scaled") for i in range(4)]
+    names += [
+        f"as_it_lies_{order}{arithmetic}_{i}"
+        for order in ("", "transposed_")
+        for arithmetic in ("split", "scaled")
+        for i in range(4)
+    ]
     return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "sm80_fixup", "fp32"])
 
 

@@ -34,12 +34,15 @@ cuda: Any = torch.cuda
 
 
 class Kernel(NamedTuple):
-    """A tile of a family, what it computes in, and among how many CTAs the K of a tile is divided."""
+    """A tile of a family, what it computes in, among how many CTAs the K of a tile is divided, and which way the weight
+    lies.
+    """
 
     family: str
     tile: int
     arithmetic: Arithmetic
     splits: int = 1
+    transposed: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,7 +63,15 @@ class Kernel(NamedTuple):
         return self.splits <= -(-k // 64)
 
     def __str__(self) -> str:
-        return f"{self.family}-{self.tile}-{self.arithmetic.name}{f'-{self.splits}' * (self.splits > 1)}"
+        parts, order = f"-{self.splits}" * (self.splits > 1), "-transposed" * self.transposed
+        return f"{self.family}-{self.tile}-{self.arithmetic.name}{parts}{order}"
+
+    def lay(self, weight: Tensor) -> Tensor:
+        """The weight as the kernel reads it: a copy whose columns are whole 16 bytes, if it is transposed."""
+        if not self.transposed:
+            return weight
+        columns = weight.new_full((weight.shape[1], -(-weight.shape[0] // 4) * 4), 7.0)
+        return columns[:, : weight.shape[0]].copy_(weight.mT).mT
 
 
 def every_tile(
@@ -81,12 +92,19 @@ def every_tile(
     return found or (Kernel(family, 0, next(iter(arithmetics))),)
 
 
-def as_it_lies(arithmetics: Collection[Arithmetic]) -> tuple[Kernel, ...]:
-    """The tiles that read an fp32 weight as it lies, behind those on slices of it; one where none is built."""
+def as_it_lies(arithmetics: Collection[Arithmetic], splits: Sequence[int] = (1,)) -> tuple[Kernel, ...]:
+    """The tiles that read an fp32 weight as it lies, behind those on slices of it; one where none is built.
+
+    Of either order of the weight.
+    """
     found = tuple(
-        Kernel(plans.FP16X3, plans.tile_count(plans.FP16X3, arithmetic.name) + tile, arithmetic)
+        Kernel(
+            plans.FP16X3, plans.tile_count(plans.FP16X3, arithmetic.name) + tile, arithmetic, parts, transposed
+        )
         for arithmetic in arithmetics
         for tile in range(plans.tile_count(plans.FP16X3, f"{arithmetic.name}_as_it_lies"))
+        for parts in splits
+        for transposed in (False, True)
     )
     return found or (Kernel(plans.FP16X3, 0, next(iter(arithmetics))),)
 
@@ -116,7 +134,7 @@ def launch(
             problem.out() if out is None else out,
             problem.name,
             problem.x,
-            problem.weight,
+            kernel.lay(problem.weight) if isinstance(kernel, Kernel) else problem.weight,
             arithmetic,
             bias=given.bias,
             operands=given.tensors,

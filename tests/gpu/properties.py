@@ -238,7 +238,7 @@ def check_shared(
     spec = forms.of_types(function.traced, x, operands)
     out = poisoned((*x.shape[:-1], len(weight)), x.dtype, DEVICE)
     arithmetic = "ieee" if x.dtype.itemsize == 2 else kernel.arithmetic.name
-    call = LinearCall(spec, x, weight, operands, out=out)
+    call = LinearCall(spec, x, kernel.lay(weight), operands, out=out)
     resolve.linear(call, (dry_runs.ARITHMETICS.index(arithmetic), *kernel.plan()))
     given = Operands(None, operands)
     Problem(spec.name, kernel.arithmetic, x, weight, given, formula_of(function)).check(

@@ -38,7 +38,12 @@ def product_of(kernel: Kernel) -> Product:
     product = products.forced(kernel.arithmetic.name, kernel.plan())
     if not kernel.reads_weight:
         return product
-    return lambda x, weight: product(*(functional.pad(each, (0, -each.shape[1] % 4)) for each in (x, weight)))
+
+    def whole(x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = (functional.pad(each, (0, -each.shape[1] % 4)) for each in (x, weight))
+        return product(x, kernel.lay(weight))
+
+    return whole
 
 
 def bound(arithmetic: str, k: int) -> float:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import epigemm
-from benchmarks.gradings import products
+from benchmarks.gradings import bounds, data, products
+from benchmarks.gradings.measures import Exact, errors
 from tests.gpu.launching import (
     DEVICE,
     RAGGED,
@@ -29,15 +30,17 @@ from tests.gpu.launching import (
 )
 from tests.gpu.properties import (
     Family,
+    OfKernels,
     SecondValues,
     SharedRows,
     Statistics,
+    Values,
     check_shared,
     check_statistics,
     gate_last,
     with_statistics,
 )
-from tests.gpu.slices import OnSlices, PackedWeights
+from tests.gpu.slices import SIZE, OnSlices, PackedWeights, bound, product_of
 from tests.gpu.test_tma import assert_special_statistics
 from tests.support import plans, reference
 from tests.support.arithmetic import SCALED, SPLIT, SPLIT_ARITHMETICS, Arithmetic
@@ -50,6 +53,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 arithmetics = pytest.mark.parametrize("arithmetic", SPLIT_ARITHMETICS, ids=lambda each: each.name)
 KERNELS = every_tile(plans.FP16X3, SPLIT_ARITHMETICS)
 AS_IT_LIES = as_it_lies(SPLIT_ARITHMETICS)
+SHARING_K = as_it_lies(SPLIT_ARITHMETICS, splits=(2, 8))
 GRADED = {
     each.name: [(name, 2048) for name in ("uniform_linear", "positive", "columns_30")]
     for each in SPLIT_ARITHMETICS
@@ -72,21 +76,12 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int32)
 
 
-class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices):
-    """The kernels that read an fp32 weight as it lies."""
-
-    kernels = AS_IT_LIES
-    sizes = (
-        *((384, 512, 256), (129, 264, 136), (1, 4, 4), (1, 8, 8)),
-        *((33, 60, 76), (200, 1032, 64), (640, 4100, 200), (257, 132, 1032)),
-    )
-    depths = (4, 32, 64, 76, 136, 1024, 4096, 4100, 5000)
-    lying = ("padded_rows", "every_second_row")
-    graded: ClassVar = GRADED
+class WrittenWeights(OfKernels):
+    """Of kernels that remember something of a weight."""
 
     def test_a_weight_may_be_written_at_any_time(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Between calls and between replays of a graph, at the same address, whatever is remembered of it."""
-        problem = make("bias", kernel.arithmetic, (130, 264, 200), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (130, 264, 520), DEVICE, rng)
         out, spare = problem.out(), problem.weight.clone()
         graph = captured(lambda: launch(problem, kernel, out=out))
         for factor in (1.0, 2.0**20, 2.0**-60, 2.0**90, 0.0, 1.0):
@@ -111,6 +106,44 @@ class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices):
             problem.weight *= factor
             graph.replay()
             problem.check(out, second_path=False)
+
+
+class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices, WrittenWeights):
+    """The kernels that read an fp32 weight as it lies."""
+
+    kernels = AS_IT_LIES
+    sizes = (
+        *((384, 512, 256), (129, 264, 136), (1, 4, 4), (1, 8, 8)),
+        *((33, 60, 76), (200, 1032, 64), (640, 4100, 200), (257, 132, 1032)),
+    )
+    depths = (4, 32, 64, 76, 136, 1024, 4096, 4100, 5000)
+    lying = ("padded_rows", "every_second_row")
+    graded: ClassVar = GRADED
+
+
+class TestSharingK(Values, SharedRows, WrittenWeights):
+    """CTAs that share the K of a tile."""
+
+    kernels = SHARING_K
+    sizes = ((384, 512, 520), (129, 264, 600), (1, 4, 1024), (33, 60, 76), (640, 4100, 1032))
+    depths = (76, 512, 520, 1024, 4096, 4100, 5000)
+
+    def test_every_class_of_data_keeps_the_derived_bound(self, kernel: Kernel) -> None:
+        for each in (*data.CLASSES, *data.EXTREME):
+            x, weight = each.make(*SIZE, 4096, 0, DEVICE)
+            found = errors(product_of(kernel)(x, weight), Exact.of(x, weight))
+            assert found.max_ratio <= bound(kernel.arithmetic.name, 4096) / bounds.EPS, (each.name, found)
+
+    def test_statistics_and_second_values(self, kernel: Kernel, rng: torch.Generator) -> None:
+        check_statistics(make("bias", kernel.arithmetic, (300, 264, 1032), DEVICE, rng), kernel)
+        problem = drawn(two_of_every_kind, kernel.arithmetic, (65, 264, 1032), rng)
+        for place, found in enumerate(both(two_of_every_kind, problem, kernel)):
+            reference.assert_within(found, problem.expected(formula_of(two_of_every_kind, place)))
+
+    def test_a_part_without_a_stage_is_refused(self, kernel: Kernel, rng: torch.Generator) -> None:
+        problem = make("bias", kernel.arithmetic, (16, 64, 64), DEVICE, rng)
+        with pytest.raises(RuntimeError, match="fewer stages"):
+            launch(problem, kernel)
 
 
 def test_more_weights_than_are_remembered(rng: torch.Generator) -> None:

@@ -48,6 +48,7 @@ class TestOneTile(RowsAlone):
 def test_every_tile_is_built() -> None:
     """For every element type that calls may choose it for."""
     kinds = {"16_bits": 2, "tf32": 1, "split": 1, "scaled": 1}  # and the element types of each
+    kinds |= {"split_as_it_lies": 2, "scaled_as_it_lies": 2}  # and the orders of the weight
     assert build_info()["gemm_kernels"] == sum(
         count * tiles.get(kind, 0)
         for family, tiles in plans.FAMILIES.items()

@@ -55,7 +55,7 @@ int64_t workspace_bytes(const Problem& p) {
 }
 
 int64_t workspace_bytes_as_it_lies(const Problem& p) {
-  return split_bytes(p.m, p.k, slices_of(p.arithmetic), SliceOrder::Turned) + rows_bytes(p.n);
+  return split_bytes(p.m, p.k, slices_of(p.arithmetic), order_beside(p)) + rows_bytes(p.n);
 }
 
 std::string why_not_as_it_lies(const Problem& p) {

@@ -31,18 +31,18 @@ const char* launch(Problem const& problem, Plan const& plan, open::Kernels const
 const char* launch_as_it_lies(Problem const& problem, Plan const& plan, open::Kernels const& kernels,
                               LaunchGemm launch_gemm, int block_rows) {
   if (!problem.workspace) return "fp16 slices need a workspace";
-  constexpr SliceOrder kOrder = SliceOrder::Turned;
+  const SliceOrder order = order_beside(problem);
   const StridedMatrix x = strided(problem.x, problem.m, problem.k);
   const StridedMatrix weight = strided(problem.weight, problem.n, problem.k);
   const int slices = slices_of(problem.arithmetic), device = problem.device.index;
   void* const x_buffer = problem.workspace;
-  void* const of_weight = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices, kOrder);
+  void* const of_weight = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices, order);
   const Remembered remembered = remembered_roots(weight, device, problem.stream);
   const char* refused =
       weight_roots_cuda(weight, remembered, first_roots(of_weight, problem.n), device, problem.stream);
-  if (!refused) refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, kOrder);
+  if (!refused) refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, order);
   if (refused) return refused;
-  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, kOrder),
+  const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, order),
                                    rows_view(of_weight, problem.n, problem.k), remembered.roots};
   refused = launch_gemm(split_problem, plan, kernels.handles[0]);
   if (refused) return refused;

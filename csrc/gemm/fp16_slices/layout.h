@@ -6,7 +6,7 @@
 //   tiny    int32[rows]   how many of its elements lose bits
 //   slices  fp16          two slices: [rows, columns / 64, 2, 64], 64 hi and then their 64 lo: what a stage of the
 //                         mainloop reads of a row is 256 bytes in one place; one slice: [rows, columns]
-// Columns are padded with zeros. x's slices for a weight that is read as it lies have another order (SliceOrder).
+// Columns are padded with zeros. x's slices for a weight that is read as it lies may have another order (SliceOrder).
 #pragma once
 
 #include <cstdint>

@@ -17,6 +17,11 @@ inline StridedMatrix strided(Matrix const& matrix, int64_t rows, int64_t columns
   return {static_cast<const float*>(matrix.data), rows, columns, matrix.row_stride, matrix.column_stride};
 }
 
+// Of x's slices beside a weight that is read as it lies.
+inline SliceOrder order_beside(Problem const& problem) {
+  return problem.is_weight_transposed ? SliceOrder::Plain : SliceOrder::Turned;
+}
+
 // 2 for fp16x3, 1 for fp16x1.
 constexpr int slices_of(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? kSlices : 1; }
 

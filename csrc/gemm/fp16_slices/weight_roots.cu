@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kHeld = 4;  // vectors that a lane has on their way
+constexpr int kHeldAcross = 16;  // the same of numbers
 
 __global__ void __launch_bounds__(kThreads) copy_roots_kernel(const float* remembered, float* roots, int64_t rows) {
   const int64_t row = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -54,6 +55,32 @@ __global__ void __launch_bounds__(kThreads) find_roots_kernel(StridedMatrix weig
   if (remembered) remembered[blockIdx.x] = root;
 }
 
+// The same of a transposed weight, whose rows are neighbours in memory: a CTA has 32, one a lane.
+__global__ void __launch_bounds__(kThreads) find_roots_across_kernel(StridedMatrix weight, float* roots,
+                                                                     float* remembered) {
+  __shared__ float of_warp[kWarps][32];
+  const int64_t row = blockIdx.x * int64_t(32) + threadIdx.x % 32;
+  const bool is_inside = row < weight.rows;
+  float largest = 0.0f;
+  for (int64_t first = threadIdx.x / 32; first < weight.columns; first += kHeldAcross * kWarps) {
+    float held[kHeldAcross];
+#pragma unroll
+    for (int i = 0; i < kHeldAcross; ++i) {
+      const int64_t k = first + i * kWarps;
+      held[i] = is_inside && k < weight.columns ? weight.data[k * weight.column_stride + row] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kHeldAcross; ++i) largest = larger(largest, finite_magnitude(held[i]));
+  }
+  of_warp[threadIdx.x / 32][threadIdx.x % 32] = largest;
+  __syncthreads();
+  if (threadIdx.x >= 32 || !is_inside) return;
+  for (int warp = 1; warp < kWarps; ++warp) largest = larger(largest, of_warp[warp][threadIdx.x]);
+  const float root = row_root(weight_exponent(largest));
+  roots[row] = root;
+  if (remembered) remembered[row] = root;
+}
+
 template <auto Kernel>
 const char* enqueue(int64_t blocks, int device, void* stream, void** parameters) {
   const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(blocks)),
@@ -71,7 +98,7 @@ constexpr int64_t kAligned = 64;               // so that two weights share no s
 
 __device__ float all_places[kPlaces];  // each device has its own
 
-using Weight = std::tuple<const void*, int64_t, int64_t, int64_t>;
+using Weight = std::tuple<const void*, int64_t, int64_t, int64_t, int64_t>;
 
 // What is remembered on one device.
 struct Memory {
@@ -115,7 +142,7 @@ bool is_capturing(void* stream) {
 Remembered remembered_roots(const StridedMatrix& weight, int device, void* stream) {
   const int64_t needed = (weight.rows + kAligned - 1) / kAligned * kAligned;
   if (needed > kPlaces) return {};
-  const Weight key{weight.data, weight.rows, weight.columns, weight.row_stride};
+  const Weight key{weight.data, weight.rows, weight.columns, weight.row_stride, weight.column_stride};
   const std::lock_guard<std::mutex> lock(memories().mutex);
   Memory& memory = memories().of_device[device];
   if (const auto found = memory.places.find(key); found != memory.places.end()) {
@@ -143,6 +170,9 @@ const char* weight_roots_cuda(const StridedMatrix& weight, const Remembered& rem
   }
   StridedMatrix matrix = weight;
   void* parameters[] = {&matrix, &roots, &place};
+  if (weight.column_stride != 1) {
+    return enqueue<&find_roots_across_kernel>((weight.rows + 31) / 32, device, stream, parameters);
+  }
   return enqueue<&find_roots_kernel>(weight.rows, device, stream, parameters);
 }
 

@@ -12,7 +12,7 @@ struct Remembered {
   bool is_new = false;     // nothing is there yet
 };
 
-// The place of a weight, by its address and sizes. They are a hint alone: what is remembered there may be of another
+// The place of a weight, by its address, sizes and strides. They are a hint alone: what is remembered there may be of another
 // weight, or have been overwritten, and is never trusted (weight_scale.h). So nothing needs to be told when a weight is
 // written, moves or is freed. The places of a device share 16 MiB, which are never freed, because CUDA graphs may use
 // them; when they are full, all are given away anew. A stream that is being captured finds a place but makes none,

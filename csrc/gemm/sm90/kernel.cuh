@@ -19,6 +19,7 @@
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90/share_of_k.cuh"
 #include "gemm/sm90/tile.h"
 
 namespace epigemm::sm90 {
@@ -45,8 +46,8 @@ struct OneProduct {
 // weight), kWeights (that x is multiplied by: pair_mainloop.cuh), kPrefetchesRows (their head comes to L2 while the
 // kernel ahead runs, which must not write them), kStartsNextEarly (the next kernel has something to do before this
 // one's results are there), kJudgesRows (the mainloop may find that the rows' roots, by which it and the epilogue go,
-// are not the right ones: then the CTA computes all its tiles again). Besides: Operand, Output, Sums (epilogue.cuh);
-// `tile`.
+// are not the right ones: then the CTA computes all its tiles again; and CTAs may share the K of a tile: share_of_k.cuh).
+// Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -78,6 +79,8 @@ struct Kernel {
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
   static_assert(!Types::kJudgesRows || (!takes_turns && kCluster == 1), "what is computed again is of one CTA");
 
+  using Sharing = ShareOfK<Types::kJudgesRows>;
+
   struct Params {
     typename Mainloop::Params mainloop;
     EpilogueParams epilogue;
@@ -85,6 +88,7 @@ struct Kernel {
     int lines_of_rows, lines_of_columns;  // the grid of tiles of clusters
     int swizzle;
     bool is_along_rows;
+    Sharing sharing;
     CUtensorMap stored;  // the matrix of the functor's second values, of D; last, because few kernels read it
   };
 
@@ -109,8 +113,9 @@ struct Kernel {
   };
 
   CUTLASS_DEVICE static Tiles all_tiles(Params const& p) {
-    const int cluster = static_cast<int>(blockIdx.x) / kClusterRows, clusters = gridDim.x / kClusterRows;
-    return {cluster, clusters, p.lines_of_rows * p.lines_of_columns};
+    const int end = p.lines_of_rows * p.lines_of_columns;
+    if constexpr (Types::kJudgesRows) return {p.sharing.cluster(), p.sharing.clusters(), end};
+    return {static_cast<int>(blockIdx.x) / kClusterRows, static_cast<int>(gridDim.x) / kClusterRows, end};
   }
 
   CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {
@@ -127,6 +132,7 @@ struct Kernel {
     const int width = min(p.swizzle, major_count - band * p.swizzle);
     const int minor = rest / width, major = band * p.swizzle + rest - minor * width;
     const int row = p.is_along_rows ? minor : major, column = p.is_along_rows ? major : minor;
+    if constexpr (kCluster == 1) return {row, column};
     return {row * kClusterRows + static_cast<int>(blockIdx.x) % kClusterRows,
             column * kClusterColumns + static_cast<int>(blockIdx.y)};
   }
@@ -137,10 +143,14 @@ struct Kernel {
   }
 
   // Behind all tiles, by all warps that have to do with them: whether they are computed again, which they are once.
-  CUTLASS_DEVICE static bool wants_again(Shared& shared, bool is_again) {
+  CUTLASS_DEVICE static bool wants_again(Params const& p, Shared& shared, bool is_again) {
     if constexpr (!Types::kJudgesRows) return false;
     constexpr int kThreads = 128 * kGroups + 32 * (1 + kGroups);
     constexpr int kId = 0;  // of the turns, which these kernels do not take
+    if (p.sharing.is_shared()) {
+      p.sharing.meet();  // even behind the last tile: until then the leader reads the others' sums
+      return !is_again && shared.is_again_wanted != 0;
+    }
     if (is_again) return false;
     asm volatile("" ::: "memory");  // accesses are not moved beyond the barrier
     __syncwarp();
@@ -161,12 +171,19 @@ struct Kernel {
     do {
       for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
         const Place index = index_of(p, tiles);
-        mainloop.load(p.mainloop, pipeline, state, inputs, cute::make_coord(index.row, index.column, cute::_, 0),
-                      cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), p.k_steps, lane,
-                      kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
-        state.advance(p.k_steps);
+        const StepsOfK steps = p.sharing.steps(p.k_steps);
+        const auto coordinates = cute::make_coord(index.row, index.column, cute::_, 0);
+        if constexpr (Types::kJudgesRows) {
+          mainloop.load(p.mainloop, pipeline, state, coordinates, steps, shared.operands);
+        } else {
+          mainloop.load(p.mainloop, pipeline, state, inputs, coordinates,
+                        cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), steps.count, lane,
+                        kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
+        }
+        state.advance(steps.count);
+        p.sharing.meet();
       }
-      is_again = wants_again(shared, is_again);
+      is_again = wants_again(p, shared, is_again);
     } while (is_again);
     mainloop.load_tail(pipeline, state);
   }
@@ -179,11 +196,15 @@ struct Kernel {
       for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
         // The operands come while TMA still reads the last passes of the tile before.
         const Place place = place_of(p, tiles, group);
-        helper.bring(place, is_again);
-        helper.prepare(ring, place);
-        helper.store(ring, place);
+        const bool is_leader = p.sharing.is_leader();
+        if (is_leader) {
+          helper.bring(place, is_again);
+          helper.prepare(ring, place);
+        }
+        p.sharing.meet();
+        if (is_leader) helper.store(ring, place);
       }
-      is_again = wants_again(shared, is_again);
+      is_again = wants_again(p, shared, is_again);
       if (is_again) helper.wait_for_stores();
     } while (is_again);
     helper.end();
@@ -215,24 +236,29 @@ struct Kernel {
     do {
       for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
         auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
+        const int steps = p.sharing.steps(p.k_steps).count;
         if constexpr (Types::kJudgesRows) {
           const Place place = place_of(p, tiles, group);
           mainloop.take_rows(p.mainloop, place.row, /*counts=*/place.column == 0, is_again);
         }
         wait_for_turn(group);
-        mainloop.mma(pipeline, state, sums, p.k_steps, thread, shared.operands, p.mainloop);
+        mainloop.mma(pipeline, state, sums, steps, thread, shared.operands, p.mainloop);
         hand_turn_on(group);
-        mainloop.mma_tail(pipeline, state, p.k_steps);
-        state.advance(p.k_steps * (takes_turns ? kGroups : 1));
+        mainloop.mma_tail(pipeline, state, steps);
+        state.advance(steps * (takes_turns ? kGroups : 1));
         if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
-        consumer.finish(ring, sums, place_of(p, tiles, group));
         if constexpr (Types::kJudgesRows) {
+          auto seen = mainloop.seen_rows();
+          if (!p.sharing.gather(&shared.operands, thread, sums, seen)) continue;
+          consumer.finish(ring, sums, place_of(p, tiles, group));
           const Place place = place_of(p, tiles, group);
-          const bool is_wrong = mainloop.judge_rows(p.mainloop, place.row, /*counts=*/place.column == 0);
-          if (is_wrong) shared.is_again_wanted = 1;
+          const bool is_wrong = mainloop.judge_rows(p.mainloop, seen, place.row, /*counts=*/place.column == 0);
+          if (is_wrong) p.sharing.raise(shared.is_again_wanted);
+        } else {
+          consumer.finish(ring, sums, place_of(p, tiles, group));
         }
       }
-      is_again = wants_again(shared, is_again);
+      is_again = wants_again(p, shared, is_again);
     } while (is_again);
   }
 
@@ -272,7 +298,9 @@ struct Kernel {
       if constexpr (kGroups > 1)
         cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // with one warpgroup there are enough
       if constexpr (Types::kPrefetchesRows) {
-        if (warp == 1 && cute::elect_one_sync()) Mainloop::prefetch_rows(p.mainloop, index_of(p, all_tiles(p)).row);
+        if (warp == 1 && cute::elect_one_sync()) {
+          Mainloop::prefetch_rows(p.mainloop, index_of(p, all_tiles(p)).row, p.sharing.steps(p.k_steps).first);
+        }
       }
       cutlass::arch::wait_on_dependent_grids();
       if (warp == 0) load(p, shared, pipeline, lane);

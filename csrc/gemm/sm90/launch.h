@@ -112,10 +112,15 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
 
   const int64_t tiles = static_cast<int64_t>(params.lines_of_rows) * params.lines_of_columns;
   const int64_t places = std::max(1, problem.device.multiprocessors / Kernel::kCluster);
-  const auto clusters = static_cast<unsigned>(std::min(places, tiles));
-  const cuda::LaunchShape shape{dim3(clusters * Kernel::kClusterRows, Kernel::kClusterColumns),
+  auto clusters = static_cast<unsigned>(std::min(places, tiles));
+  unsigned cluster_rows = Kernel::kClusterRows;
+  if constexpr (Types::kJudgesRows) {
+    params.sharing.ctas = plan.splits;
+    if (plan.splits > 1) clusters = static_cast<unsigned>(tiles), cluster_rows = static_cast<unsigned>(plan.splits);
+  }
+  const cuda::LaunchShape shape{dim3(clusters * cluster_rows, Kernel::kClusterColumns),
                                 dim3(Kernel::MaxThreadsPerBlock),
-                                dim3(Kernel::kClusterRows, Kernel::kClusterColumns),
+                                dim3(cluster_rows, Kernel::kClusterColumns),
                                 Kernel::kSharedBytes,
                                 problem.device.index,
                                 problem.stream,

@@ -18,6 +18,7 @@
 //   its tiles again, with scales that it has read from the rows themselves. So a scale, and with it every bit of a
 //   result, depends on the weight alone.
 // - The first column of tiles also counts what the range check has to know of the rows.
+// - The weight may be transposed, as it is for the gradient of x: then its rows are neighbours in memory.
 #pragma once
 
 #include <cuda.h>
@@ -30,12 +31,32 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
 #include "gemm/fp16_slices/layout.h"
+#include "gemm/sm90/share_of_k.cuh"
 #include "gemm/sm90_fp16x3/row_judge.cuh"
 #include "gemm/sm90_fp16x3/weight_order.h"
 
 namespace epigemm::sm90_fp16x3 {
 
-template <class TileShape, class ClusterShape, int Slices, int Stages>
+// CUTLASS's pipeline of a CTA by itself, which may be one of a cluster (share_of_k.cuh): a stage is released here, not in
+// the cluster's first CTA.
+template <int Stages>
+class CtaPipeline : public cutlass::PipelineTmaAsync<Stages> {
+  using Base = cutlass::PipelineTmaAsync<Stages>;
+
+ public:
+  template <class ClusterShape>
+  CUTLASS_DEVICE CtaPipeline(typename Base::SharedStorage& storage, typename Base::Params params, ClusterShape shape)
+      : Base(storage, params, shape), empty_(storage.empty_barrier_) {
+    static_assert(cute::size(ClusterShape{}) == 1);
+  }
+
+  CUTLASS_DEVICE void consumer_release(typename Base::PipelineState state) { empty_[state.index()].arrive(); }
+
+ private:
+  typename Base::EmptyBarrier* const empty_;
+};
+
+template <class TileShape, class ClusterShape, int Slices, int Stages, bool IsTransposed>
 struct AsItLiesMainloop {
   using Element = cutlass::half_t;
   static constexpr int kRows = cute::get<0>(TileShape{}), kColumns = cute::get<1>(TileShape{});  // of W and of x
@@ -55,17 +76,19 @@ struct AsItLiesMainloop {
                     SmemLayoutX{}.layout_b()(0, 0, 1) == kColumns * kStageK,
                 "rows and slices are not one behind the other, as TMA writes them");
 
-  using MainloopPipeline = cutlass::PipelineTmaAsync<Stages>;
+  using MainloopPipeline = CtaPipeline<Stages>;
   using PipelineState = cutlass::PipelineState<Stages>;
   using PipelineStorage = typename MainloopPipeline::SharedStorage;
 
   struct TensorStorage : cute::aligned_struct<1024, cute::_0> {
-    cute::array_aligned<float, kRows * kStageK * Stages, 1024> weight;  // [stage, K / 32, row, 32]
+    // [stage, K / 32, row, 32], or of a transposed weight [stage, row / 32, K, 32]
+    cute::array_aligned<float, kRows * kStageK * Stages, 1024> weight;
     cute::array_aligned<Element, cute::cosize_v<SmemLayoutX>, 1024> x;  // [stage, slice, row, 64]
   };
 
   static constexpr int kSteps = kStageK / kStepK;
-  static constexpr int kWeightBoxes = kStageK / kBoxK;
+  static constexpr int kWeightBoxes = IsTransposed ? kRows / kBoxRows : kStageK / kBoxK;  // of a stage
+  static constexpr int kBoxHeight = IsTransposed ? kStageK : kRows;
   static constexpr uint32_t kStageBytes = kStageK * (kRows * sizeof(float) + Slices * kColumns * sizeof(Element));
   static constexpr int kPrefetchedStages = 12;
   static constexpr int kLongSum = 4096;  // from this K on promotions every 64 of K, where sums have no blocks
@@ -85,11 +108,15 @@ struct AsItLiesMainloop {
     cute::prefetch_tma_descriptor(&params.x);
   }
 
-  // The head of W's tile `m` comes into L2 while the split of x runs (mainloop.h).
-  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m) {
+  // The head of W's tile `m`, from a stage on, comes into L2 while the split of x runs (mainloop.h).
+  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m, int first) {
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < kWeightBoxes * kPrefetchedStages && i * kBoxK < params.rows.columns; ++i) {
-      cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.weight, i * kBoxK, m * kRows);
+    for (int stage = first; stage < first + kPrefetchedStages && stage * kStageK < params.rows.columns; ++stage) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int box = 0; box < kWeightBoxes; ++box) {
+        const Corner corner = corner_of(stage, box, m * kRows);
+        cute::SM90_TMA_LOAD_2D::PREFETCH::copy(&params.weight, corner.x, corner.y);
+      }
     }
   }
 
@@ -100,24 +127,24 @@ struct AsItLiesMainloop {
   }
 
   // The producer: one thread keeps the stages filled.
-  template <class Inputs, class TileIndex, class StageIterator>
-  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write, Inputs const&,
-                           TileIndex const& tile, StageIterator, int stages, int, uint32_t,
-                           TensorStorage& shared) const {
+  template <class TileIndex>
+  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write, TileIndex const& tile,
+                           sm90::StepsOfK stages, TensorStorage& shared) const {
     using Hint = cute::TMA::CacheHintSm90;
     if (!cute::elect_one_sync()) return;
     const int row = cute::get<0>(tile) * kRows, column = cute::get<1>(tile) * kColumns;
     const auto of_weight = static_cast<uint64_t>(params.is_weight_read_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int stage = 0; stage < stages; ++stage, ++write) {
+    for (int stage = stages.first; stage < stages.first + stages.count; ++stage, ++write) {
       pipeline.producer_acquire(write);
       auto* const barrier = reinterpret_cast<uint64_t*>(pipeline.producer_get_barrier(write));
       float* const weight = shared.weight.data() + write.index() * kRows * kStageK;
       Element* const x = shared.x.data() + write.index() * Slices * kColumns * kStageK;
       CUTLASS_PRAGMA_UNROLL
       for (int box = 0; box < kWeightBoxes; ++box) {
-        cute::SM90_TMA_LOAD_2D::copy(&params.weight, barrier, of_weight, weight + box * kRows * kBoxK,
-                                     stage * kStageK + box * kBoxK, row);
+        const Corner corner = corner_of(stage, box, row);
+        cute::SM90_TMA_LOAD_2D::copy(&params.weight, barrier, of_weight, weight + box * kBoxHeight * kBoxK, corner.x,
+                                     corner.y);
       }
       CUTLASS_PRAGMA_UNROLL
       for (int slice = 0; slice < Slices; ++slice) {
@@ -138,9 +165,12 @@ struct AsItLiesMainloop {
     counts_rows = counts;
   }
 
-  // Behind it. Returns whether the tile has to be computed again.
-  CUTLASS_DEVICE bool judge_rows(Params const& params, int row, bool counts) {
-    return judge.look(params.rows, row, counts);
+  // Behind it. Where CTAs share K, what each has seen of its part is gathered before it is judged.
+  CUTLASS_DEVICE RowJudge::Seen seen_rows() const { return judge.seen(); }
+
+  // Returns whether the tile has to be computed again.
+  CUTLASS_DEVICE bool judge_rows(Params const& params, RowJudge::Seen const& seen, int row, bool counts) const {
+    return judge.look(params.rows, seen, row, counts);
   }
 
   // The consumers: each warpgroup multiplies its rows of the tile.
@@ -161,6 +191,15 @@ struct AsItLiesMainloop {
   }
 
  private:
+  // Of a box of the weight, in memory.
+  struct Corner {
+    int x, y;
+  };
+  CUTLASS_DEVICE static Corner corner_of(int stage, int box, int row) {
+    if constexpr (IsTransposed) return {row + box * kBoxRows, stage * kStageK};
+    return {stage * kStageK + box * kBoxK, row};
+  }
+
   // The numbers of a step that a thread has of its two rows, as wgmma takes them: [K + 8, row + 8, neighbour in K].
   struct Numbers {
     float at[2][2][2];
@@ -187,6 +226,7 @@ struct AsItLiesMainloop {
   }
 
   CUTLASS_DEVICE static void load_numbers(uint32_t weight, int stage, int step, Numbers& to) {
+    if constexpr (IsTransposed) return load_transposed(weight, stage, step, to);
     const uint32_t box = weight + (stage * kWeightBoxes + step / kStepsOfBox) * kRows * kBoxRowBytes;
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -197,6 +237,17 @@ struct AsItLiesMainloop {
                      : "=f"(to.at[half][r][0]), "=f"(to.at[half][r][1])
                      : "r"(address + r * 8 * kBoxRowBytes));
       }
+    }
+  }
+
+  CUTLASS_DEVICE static void load_transposed(uint32_t weight, int stage, int step, Numbers& to) {
+    const uint32_t first = weight + stage * kRows * kStageK * static_cast<uint32_t>(sizeof(float));
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int half = i / 4, r = i / 2 % 2, e = i % 2;
+      asm volatile("ld.shared.f32 %0, [%1];"
+                   : "=f"(to.at[half][r][e])
+                   : "r"(transposed_address(first, step, half, r, e)));
     }
   }
 
@@ -233,7 +284,8 @@ struct AsItLiesMainloop {
 
   // The address of the thread's first numbers.
   CUTLASS_DEVICE static uint32_t first_number(TensorStorage& shared, int thread) {
-    return cute::cast_smem_ptr_to_uint(shared.weight.data()) + weight_offset(thread);
+    const uint32_t offset = IsTransposed ? transposed_offset(thread, kStageK) : weight_offset(thread);
+    return cute::cast_smem_ptr_to_uint(shared.weight.data()) + offset;
   }
 
   CUTLASS_DEVICE static auto operand_x(TensorStorage& shared) {

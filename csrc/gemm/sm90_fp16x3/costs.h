@@ -109,6 +109,12 @@ inline double beside_us(const Problem& p, const TileCost& of_tile) {
          (epilogue_info(p.epilogue).has_store ? of_tile.store_us : 0);
 }
 
+// What it takes until the leader has the sums of all CTAs that share the K of a tile.
+inline double gather_us(const Tile& tile, int splits) {
+  constexpr double kFixed = 1.5, kBytesPerUs = 40e3;
+  return splits == 1 ? 0 : kFixed + (splits - 1) * cost::as_double(4 * tile.m * tile.n) / kBytesPerUs;
+}
+
 // The whole call: split of x (and of a weight that is not packed), GEMM, range check.
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr int64_t kManyRows = 264, kShortK = 256;
@@ -123,7 +129,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const int bytes = slice_bytes(p.arithmetic), weight_bytes = reads_weight ? 4 : bytes;
 
   const Grid grid = grid_of(p, tile);
-  const cost::Rounds rounds = cost::rounds_of(grid, tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
+  const cost::Rounds rounds = cost::rounds_of({grid.clusters_m * plan.splits, grid.clusters_n},
+                                              tile.cluster_m * tile.cluster_n, p.device.multiprocessors);
   // What a cluster loads for one stage of K, on average: tiles at the edges load less.
   const double load =
       kMB * kTileK * (bytes * m / as_double(grid.clusters_m) + weight_bytes * n / as_double(grid.clusters_n));
@@ -132,18 +139,19 @@ inline double microseconds(const Problem& p, const Plan& plan) {
     const double mma = slowdown * of_tile.step_us * (1 - shared.idle_speedup * (1 - share));
     return cost::norm4(mma, load * share * rounds.places / shared.l2_bandwidth, load / shared.cluster_bandwidth);
   };
-  const double steps = as_double(ceil_div(p.k, kTileK));
+  const double steps = as_double(ceil_div(ceil_div(p.k, kTileK), plan.splits));
   const double mainloops = steps * ((rounds.count - 1) * step(1) + step(rounds.last));
   // One figure for both classes.
   const auto kernel = tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Slices;
   const double longer = cost::longer_functor_cycles(p, kernel, tile.m * tile.n, true);
-  const double epilogue = slowdown * (of_tile.epilogue_us + beside_us(p, of_tile)) + longer / p.device.clock_mhz;
+  const double epilogue = slowdown * (of_tile.epilogue_us + beside_us(p, of_tile) + gather_us(tile, plan.splits)) +
+                          longer / p.device.clock_mhz;
   const double one_hidden = std::max(mainloops + epilogue, (mainloops + rounds.count * epilogue) / 2);
   double compute = tile.schedule == Schedule::Pingpong ? one_hidden : mainloops + rounds.count * epilogue;
   compute *= 1 + shared.throttling * compute / (compute + shared.half_throttled_us);
 
   const double x_mb = kMB * bytes * m * k, weight_mb = kMB * weight_bytes * n * k;
-  const double again = reread_mb(grid, plan, rounds.places, x_mb, weight_mb, shared.l2_mb);
+  const double again = reread_mb(grid, plan, rounds.places / plan.splits, x_mb, weight_mb, shared.l2_mb);
   const double read_mb = kMB * cost::matrix_bytes(p), read_last_mb = read_mb / rounds.count;
   const double memory_mb = x_mb - std::min(x_mb, shared.absorbed_mb) + weight_mb +
                            kMB * 4 * m * n * cost::written_matrices(p) + again + (read_mb - read_last_mb);

@@ -40,7 +40,21 @@ double multiply_add_microseconds(const Problem& p) {
 }
 
 // The grid is not padded.
-Plan plan_of(int index, Raster raster) { return {FamilyId::sm90_fp16x3, index, raster, /*swizzle=*/8, /*splits=*/1}; }
+Plan plan_of(int index, Raster raster, int splits = 1) {
+  return {FamilyId::sm90_fp16x3, index, raster, /*swizzle=*/8, splits};
+}
+
+// Of each of the CTAs that share the K of a tile: a block of sums (as_it_lies_mainloop.h). With fewer the bound of a
+// result's error would be larger than without the division (docs/numerics.md).
+constexpr int64_t kLeastSharedK = 512;
+
+// CTAs share K where tiles are fewer than multiprocessors: a cluster has a single tile.
+bool may_share(const Problem& p, int index, int splits) {
+  const Tile& tile = tile_of(p.arithmetic, index);
+  const Grid grid = grid_of(p, tile);
+  return is_as_it_lies(p.arithmetic, index) && p.k >= kLeastSharedK * splits &&
+         grid.clusters() * splits <= p.device.multiprocessors;
+}
 
 // The weight as it lies, where it has no pack, which is read faster. At a short K nothing was measured. A tile of few
 // rows is not walked many times.
@@ -61,7 +75,7 @@ bool is_candidate(const Problem& p, int index) {
   return tile.m == 16 && p.m <= 2 * tile.m && p.k >= kLeastKOfTwo && p.n < kMostColumnsOfTwo;
 }
 
-open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
+open::KernelName gemm_name(Arithmetic arithmetic, int tile, bool is_weight_transposed) {
   constexpr open::KernelName kSplitNames[] = {"epigemm_open_sm90_fp16x3_split_0", "epigemm_open_sm90_fp16x3_split_1",
                                               "epigemm_open_sm90_fp16x3_split_2", "epigemm_open_sm90_fp16x3_split_3",
                                               "epigemm_open_as_it_lies_split_0",  "epigemm_open_as_it_lies_split_1",
@@ -72,6 +86,18 @@ open::KernelName gemm_name(Arithmetic arithmetic, int tile) {
                                                "epigemm_open_as_it_lies_scaled_3"};
   static_assert(std::size(kSplitNames) == tile_count(Arithmetic::Split) &&
                 std::size(kScaledNames) == tile_count(Arithmetic::Scaled));
+  constexpr open::KernelName kTransposedSplitNames[] = {
+      "epigemm_open_as_it_lies_transposed_split_0", "epigemm_open_as_it_lies_transposed_split_1",
+      "epigemm_open_as_it_lies_transposed_split_2", "epigemm_open_as_it_lies_transposed_split_3"};
+  constexpr open::KernelName kTransposedScaledNames[] = {
+      "epigemm_open_as_it_lies_transposed_scaled_0", "epigemm_open_as_it_lies_transposed_scaled_1",
+      "epigemm_open_as_it_lies_transposed_scaled_2", "epigemm_open_as_it_lies_transposed_scaled_3"};
+  static_assert(std::size(kTransposedSplitNames) == kAsItLiesSplitTileCount &&
+                std::size(kTransposedScaledNames) == kAsItLiesScaledTileCount);
+  if (is_weight_transposed && is_as_it_lies(arithmetic, tile)) {
+    const int behind = tile - sliced_tile_count(arithmetic);
+    return arithmetic == Arithmetic::Split ? kTransposedSplitNames[behind] : kTransposedScaledNames[behind];
+  }
   return arithmetic == Arithmetic::Split ? kSplitNames[tile] : kScaledNames[tile];
 }
 
@@ -94,15 +120,23 @@ class FP16x3 final : public Family {
   }
 
   std::string why_not_planned(const Problem& p, const Plan& plan) const override {
-    if (plan.splits != 1) return text("splits must be 1 on fp16 slices, got ", plan.splits);
-    return reads_weight(p.arithmetic, plan) ? fp16_slices::why_not_as_it_lies(p) : std::string();
+    if (!reads_weight(p.arithmetic, plan)) {
+      return plan.splits == 1 ? std::string() : text("splits must be 1 on fp16 slices, got ", plan.splits);
+    }
+    if (ceil_div(p.k, kTileK) < plan.splits) {
+      return text("K = ", p.k, " has fewer stages of ", kTileK, " than the ", plan.splits, " CTAs that share it");
+    }
+    return fp16_slices::why_not_as_it_lies(p);
   }
 
   bool reads_weight(Arithmetic arithmetic, const Plan& plan) const override {
     return is_on_slices(arithmetic) && is_as_it_lies(arithmetic, plan.tile);
   }
 
-  std::string why_not_accurate(const Problem& p, const Plan&) const override {
+  std::string why_not_accurate(const Problem& p, const Plan& plan) const override {
+    if (plan.splits > 1 && p.k < kLeastSharedK * plan.splits) {
+      return text("K = ", p.k, " is below ", kLeastSharedK, " for each of the ", plan.splits, " CTAs that share it");
+    }
     return fp16_slices::why_not_accurate(p);
   }
 
@@ -110,8 +144,11 @@ class FP16x3 final : public Family {
     for (int index = 0; index < sm90_fp16x3::tile_count(problem.arithmetic); ++index) {
       if (!is_candidate(problem, index)) continue;
       for (const Raster raster : {Raster::AlongM, Raster::AlongN}) {
-        const Plan plan = plan_of(index, raster);
-        visit({plan, sm90_fp16x3::microseconds(problem, plan)});
+        for (const int splits : {1, 2, 4, 8}) {
+          if (splits > 1 && !may_share(problem, index, splits)) break;
+          const Plan plan = plan_of(index, raster, splits);
+          visit({plan, sm90_fp16x3::microseconds(problem, plan)});
+        }
       }
     }
   }
@@ -145,7 +182,7 @@ class FP16x3 final : public Family {
     if (problem.arithmetic == Arithmetic::IEEE) {
       names.add("epigemm_open_fp32");
     } else {
-      names.add(gemm_name(problem.arithmetic, plan.tile));
+      names.add(gemm_name(problem.arithmetic, plan.tile, problem.is_weight_transposed));
       names.add("epigemm_open_fixup");
     }
     return names;

@@ -42,7 +42,7 @@ struct ScaledProduct
 };
 
 // The weight as it lies. `TileIndex`: among the tiles of these kernels.
-template <Arithmetic arithmetic, int TileIndex>
+template <Arithmetic arithmetic, int TileIndex, bool IsTransposed>
 struct AsItLies {
   static constexpr bool kIsSplit = arithmetic == Arithmetic::Split;
   static constexpr Tile tile = kIsSplit ? kAsItLiesSplitTiles[TileIndex] : kAsItLiesScaledTiles[TileIndex];
@@ -56,7 +56,8 @@ struct AsItLies {
   static constexpr bool kPrefetchesRows = tile.m <= kFewRows, kStartsNextEarly = true, kJudgesRows = true;
 
   template <class TileShape, class ClusterShape>
-  using Mainloop = AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages>;
+  using Mainloop =
+      AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages, IsTransposed>;
 };
 
 template <Arithmetic arithmetic, int TileIndex>

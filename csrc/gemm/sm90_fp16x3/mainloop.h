@@ -134,7 +134,7 @@ struct Mainloop {
   // Where A is the weight of a product with few rows, its bytes are what takes the time; but the kernel waits for the
   // split of x before its first load. Meanwhile the head of A's tile `m` comes into L2. (Of columns beyond the last,
   // nothing.)
-  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m) {
+  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m, int) {
     using namespace cute;
     static_assert(size(ClusterShape{}) == 1, "a CTA loads its rows by itself");
     Tensor const a = params.tma_load_a.get_tma_tensor(make_shape(params.rows_a, params.columns_a, 1));

@@ -22,18 +22,23 @@ const char* launch_tile(SplitProblem const& split, Plan const& plan, const void*
 }
 
 // The weight as it lies: `split.weight` has no slices, and its roots and statistics are written by the kernel.
-template <Arithmetic arithmetic, int TileIndex>
+template <Arithmetic arithmetic, int TileIndex, bool IsTransposed>
 const char* launch_as_it_lies(SplitProblem const& split, Plan const& plan, const void* kernel) {
-  using Types = AsItLies<arithmetic, TileIndex>;
+  using Types = AsItLies<arithmetic, TileIndex, IsTransposed>;
   using Mainloop = typename sm90::Kernel<Types>::Mainloop;
   Problem const& problem = split.problem;
+  if constexpr (!IsTransposed) {
+    if (problem.is_weight_transposed) return launch_as_it_lies<arithmetic, TileIndex, true>(split, plan, kernel);
+  }
   Matrix const& weight = problem.weight;
+  const int64_t down = IsTransposed ? problem.k : problem.n, across = IsTransposed ? problem.n : problem.k;
   const int64_t of_x = split.x.padded_columns * Mainloop::kSlices;
   // What is behind the roots that the kernel finds in the workspace (layout.h): those with which it begins.
   const float* const roots = fp16_slices::first_roots(split.weight.roots, problem.n);
   typename Mainloop::Params mainloop;
-  if (!sm90::encode(&mainloop.weight, sm90::kMapType<float>, sizeof(float), weight.data, weight.row_stride, problem.n,
-                    problem.k, Mainloop::kRows, kBoxRowBytes) ||
+  if (!sm90::encode(&mainloop.weight, sm90::kMapType<float>, sizeof(float), weight.data,
+                    IsTransposed ? weight.column_stride : weight.row_stride, down, across, Mainloop::kBoxHeight,
+                    kBoxRowBytes) ||
       !sm90::encode(&mainloop.x, sm90::kMapType<typename Types::Element>, sizeof(typename Types::Element),
                     split.x.slices, of_x, problem.m, of_x, Mainloop::kColumns, sm90::kStageRowBytes)) {
     return sm90::kNoDescriptor;
@@ -42,6 +47,7 @@ const char* launch_as_it_lies(SplitProblem const& split, Plan const& plan, const
   mainloop.is_weight_read_once = problem.m <= Mainloop::kColumns;
   mainloop.rows = {/*data=*/static_cast<const float*>(weight.data),
                    weight.row_stride,
+                   weight.column_stride,
                    /*rows=*/static_cast<int>(problem.n),
                    /*columns=*/static_cast<int>(problem.k),
                    roots,
@@ -59,7 +65,7 @@ template <Arithmetic arithmetic, int... TileIndex, int... AsItLiesIndex>
 const char* launch_arithmetic(SplitProblem const& split, Plan const& plan, const void* kernel,
                               std::integer_sequence<int, TileIndex...>, std::integer_sequence<int, AsItLiesIndex...>) {
   constexpr const char* (*launches[])(SplitProblem const&, Plan const&, const void*) = {
-      &launch_tile<arithmetic, TileIndex>..., &launch_as_it_lies<arithmetic, AsItLiesIndex>...};
+      &launch_tile<arithmetic, TileIndex>..., &launch_as_it_lies<arithmetic, AsItLiesIndex, false>...};
   return launches[plan.tile](split, plan, kernel);
 }
 

@@ -12,7 +12,7 @@ namespace epigemm::sm90_fp16x3 {
 // The rows of a weight in fp32, and what is known of them: by row.
 struct WeightRows {
   const float* data = nullptr;
-  int64_t row_stride = 0;  // elements
+  int64_t row_stride = 0, column_stride = 1;  // elements
   int rows = 0, columns = 0;
   const float* roots = nullptr;   // of the scales to begin with: of any (fp16_slices::some_root)
   float* found_roots = nullptr;   // of the rows' own scales: written by every tile
@@ -41,13 +41,35 @@ struct RowJudge {
 
   CUTLASS_DEVICE void count(int r, __half2 high) { large_[r] = fp16_slices::count_pair(large_[r], large(high)); }
 
+  // What is known behind a part of K.
+  struct Seen {
+    __half2 largest[2];
+    int large[2];
+
+    CUTLASS_DEVICE uint4 words() const {
+      return {fp16_slices::bit_cast<uint32_t>(largest[0]), fp16_slices::bit_cast<uint32_t>(largest[1]),
+              static_cast<uint32_t>(large[0]), static_cast<uint32_t>(large[1])};
+    }
+
+    // Those of another part.
+    CUTLASS_DEVICE void add(uint4 words) {
+      largest[0] = __hmax2_nan(largest[0], fp16_slices::bit_cast<__half2>(words.x));
+      largest[1] = __hmax2_nan(largest[1], fp16_slices::bit_cast<__half2>(words.y));
+      large[0] += static_cast<int>(words.z), large[1] += static_cast<int>(words.w);
+    }
+  };
+
+  CUTLASS_DEVICE Seen seen() const {
+    return {{largest_[0], largest_[1]}, {fp16_slices::counted(large_[0]), fp16_slices::counted(large_[1])}};
+  }
+
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
-  CUTLASS_DEVICE bool look(WeightRows const& of, int row_of_group, bool counts) const {
+  CUTLASS_DEVICE bool look(WeightRows const& of, Seen const& seen, int row_of_group, bool counts) const {
     bool is_wrong = false;
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const uint32_t largest = largest_of_row(r);
-      const int large = sum_of_row(fp16_slices::counted(large_[r]));
+      const uint32_t largest = largest_of_row(seen.largest[r]);
+      const int large = sum_of_row(seen.large[r]);
       const int row = row_of(row_of_group, lane(), r);
       const bool is_right = fp16_slices::is_scale_of_row(largest, scales[r]);
       const bool writes = lane() % 4 == 0 && row < of.rows;
@@ -87,8 +109,8 @@ struct RowJudge {
     return mine + __shfl_xor_sync(0xffffffffu, mine, 2);
   }
 
-  CUTLASS_DEVICE uint32_t largest_of_row(int r) const {
-    const uint32_t both = fp16_slices::bit_cast<uint32_t>(largest_[r]);
+  CUTLASS_DEVICE static uint32_t largest_of_row(__half2 of_thread) {
+    const uint32_t both = fp16_slices::bit_cast<uint32_t>(of_thread);
     uint32_t mine = max(both & 0xffff, both >> 16);  // of numbers without a sign, bits are ordered as they are
     mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, 1));
     return max(mine, __shfl_xor_sync(0xffffffffu, mine, 2));
@@ -101,7 +123,7 @@ struct RowJudge {
     float largest = 0.0f;
     int flags = 0;
     for (int k = lane(); k < of.columns; k += 32) {
-      const float x = data[k];
+      const float x = data[k * of.column_stride];
       largest = fp16_slices::larger(largest, fp16_slices::finite_magnitude(x));
       flags |= fp16_slices::element_flags(x);
     }

@@ -94,6 +94,52 @@ int conflicts() {
   return worst - 1;
 }
 
+// --- the same of a transposed weight -------------------------------------------------------------------------------
+
+constexpr int kStageK = 64;
+
+int transposed_at(int thread, int read) {
+  const uint32_t first = transposed_offset(thread, kStageK);
+  return static_cast<int>(transposed_address(first, read / 8, read / 4 % 2, read / 2 % 2, read % 2));
+}
+
+constexpr int kReads = kStageK / kStepK * 8;  // of a thread, in a stage
+
+int wrong_transposed_addresses() {
+  int wrong = 0;
+  std::vector<int> row_at(kRows * kStageK * 4, -1), k_at(row_at);
+  for (int row = 0; row < kRows; ++row) {
+    for (int k = 0; k < kStageK; ++k) {
+      const int at = swizzled((row / kBoxRows * kStageK + k) * kBoxRowBytes + row % kBoxRows * 4);
+      row_at[at] = row, k_at[at] = k;
+    }
+  }
+  for (int thread = 0; thread < 256; ++thread) {
+    const int lane = thread % 32, g = lane / 4, q = lane % 4;
+    for (int read = 0; read < kReads; ++read) {
+      const int step = read / 8, half = read / 4 % 2, r = read / 2 % 2, e = read % 2;
+      const int at = transposed_at(thread, read);
+      wrong += row_at[at] != thread / 32 * 16 + g + 8 * r;
+      wrong += k_at[at] != step * kStepK + 8 * half + 2 * q + e;
+    }
+  }
+  return wrong;
+}
+
+// Reads of 32 bits are made by whole warps.
+int transposed_conflicts() {
+  int worst = 0;
+  for (int first = 0; first < 256; first += 32) {
+    for (int read = 0; read < kReads; ++read) {
+      int words[32] = {};
+      for (int thread = first; thread < first + 32; ++thread) {
+        worst = std::max(worst, ++words[transposed_at(thread, read) / 4 % 32]);
+      }
+    }
+  }
+  return worst - 1;
+}
+
 // Slices in the other order are the same ones: every place once, hi and lo, and groups of four stay together.
 int wrong_places() {
   int wrong = 0;
@@ -233,10 +279,15 @@ float step(float sum, const std::vector<Half>& a, const std::vector<Half>& b, st
 
 enum class Loop { InTurn, WithBlocks, One };  // as in as_it_lies_mainloop.h
 
+// Of K, in one CTA.
+struct Part {
+  std::size_t first, end;
+};
+
 // Two accumulators: a promotion's small products, then its large ones on top of them.
-float in_turn(const Row& weight, const Row& x, std::size_t promotion) {
+float in_turn(const Row& weight, const Row& x, std::size_t promotion, Part of_k) {
   float sum = 0;
-  for (std::size_t first = 0; first < x.high.size(); first += promotion) {
+  for (std::size_t first = of_k.first; first < of_k.end; first += promotion) {
     float part = 0;
     for (std::size_t k = first; k < first + promotion; k += kStepK) {
       part = step(part, weight.low, x.high, k);
@@ -249,29 +300,34 @@ float in_turn(const Row& weight, const Row& x, std::size_t promotion) {
   return sum;
 }
 
-float with_blocks(const Row& weight, const Row& x) {
+float with_blocks(const Row& weight, const Row& x, Part of_k) {
   float sum = 0, large = 0, small = 0, blocks = 0;
-  for (std::size_t k = 0; k < x.high.size(); k += kStepK) {
+  for (std::size_t k = of_k.first; k < of_k.end; k += kStepK) {
     large = step(large, weight.high, x.high, k);
     small = step(small, weight.low, x.high, k);
     small = step(small, weight.high, x.low, k);
     if ((k + kStepK) % 32 == 0) sum += large, large = 0;
-    if ((k + kStepK) % 512 == 0) blocks += sum, sum = 0;
+    if ((k + kStepK - of_k.first) % 512 == 0) blocks += sum, sum = 0;
   }
   return std::fma(small, 0x1p-11f, sum + blocks);
 }
 
-float one_slice(const Row& weight, const Row& x) {
+float one_slice(const Row& weight, const Row& x, Part of_k) {
   float sum = 0;
-  for (std::size_t k = 0; k < x.high.size(); k += kStepK) sum = step(sum, weight.high, x.high, k);
+  for (std::size_t k = of_k.first; k < of_k.end; k += kStepK) sum = step(sum, weight.high, x.high, k);
   return sum;
 }
 
-float product(const Row& weight, const Row& x, Loop loop) {
-  const std::size_t promotion = x.high.size() >= 4096 ? 64 : 32;
-  const float sum = loop == Loop::InTurn       ? in_turn(weight, x, promotion)
-                    : loop == Loop::WithBlocks ? with_blocks(weight, x)
-                                               : one_slice(weight, x);
+// `ctas` share K: the sums of their parts are added in order (sm90/share_of_k.cuh).
+float product(const Row& weight, const Row& x, Loop loop, std::size_t ctas) {
+  const std::size_t promotion = x.high.size() >= 4096 ? 64 : 32, stages = x.high.size() / kStageK;
+  float sum = 0;
+  for (std::size_t cta = 0; cta < ctas; ++cta) {
+    const Part part{stages * cta / ctas * kStageK, stages * (cta + 1) / ctas * kStageK};
+    sum += loop == Loop::InTurn       ? in_turn(weight, x, promotion, part)
+           : loop == Loop::WithBlocks ? with_blocks(weight, x, part)
+                                      : one_slice(weight, x, part);
+  }
   return rescale(weight.root, x.root, sum);
 }
 
@@ -290,7 +346,7 @@ double draw(std::mt19937& random, int kind) {
 }
 
 // The error in eps |A||B|. `shift`: the remembered scale is off by 2^shift; then the tile is computed again.
-double error(int kind, int k, int shift, Loop loop) {
+double error(int kind, int k, int shift, Loop loop, std::size_t ctas) {
   std::mt19937 random(static_cast<unsigned>(kind * 1000003 + k));
   std::vector<float> w(static_cast<std::size_t>(k)), x(w);
   const double of_weight = std::ldexp(1.0, kind * 20 - 30);
@@ -303,7 +359,7 @@ double error(int kind, int k, int shift, Loop loop) {
   if (scale != power_of_two(right)) return HUGE_VAL;
   const int of_x = row_exponent(finite_largest(x));
   const Row a = split(w, scale, row_root(right)), b = split(x, power_of_two(of_x), row_root(of_x));
-  const float found = product(a, b, loop);
+  const float found = product(a, b, loop, ctas);
   double exact = 0, magnitude = 0;
   for (std::size_t i = 0; i < w.size(); ++i) {
     exact += static_cast<double>(w[i]) * x[i], magnitude += std::fabs(static_cast<double>(w[i]) * x[i]);
@@ -334,16 +390,18 @@ double worst_loss() {
 }
 
 int main() {
-  std::printf("%d %d %d %d %d %d\n", wrong_addresses(), conflicts(), wrong_places(), wrong_verdicts(), wrong_roots(),
-              wrong_counts());
+  std::printf("%d %d %d %d %d %d %d %d\n", wrong_addresses(), conflicts(), wrong_transposed_addresses(),
+              transposed_conflicts(), wrong_places(), wrong_verdicts(), wrong_roots(), wrong_counts());
   std::printf("%g\n", worst_loss());
-  // kind, K, by how much the remembered scale is off, the error
+  // kind, K, by how much the remembered scale is off, how many CTAs share K, the error
   for (int kind = 0; kind < 4; ++kind) {
     for (const int k : {1, 16, 33, 128, 1000, 4096, 8192}) {
-      for (const int shift : {0, 20, -20, 60, -60}) {
-        std::printf("split %d %d %d %g\n", kind, k, shift, error(kind, k, shift, Loop::InTurn));
-        std::printf("split %d %d %d %g\n", kind, k, shift, error(kind, k, shift, Loop::WithBlocks));
-        std::printf("scaled %d %d %d %g\n", kind, k, shift, error(kind, k, shift, Loop::One));
+      for (const auto& [shift, ctas] : {std::pair(0, 1), {20, 1}, {-20, 1}, {60, 1}, {-60, 1}, {0, 2}, {0, 8}}) {
+        if (k < 512 * ctas && ctas > 1) continue;
+        for (const Loop loop : {Loop::InTurn, Loop::WithBlocks, Loop::One}) {
+          std::printf("%s %d %d %d %d %g\n", loop == Loop::One ? "scaled" : "split", kind, k, shift, ctas,
+                      error(kind, k, shift, loop, static_cast<std::size_t>(ctas)));
+        }
       }
     }
   }
