@@ -101,7 +101,8 @@ def divides_k(family: int, tile: int, arithmetic: str) -> bool:
     """Whether several CTAs may share the K of one of a kernel's tiles."""
     by_elements = (8, 9)  # csrc/gemm/sm80_mma/tiles.h: in 16 bits alone, and the others have fewer tiles
     if family == family_number("sm90_fp16x3"):
-        return reads_weight(family, tile, arithmetic)
+        has_256_rows = arithmetic == SCALED and not reads_weight(family, tile - 1, arithmetic)
+        return reads_weight(family, tile, arithmetic) and not has_256_rows
     return family == family_number(SWAP_AB) or (
         family == family_number("sm80_mma") and tile not in by_elements
     )

@@ -91,7 +91,8 @@ def assert_candidate_well_formed(candidate: dict[str, Any], query: Query) -> Non
     assert ["along_m", "along_n"][raster] == candidate["raster"]
     assert swizzle == candidate["swizzle"] and swizzle in {1, 2, 4, 8}
     assert splits == candidate["splits"]
-    assert splits in ({1, 2, 4, 8} if candidate["family"] in (SWAP_AB, MMA) else {1})
+    divides_k = candidate["family"] in (SWAP_AB, MMA) or candidate["reads_weight"]
+    assert splits in ({1, 2, 4, 8} if divides_k else {1})
     assert splits < 8 or tile_size(candidate)[1] < 256, "a long reduction"
     assert splits <= math.ceil(query.k / int(candidate["tile"].split("x")[2])), "a CTA without a part of K"
     assert math.isfinite(candidate["predicted_us"]) and candidate["predicted_us"] > 0

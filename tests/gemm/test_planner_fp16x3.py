@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from tests.gemm.query import Query
+from tests.gemm.query import Query, tile_size
 
 SPLIT = Query(m=1024, dtype="float32", arithmetic="split", packed=True)
 SCALED = replace(SPLIT, arithmetic="scaled", tf32_allowed=True)
@@ -41,6 +42,22 @@ def test_a_weight_without_a_pack_is_read_as_it_lies() -> None:
         replace(plain, invariant=True),
     ):
         assert not any(each["reads_weight"] for each in other.plan()["candidates"][:1]), other
+
+
+@pytest.mark.parametrize("m", [16, 64, 128])
+@pytest.mark.parametrize("n", [1024, 4096, 8192])
+def test_few_tiles_share_k(m: int, n: int) -> None:
+    """As many CTAs as there are multiprocessors, each with 512 of K or more; not where tiles are enough."""
+    few = replace(SPLIT, m=m, n=n, packed=False)
+    candidates = few.plan()["candidates"]
+    fastest = next(each for each in candidates if each["reads_weight"])
+    rows, columns = tile_size(fastest)
+    ctas = math.ceil(m / rows) * math.ceil(n / columns) * fastest["splits"]
+    assert 56 <= ctas <= 132 and fastest["splits"] > 1
+    assert {each["splits"] for each in candidates if not each["reads_weight"]} == {1}
+    short = replace(few, k=1000)
+    assert all(each["splits"] == 1 for each in short.plan()["candidates"])
+    assert all(each["splits"] == 1 for each in replace(few, n=32768).plan()["candidates"])
 
 
 @pytest.mark.parametrize("invariant", [False, True])

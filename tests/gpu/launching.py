@@ -95,7 +95,7 @@ def every_tile(
 def as_it_lies(arithmetics: Collection[Arithmetic], splits: Sequence[int] = (1,)) -> tuple[Kernel, ...]:
     """The tiles that read an fp32 weight as it lies, behind those on slices of it; one where none is built.
 
-    Of either order of the weight.
+    Of either order of the weight. CTAs do not share K in the tile of 256 rows.
     """
     found = tuple(
         Kernel(
@@ -104,6 +104,7 @@ def as_it_lies(arithmetics: Collection[Arithmetic], splits: Sequence[int] = (1,)
         for arithmetic in arithmetics
         for tile in range(plans.tile_count(plans.FP16X3, f"{arithmetic.name}_as_it_lies"))
         for parts in splits
+        if parts == 1 or tile > 0 or arithmetic.name == "split"
         for transposed in (False, True)
     )
     return found or (Kernel(plans.FP16X3, 0, next(iter(arithmetics))),)

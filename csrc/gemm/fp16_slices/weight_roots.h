@@ -20,8 +20,9 @@ struct Remembered {
 Remembered remembered_roots(const StridedMatrix& weight, int device, void* stream);
 
 // Enqueues a kernel on a device's `stream` that writes one root for each row of the weight: those that are remembered,
-// as they are now, whatever they are; or without them those of the rows' own scales, for which it reads the weight
-// once. Those are remembered, too, if there is a place. Returns nullptr, or what was refused and why.
+// as they are now, whatever they are; or those of the rows' own scales, for which it reads the weight once, where
+// nothing is remembered or a call found a wrong one not long ago (weight_scale.h). Those are remembered, too, if there
+// is a place. Returns nullptr, or what was refused and why.
 const char* weight_roots_cuda(const StridedMatrix& weight, const Remembered& remembered, float* roots, int device,
                               void* stream);
 

@@ -9,6 +9,10 @@
 // A row of zeros has e = 126: with any other scale zeros could not be told from numbers that underflow; with this one
 // the least subnormal number is 2^-23. So e is a function of the row's numbers alone.
 //
+// A row with another scale costs a tile's time once more. Where that happens, as it does while a weight is trained,
+// somebody looks at the whole weight before each of the next calls (weight_roots.cu), until kLooks of them have found
+// every scale as it was.
+//
 // The range check (range_check.h) for such a row. An element is large if |hi| >= 2^6, whatever the row's largest is (at
 // least 2^-9 of it), so that the kernel needs no largest to count by. With B large elements in the row of x, C in the
 // weight's, and scaled x_k, w_k, B + C - K positions have
@@ -63,6 +67,8 @@ EPIGEMM_HOST_DEVICE float some_root(float remembered) {
   const int exponent = static_cast<int>(bit_cast<uint32_t>(remembered) >> 23 & 0xff);
   return power_of_two((exponent < kLeast ? kLeast : exponent > kMost ? kMost : exponent) - kBias);
 }
+
+constexpr int kLooks = 8;
 
 // In place of a row's count of tiny elements: nobody has counted them. Then there may be some.
 constexpr int32_t kUncounted = -1;

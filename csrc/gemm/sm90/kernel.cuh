@@ -29,7 +29,7 @@ template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1, kWeights = 1;
-  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false;
   static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
   template <class TileShape, class ClusterShape>
@@ -46,8 +46,8 @@ struct OneProduct {
 // weight), kWeights (that x is multiplied by: pair_mainloop.cuh), kPrefetchesRows (their head comes to L2 while the
 // kernel ahead runs, which must not write them), kStartsNextEarly (the next kernel has something to do before this
 // one's results are there), kJudgesRows (the mainloop may find that the rows' roots, by which it and the epilogue go,
-// are not the right ones: then the CTA computes all its tiles again; and CTAs may share the K of a tile: share_of_k.cuh).
-// Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
+// are not the right ones: then the CTA computes all its tiles again), kSharesK (CTAs may share the K of a tile:
+// share_of_k.cuh). Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -78,8 +78,9 @@ struct Kernel {
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
   static_assert(!Types::kJudgesRows || (!takes_turns && kCluster == 1), "what is computed again is of one CTA");
+  static_assert(!Types::kSharesK || (is_cooperative && Types::kJudgesRows), "no such mainloop");
 
-  using Sharing = ShareOfK<Types::kJudgesRows>;
+  using Sharing = ShareOfK<Types::kSharesK>;
 
   struct Params {
     typename Mainloop::Params mainloop;
@@ -114,8 +115,9 @@ struct Kernel {
 
   CUTLASS_DEVICE static Tiles all_tiles(Params const& p) {
     const int end = p.lines_of_rows * p.lines_of_columns;
-    if constexpr (Types::kJudgesRows) return {p.sharing.cluster(), p.sharing.clusters(), end};
-    return {static_cast<int>(blockIdx.x) / kClusterRows, static_cast<int>(gridDim.x) / kClusterRows, end};
+    const int x = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
+    if (p.sharing.is_shared()) return {p.sharing.tile(x), ctas, end};
+    return {x / kClusterRows, ctas / kClusterRows, end};
   }
 
   CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {

@@ -114,7 +114,7 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
   const int64_t places = std::max(1, problem.device.multiprocessors / Kernel::kCluster);
   auto clusters = static_cast<unsigned>(std::min(places, tiles));
   unsigned cluster_rows = Kernel::kClusterRows;
-  if constexpr (Types::kJudgesRows) {
+  if constexpr (Types::kSharesK) {
     params.sharing.ctas = plan.splits;
     if (plan.splits > 1) clusters = static_cast<unsigned>(tiles), cluster_rows = static_cast<unsigned>(plan.splits);
   }

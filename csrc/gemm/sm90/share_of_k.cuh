@@ -25,9 +25,17 @@ struct ShareOfK;
 
 template <>
 struct ShareOfK<false> {
+  CUTLASS_DEVICE static constexpr int tile(int block) { return block; }
+  CUTLASS_DEVICE static constexpr bool is_shared() { return false; }
   CUTLASS_DEVICE static constexpr bool is_leader() { return true; }
   CUTLASS_DEVICE static constexpr StepsOfK steps(int all) { return {0, all}; }
   CUTLASS_DEVICE static void meet() {}
+  CUTLASS_DEVICE static void raise(int& flag) { flag = 1; }
+
+  template <class Sums, class Seen>
+  CUTLASS_DEVICE static bool gather(void*, int, Sums&, Seen&) {
+    return true;
+  }
 };
 
 template <>
@@ -36,8 +44,7 @@ struct ShareOfK<true> {
 
   CUTLASS_DEVICE bool is_shared() const { return ctas > 1; }
   CUTLASS_DEVICE bool is_leader() const { return !is_shared() || rank() == 0; }
-  CUTLASS_DEVICE int cluster() const { return static_cast<int>(blockIdx.x) / ctas; }
-  CUTLASS_DEVICE int clusters() const { return static_cast<int>(gridDim.x) / ctas; }
+  CUTLASS_DEVICE int tile(int block) const { return block / ctas; }
 
   CUTLASS_DEVICE StepsOfK steps(int all) const {
     if (!is_shared()) return {0, all};

@@ -52,7 +52,7 @@ constexpr int64_t kLeastSharedK = 512;
 bool may_share(const Problem& p, int index, int splits) {
   const Tile& tile = tile_of(p.arithmetic, index);
   const Grid grid = grid_of(p, tile);
-  return is_as_it_lies(p.arithmetic, index) && p.k >= kLeastSharedK * splits &&
+  return is_as_it_lies(p.arithmetic, index) && may_share_k(tile) && p.k >= kLeastSharedK * splits &&
          grid.clusters() * splits <= p.device.multiprocessors;
 }
 
@@ -120,9 +120,11 @@ class FP16x3 final : public Family {
   }
 
   std::string why_not_planned(const Problem& p, const Plan& plan) const override {
-    if (!reads_weight(p.arithmetic, plan)) {
-      return plan.splits == 1 ? std::string() : text("splits must be 1 on fp16 slices, got ", plan.splits);
+    const bool reads = reads_weight(p.arithmetic, plan);
+    if (plan.splits > 1 && !(reads && may_share_k(tile_of(p.arithmetic, plan.tile)))) {
+      return text("splits must be 1 ", reads ? "in this tile" : "on fp16 slices", ", got ", plan.splits);
     }
+    if (!reads) return {};
     if (ceil_div(p.k, kTileK) < plan.splits) {
       return text("K = ", p.k, " has fewer stages of ", kTileK, " than the ", plan.splits, " CTAs that share it");
     }

@@ -18,7 +18,9 @@ struct WeightRows {
   float* found_roots = nullptr;   // of the rows' own scales: written by every tile
   int32_t* statistics = nullptr;  // for the range check, as of SplitMatrix: written by the first tile of a row
   int32_t* tiny = nullptr;
-  float* remembered = nullptr;  // where the next call begins, or null: the first tile writes what was wrong
+  // Where the next call begins, or null: the first tile writes what was wrong, and behind all rows for how many calls
+  // somebody will look.
+  float* remembered = nullptr;
 };
 
 // One thread's part. It has two rows, eight apart, which it shares with the three other lanes of its four.
@@ -136,7 +138,10 @@ struct RowJudge {
       const float root = fp16_slices::row_root(fp16_slices::weight_exponent(largest));
       of.found_roots[row] = root;
       if (counts) {
-        if (of.remembered) of.remembered[row] = root;
+        if (of.remembered) {
+          of.remembered[row] = root;
+          if (flags == 0) of.remembered[of.rows] = __int_as_float(fp16_slices::kLooks);
+        }
         of.statistics[row] = flags;
         of.tiny[row] = 0;
       }

@@ -72,6 +72,10 @@ constexpr const Tile& tile_of(Arithmetic arithmetic, int index) {
   return is_split ? kAsItLiesSplitTiles[behind] : kAsItLiesScaledTiles[behind];
 }
 
+// Whether CTAs may share the K of a tile with the weight as it lies (sm90/share_of_k.cuh). With more sums than 64 a
+// thread some would be spilled.
+constexpr bool may_share_k(const Tile& tile) { return tile.m <= 128; }
+
 // The tile of batch-invariant calls, whatever their M (see sm90_tma::kInvariantTile).
 constexpr int invariant_tile(Arithmetic arithmetic) { return arithmetic == Arithmetic::Split ? 0 : 1; }
 static_assert(kSplitTiles[0].m == 128 && kSplitTiles[0].n == 128, "the 128x128 tile");

@@ -143,7 +143,7 @@ class _Linear:
         found = self.dry()
         if found.on_slices:
             is_kept = self.choices[found.arithmetic].is_kept
-            weight_slices.ran_out_of_memory(self.call, found.arithmetic, is_kept)
+            weight_slices.ran_out_of_memory(self.call, found.arithmetic, is_kept, found.reads_weight)
         return found
 
     def _stored(self, result: Tensor) -> Tensor:

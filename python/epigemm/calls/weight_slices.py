@@ -52,14 +52,17 @@ _shortages: dict[_Sizes, int] = {}  # calls that found no memory, and the bytes 
 _MOST_SHORTAGES = 256
 
 
-def ran_out_of_memory(call: LinearCall, arithmetic: str, is_kept: bool) -> None:
-    """Note that a call got no memory for its slices. Trying in vain is slow: the allocator empties its cache."""
+def ran_out_of_memory(call: LinearCall, arithmetic: str, is_kept: bool, reads_weight: bool) -> None:
+    """Note that a call got no memory for its slices. Trying in vain is slow: the allocator empties its cache.
+
+    `reads_weight`: as it lies, so that it needs none for the weight's.
+    """
     if len(_shortages) >= _MOST_SHORTAGES:
         _shortages.clear()
     n, k = call.weight.shape
     slices = weight_packs.SLICES[arithmetic]
     size = weight_packs.pack_bytes(call.rows, k, slices)
-    if not is_kept:
+    if not is_kept and not reads_weight:
         size += weight_packs.pack_bytes(n, k, slices)
     _shortages[_sizes(call, arithmetic, is_kept)] = size
     weight_packs.look_in_python()
