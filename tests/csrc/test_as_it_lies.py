@@ -31,9 +31,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_addresses_scales_and_counts(lines: list[str]) -> None:
-    """In this order: numbers that a thread reads, bank conflicts, both of a transposed weight, places of slices,
-    verdicts, roots, counts.
-    """
+    """Numbers that a thread reads, bank conflicts, both transposed, places of slices, verdicts, roots, counts."""
     assert lines[0].split() == ["0"] * 8
 
 

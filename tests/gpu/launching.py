@@ -34,9 +34,7 @@ cuda: Any = torch.cuda
 
 
 class Kernel(NamedTuple):
-    """A tile of a family, what it computes in, among how many CTAs the K of a tile is divided, and which way the weight
-    lies.
-    """
+    """A tile of a family, what it computes in, how many CTAs share the K of a tile, and the weight's order."""
 
     family: str
     tile: int
@@ -99,7 +97,11 @@ def as_it_lies(arithmetics: Collection[Arithmetic], splits: Sequence[int] = (1,)
     """
     found = tuple(
         Kernel(
-            plans.FP16X3, plans.tile_count(plans.FP16X3, arithmetic.name) + tile, arithmetic, parts, transposed
+            plans.FP16X3,
+            plans.tile_count(plans.FP16X3, arithmetic.name) + tile,
+            arithmetic,
+            parts,
+            transposed,
         )
         for arithmetic in arithmetics
         for tile in range(plans.tile_count(plans.FP16X3, f"{arithmetic.name}_as_it_lies"))

@@ -79,6 +79,17 @@ def test_without_memory_torch_multiplies(road: Road) -> None:
     assert "found no memory" not in notes(x, weight)
 
 
+def test_a_weight_that_is_read_as_it_lies_needs_no_memory_for_slices(road: Road) -> None:
+    x, weight = (torch.randn(rows, 4096).to(road.device) for rows in (64, 4096))
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(road, patch)
+        memory.refuse("workspace")
+        for free, refused in ((0, ["workspace"]), (-1, []), (0, ["workspace"])):
+            memory.free = pack_size(x, 2) + free
+            epigemm.linear(x, weight)
+            assert memory.take() == refused
+
+
 @contextmanager
 def monkeypatched_capture(patch: pytest.MonkeyPatch) -> Iterator[None]:
     with patch.context() as inner:

@@ -14,8 +14,8 @@ namespace epigemm::fp16_slices {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMostBlocks = 1024;   // they go on to other rows, so that a copy has few
-constexpr int kHeld = 4;            // vectors that a lane has on their way
+constexpr int kMostBlocks = 1024;    // they go on to other rows, so that a copy has few
+constexpr int kHeld = 4;             // vectors that a lane has on their way
 constexpr int kHeldTransposed = 16;  // the same of numbers
 
 // A weight's place: the roots that are remembered, and behind them for how many calls the weight is looked at

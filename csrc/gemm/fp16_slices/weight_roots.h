@@ -12,11 +12,11 @@ struct Remembered {
   bool is_new = false;     // nothing is there yet
 };
 
-// The place of a weight, by its address, sizes and strides. They are a hint alone: what is remembered there may be of another
-// weight, or have been overwritten, and is never trusted (weight_scale.h). So nothing needs to be told when a weight is
-// written, moves or is freed. The places of a device share 16 MiB, which are never freed, because CUDA graphs may use
-// them; when they are full, all are given away anew. A stream that is being captured finds a place but makes none,
-// because its kernels do not run yet.
+// The place of a weight, by its address, sizes and strides. They are a hint alone: what is remembered there may be of
+// another weight, or have been overwritten, and is never trusted (weight_scale.h). So nothing needs to be told when a
+// weight is written, moves or is freed. The places of a device share 16 MiB, which are never freed, because CUDA graphs
+// may use them; when they are full, all are given away anew. A stream that is being captured finds a place but makes
+// none, because its kernels do not run yet.
 Remembered remembered_roots(const StridedMatrix& weight, int device, void* stream);
 
 // Enqueues a kernel on a device's `stream` that writes one root for each row of the weight: those that are remembered,

@@ -37,8 +37,8 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-// CUTLASS's pipeline of a CTA by itself, which may be one of a cluster (share_of_k.cuh): a stage is released here, not in
-// the cluster's first CTA.
+// CUTLASS's pipeline of a CTA by itself, which may be one of a cluster (share_of_k.cuh): a stage is released here, not
+// in the cluster's first CTA.
 template <int Stages>
 class CtaPipeline : public cutlass::PipelineTmaAsync<Stages> {
   using Base = cutlass::PipelineTmaAsync<Stages>;

@@ -14,9 +14,9 @@
 // s + h of a box to 4 s + 2 h + q / 2, which turns the three bits of its number round by one.
 //
 // In a transposed weight rows are neighbours in memory and K lies across it. Its boxes are of 32 rows and a whole stage
-// of K, a row of 128 bytes for each k. A lane reads its numbers one by one, 32 bits each, in wgmma's own order of K: the
-// eight lanes g of a warp are eight neighbours in memory, and the four lanes q are in rows whose chunks are swizzled
-// apart, so that a warp reads all banks once.
+// of K, a row of 128 bytes for each k. A lane reads its numbers one by one, 32 bits each, in wgmma's own order of K:
+// the eight lanes g of a warp are eight neighbours in memory, and the four lanes q are in rows whose chunks are
+// swizzled apart, so that a warp reads all banks once.
 #pragma once
 
 #include <cstdint>
