@@ -95,7 +95,7 @@ class WrittenWeights(OfKernels):
             assert torch.equal(bits(launch(other, kernel)), bits(launch(problem, kernel)))
 
     def test_a_capture_that_meets_a_weight_first(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, (64, 136, 128), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (64, 136, 520), DEVICE, rng)
         launch(problem, kernel)
         problem.weight = problem.weight.clone()
         out = problem.out()

@@ -48,6 +48,16 @@ def told(call: LinearCall, order: Any, **costs: int) -> list[dry_runs.Tried]:
     return run(call, order, True, **costs).tried
 
 
+def test_a_transposed_weight_is_read_as_it_lies() -> None:
+    """Where its columns are whole 16 bytes."""
+    call = call_of(64, 4096, 4096)
+    for columns, reads in ((4096, True), (4100, True), (4098, False)):
+        found = run(call._replace(weight=torch.empty(4096, columns)[:, :4096].t()), HIGHEST)
+        assert found.reads_weight == reads
+        assert any("transposed" in name for name in found.missing) == reads
+    assert not any("transposed" in name for name in run(call, HIGHEST).missing)
+
+
 sizes = st.sampled_from([1, 3, 16, 100, 512, 513, 2048])
 
 

@@ -219,8 +219,11 @@ __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   // lets this kernel start when all its CTAs have waited for the splits. Those of a weight that it judges itself are
   // not.
   const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, p.x.rows);
-  if (p.is_weight_judged_late) cuda::wait_for_kernel_ahead();
-  const RangeStatistics weight = statistics_of_rows(p.split_weight.statistics, 0, p.weight.rows);
+  const bool is_late = p.is_weight_judged_late;
+  if (is_late) cuda::wait_for_kernel_ahead();
+  const RangeStatistics weight = statistics_of_rows(
+      is_late ? statistics_of_groups(p.split_weight.roots, p.weight.rows) : p.split_weight.statistics, 0,
+      is_late ? groups_of(p.weight.rows) : p.weight.rows);
   const bool nothing = !out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags);
   // In any case, even before returning, because the next kernel waits only for this one.
   cuda::wait_for_kernel_ahead();

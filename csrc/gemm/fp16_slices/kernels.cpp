@@ -40,7 +40,9 @@ const char* launch_as_it_lies(Problem const& problem, Plan const& plan, open::Ke
   const Remembered remembered = remembered_roots(weight, device, problem.stream);
   const char* refused =
       weight_roots_cuda(weight, remembered, first_roots(of_weight, problem.n), device, problem.stream);
-  if (!refused) refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, order);
+  if (!refused) {
+    refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, order, /*is_beside_kernel_ahead=*/true);
+  }
   if (refused) return refused;
   const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, order),
                                    rows_view(of_weight, problem.n, problem.k), remembered.roots};

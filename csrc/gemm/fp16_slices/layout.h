@@ -81,12 +81,25 @@ inline SplitMatrix split_view(void* buffer, int64_t rows, int64_t columns, int s
           padded_columns(columns, slices, order)};
 }
 
-// Of a weight that is read as it lies: no slices, and the roots with which the kernel begins beside those that it
-// finds.
-constexpr int64_t rows_bytes(int64_t rows) { return 4 * round_up_to(4 * rows, kSectionAlignment); }
+// Of a weight that is read as it lies: no slices, but the roots with which the kernel begins beside those that it
+// finds, and the statistics of groups of rows, each as those of a row: what all of its rows have.
+constexpr int kGroupRows = 16;
+
+constexpr int64_t groups_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+
+constexpr int64_t rows_bytes(int64_t rows) {
+  return 4 * round_up_to(4 * rows, kSectionAlignment) + round_up_to(4 * groups_of(rows), kSectionAlignment);
+}
 
 inline float* first_roots(void* buffer, int64_t rows) {
   return reinterpret_cast<float*>(static_cast<char*>(buffer) + 3 * round_up_to(4 * rows, kSectionAlignment));
+}
+
+#if defined(__CUDACC__)
+__host__ __device__
+#endif
+    inline int32_t* statistics_of_groups(void* buffer, int64_t rows) {
+  return reinterpret_cast<int32_t*>(static_cast<char*>(buffer) + 4 * round_up_to(4 * rows, kSectionAlignment));
 }
 
 inline SplitMatrix rows_view(void* buffer, int64_t rows, int64_t columns) {

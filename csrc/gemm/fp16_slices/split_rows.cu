@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
   }
   statistics = reduce(statistics, Counts{0}, Together{});
   if (threadIdx.x == 0) write_statistics(out, r, largest, statistics);
+  cuda::wait_for_kernel_ahead();
 }
 
 // --- rows across memory (a transposed matrix) ----------------------------------------------------------------------
@@ -283,6 +284,7 @@ __global__ void __launch_bounds__(kStripThreads) split_strips_kernel(StridedMatr
     }
   }
   sharing.sync();  // a CTA's shared memory must exist until the first CTA has read it
+  cuda::wait_for_kernel_ahead();
 }
 
 // --- launch --------------------------------------------------------------------------------------------------------
@@ -300,6 +302,7 @@ int threads_for(int64_t rows, int64_t padded_columns) {
 struct Place {
   int device;
   void* stream;
+  bool is_beside_kernel_ahead;
 };
 
 template <auto Kernel>
@@ -311,7 +314,7 @@ const char* enqueue(int64_t blocks, int cluster, int threads, StridedMatrix matr
                                 /*shared_bytes=*/0,
                                 place.device,
                                 place.stream,
-                                /*dependent=*/false};
+                                /*dependent=*/place.is_beside_kernel_ahead};
   void* parameters[] = {&matrix, &out, &form};
   return cuda::launch<Kernel>(shape, parameters);
 }
@@ -338,11 +341,11 @@ int ctas_sharing(int64_t strips, int64_t padded_columns, int device) {
 }  // namespace
 
 const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffer, int device, void* stream,
-                            SliceOrder order) {
+                            SliceOrder order, bool is_beside_kernel_ahead) {
   if (matrix.rows == 0) return nullptr;
   const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, slices, order);
   const Form form{slices, order};
-  const Place place{device, stream};
+  const Place place{device, stream, is_beside_kernel_ahead};
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
     const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
     const int sharing = ctas_sharing(strips, out.padded_columns, device);

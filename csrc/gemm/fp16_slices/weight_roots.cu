@@ -7,6 +7,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "device/dependent.cuh"
 #include "device/launch.h"
 #include "gemm/fp16_slices/weight_scale.h"
 
@@ -100,6 +101,7 @@ __device__ void find_roots(const StridedMatrix& weight, int64_t i, const Place& 
 // changes what is remembered.
 template <bool IsTransposed>
 __global__ void __launch_bounds__(kThreads) roots_kernel(StridedMatrix weight, Place place, float* roots) {
+  cuda::let_dependents_start();
   if (place.roots && !place.is_new) {
     const int64_t step = int64_t(gridDim.x) * kThreads;
     const bool is_looked_at = place.is_looked_at();

@@ -301,7 +301,9 @@ struct Kernel {
         cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();  // with one warpgroup there are enough
       if constexpr (Types::kPrefetchesRows) {
         if (warp == 1 && cute::elect_one_sync()) {
-          Mainloop::prefetch_rows(p.mainloop, index_of(p, all_tiles(p)).row, p.sharing.steps(p.k_steps).first);
+          StepsOfK steps = p.sharing.steps(p.k_steps);
+          steps.count = min(steps.count, Mainloop::kPrefetchedStages / p.sharing.ctas);
+          Mainloop::prefetch_rows(p.mainloop, index_of(p, all_tiles(p)).row, steps);
         }
       }
       cutlass::arch::wait_on_dependent_grids();

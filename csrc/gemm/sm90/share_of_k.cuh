@@ -25,6 +25,8 @@ struct ShareOfK;
 
 template <>
 struct ShareOfK<false> {
+  static constexpr int ctas = 1;
+
   CUTLASS_DEVICE static constexpr int tile(int block) { return block; }
   CUTLASS_DEVICE static constexpr bool is_shared() { return false; }
   CUTLASS_DEVICE static constexpr bool is_leader() { return true; }

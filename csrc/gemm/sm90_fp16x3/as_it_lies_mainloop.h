@@ -108,10 +108,10 @@ struct AsItLiesMainloop {
     cute::prefetch_tma_descriptor(&params.x);
   }
 
-  // The head of W's tile `m`, from a stage on, comes into L2 while the split of x runs (mainloop.h).
-  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m, int first) {
+  // Some stages of W's tile `m` come into L2 while the split of x runs (mainloop.h).
+  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m, sm90::StepsOfK stages) {
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int stage = first; stage < first + kPrefetchedStages && stage * kStageK < params.rows.columns; ++stage) {
+    for (int stage = stages.first; stage < stages.first + stages.count; ++stage) {
       CUTLASS_PRAGMA_UNROLL
       for (int box = 0; box < kWeightBoxes; ++box) {
         const Corner corner = corner_of(stage, box, m * kRows);

@@ -15,6 +15,7 @@ using fp16_slices::kFittedClockMhz;
 using fp16_slices::kRootsMicroseconds;
 using fp16_slices::slice_bytes;
 using fp16_slices::split_microseconds;
+using fp16_slices::weight_split_microseconds;
 
 constexpr double kMB = 1e-6;
 
@@ -161,7 +162,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
               cost::norm4(compute, memory) + read_last_mb / (kMB * p.device.memory_bytes_per_us);
   if (p.m > kManyRows && p.k > kShortK) us += of_tile.wide_us;
   if (reads_weight) return us + kRootsMicroseconds;
-  return us + (p.is_packed ? 0 : split_microseconds(p, p.n));
+  return us + (p.is_packed ? 0 : weight_split_microseconds(p));
 }
 
 }  // namespace epigemm::sm90_fp16x3

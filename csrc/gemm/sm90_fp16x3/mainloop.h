@@ -31,6 +31,7 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/pipeline/pipeline.hpp"
 #include "gemm/fp16_slices/layout.h"
+#include "gemm/sm90/share_of_k.cuh"
 
 namespace epigemm::sm90_fp16x3 {
 
@@ -132,16 +133,15 @@ struct Mainloop {
   }
 
   // Where A is the weight of a product with few rows, its bytes are what takes the time; but the kernel waits for the
-  // split of x before its first load. Meanwhile the head of A's tile `m` comes into L2. (Of columns beyond the last,
-  // nothing.)
-  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m, int) {
+  // split of x before its first load. Meanwhile the head of A's tile `m` comes into L2.
+  CUTLASS_DEVICE static void prefetch_rows(Params const& params, int m, sm90::StepsOfK stages) {
     using namespace cute;
     static_assert(size(ClusterShape{}) == 1, "a CTA loads its rows by itself");
     Tensor const a = params.tma_load_a.get_tma_tensor(make_shape(params.rows_a, params.columns_a, 1));
     Tensor const tiles = local_tile(a, select<0, 2>(TileShape{}), make_coord(_, _, 0));   // (BLK_M, BLK_K, m, 2k)
     Tensor const from_a = params.tma_load_a.get_slice(0).partition_S(tiles(_, _, m, _));  // (TMA, TMA_M, TMA_K, 2k)
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < kSlices * kPrefetchedStages; ++i) prefetch(params.tma_load_a, from_a(_, _, _, i));
+    for (int i = 0; i < kSlices * stages.count; ++i) prefetch(params.tma_load_a, from_a(_, _, _, i));
   }
 
   // (BLK_M, BLK_K, m, 2k, batch) and (BLK_N, BLK_K, n, 2k, batch).

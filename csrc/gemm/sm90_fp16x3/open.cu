@@ -54,6 +54,7 @@ const char* launch_as_it_lies(SplitProblem const& split, Plan const& plan, const
                    /*found_roots=*/split.weight.roots,
                    split.weight.statistics,
                    split.weight.tiny,
+                   fp16_slices::statistics_of_groups(split.weight.roots, problem.n),
                    split.remembered_roots};
   return sm90::launch_encoded<Types>(problem, plan, mainloop,
                                      {/*row_roots=*/roots, /*column_roots=*/split.x.roots,

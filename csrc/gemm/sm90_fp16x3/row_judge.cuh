@@ -18,6 +18,7 @@ struct WeightRows {
   float* found_roots = nullptr;   // of the rows' own scales: written by every tile
   int32_t* statistics = nullptr;  // for the range check, as of SplitMatrix: written by the first tile of a row
   int32_t* tiny = nullptr;
+  int32_t* statistics_of_groups = nullptr;  // the same, of a warp's rows
   // Where the next call begins, or null: the first tile writes what was wrong, and behind all rows for how many calls
   // somebody will look.
   float* remembered = nullptr;
@@ -68,6 +69,7 @@ struct RowJudge {
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
   CUTLASS_DEVICE bool look(WeightRows const& of, Seen const& seen, int row_of_group, bool counts) const {
     bool is_wrong = false;
+    int32_t least_large = fp16_slices::kLargeMask, flags = 0;  // of the warp's rows
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const uint32_t largest = largest_of_row(seen.largest[r]);
@@ -78,18 +80,26 @@ struct RowJudge {
       if (writes && is_right) {
         of.found_roots[row] = root_of(scales[r]);
         if (counts) {
-          of.statistics[row] = fp16_slices::weight_statistics(large, largest == 0, of.columns);
+          const int32_t statistics = fp16_slices::weight_statistics(large, largest == 0, of.columns);
+          of.statistics[row] = statistics;
           of.tiny[row] = fp16_slices::kUncounted;
+          least_large = min(least_large, statistics & fp16_slices::kLargeMask);
+          flags |= statistics & ~fp16_slices::kLargeMask;
         }
       }
       for (unsigned left = __ballot_sync(0xffffffffu, writes && !is_right); left; left &= left - 1) {
-        is_wrong |= read_row(of, row_of(row_of_group, __ffs(static_cast<int>(left)) - 1, r), counts);
+        const int of_row = read_row(of, row_of(row_of_group, __ffs(static_cast<int>(left)) - 1, r), counts);
+        is_wrong |= of_row == 0;
+        least_large = 0, flags |= of_row;
       }
     }
+    if (counts) write_group(of, row_of(row_of_group, 0, 0), least_large, flags);
     return is_wrong;
   }
 
  private:
+  static constexpr int kHeld = 16;  // numbers of a row that a lane has on their way
+
   __half2 largest_[2];
   uint32_t large_[2];
 
@@ -118,16 +128,30 @@ struct RowJudge {
     return max(mine, __shfl_xor_sync(0xffffffffu, mine, 2));
   }
 
-  // The warp reads a row whose scale was wrong, and writes the right one. A row with numbers that are not finite is the
-  // fixup's (then false: there is no use in computing it again).
-  CUTLASS_DEVICE static bool read_row(WeightRows const& of, int row, bool counts) {
+  CUTLASS_DEVICE static void write_group(WeightRows const& of, int row, int32_t least_large, int32_t flags) {
+    least_large = __reduce_min_sync(0xffffffffu, least_large);
+    flags = static_cast<int32_t>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(flags)));
+    if (lane() == 0 && row < of.rows) of.statistics_of_groups[row / fp16_slices::kGroupRows] = least_large | flags;
+  }
+
+  // The warp reads a row whose scale was wrong, and writes the right one. Returns its flags: one with numbers that are
+  // not finite is the fixup's, and there is no use in computing it again.
+  CUTLASS_DEVICE static int read_row(WeightRows const& of, int row, bool counts) {
     const float* const data = of.data + row * of.row_stride;
     float largest = 0.0f;
     int flags = 0;
-    for (int k = lane(); k < of.columns; k += 32) {
-      const float x = data[k * of.column_stride];
-      largest = fp16_slices::larger(largest, fp16_slices::finite_magnitude(x));
-      flags |= fp16_slices::element_flags(x);
+    for (int first = lane(); first < of.columns; first += kHeld * 32) {
+      float held[kHeld];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        const int k = first + i * 32;
+        held[i] = k < of.columns ? data[k * of.column_stride] : 0.0f;
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kHeld; ++i) {
+        largest = fp16_slices::larger(largest, fp16_slices::finite_magnitude(held[i]));
+        flags |= fp16_slices::element_flags(held[i]);
+      }
     }
     CUTLASS_PRAGMA_UNROLL
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -146,7 +170,7 @@ struct RowJudge {
         of.tiny[row] = 0;
       }
     }
-    return flags == 0;
+    return flags;
   }
 };
 
