@@ -237,5 +237,5 @@ def test_errors(name: str, rng: torch.Generator) -> None:
 
 
 def test_elementwise_functions_refuse_8_bits(rng: torch.Generator) -> None:
-    with pytest.raises(RuntimeError, match="x: got dtype torch.float8_e4m3fn"):
+    with pytest.raises(RuntimeError, match=r"x: got dtype torch\.float8_e4m3fn"):
         epigemm.sigmoid(of_linear(rng)["x"])
