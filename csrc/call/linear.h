@@ -43,8 +43,8 @@ struct ForcedPlan {
   bool is_fastest = false;  // run this arithmetic's fastest fused plan instead, whatever the fallback takes
 };
 
-// What a product of 8-bit numbers has besides: fp32 scales, each 0-d or a vector without gaps, one number for each row
-// of x or of the weight. They are factors of the sums.
+// What a product of 8-bit numbers has besides: fp32 scales, each 0-d or, without gaps, one number for each row of x
+// ([M], [M, 1]) or of the weight ([N], [1, N]). They are factors of the sums.
 struct EightBits {
   const Tensor *x_scale = nullptr, *weight_scale = nullptr;  // null for other types
   ElementType result = ElementType::BFloat16;

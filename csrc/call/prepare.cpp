@@ -53,15 +53,18 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
-bool read_scale(const Tensor& scale, const Tensor& x, int64_t rows, Scale* read) {
-  *read = {static_cast<const float*>(scale.data), scale.dim == 1};
-  const bool is_shape = scale.dim == 0 || (scale.is_vector_of(rows) && scale.is_contiguous());
-  return is_shape && scale.element == ElementType::Float32 && scale.is_beside(x);
+// `other`: the axis of torch's [M, 1] or [1, N] that has one number.
+bool read_scale(const Tensor& scale, const Tensor& x, int64_t rows, int other, Scale* read) {
+  *read = {static_cast<const float*>(scale.data), scale.dim > 0};
+  const bool is_matrix = scale.dim == 2 && scale.sizes[other] == 1 && scale.sizes[1 - other] == rows;
+  const bool is_of_rows = (is_matrix || scale.is_vector_of(rows)) && scale.is_contiguous();
+  return (scale.dim == 0 || is_of_rows) && scale.element == ElementType::Float32 && scale.is_beside(x);
 }
 
 bool scales_fit(const LinearCall& call, Problem* problem) {
-  return !call.is_8_bits() || (read_scale(*call.eight_bits.x_scale, *call.x, problem->m, &problem->x_scale) &&
-                               read_scale(*call.eight_bits.weight_scale, *call.x, problem->n, &problem->weight_scale));
+  return !call.is_8_bits() ||
+         (read_scale(*call.eight_bits.x_scale, *call.x, problem->m, 1, &problem->x_scale) &&
+          read_scale(*call.eight_bits.weight_scale, *call.x, problem->n, 0, &problem->weight_scale));
 }
 
 bool is_of_moments(const Tensor& tensor, const Tensor& x) {

@@ -55,7 +55,7 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import autocast, checks, eight_bits
-from epigemm.arguments.calls import Options
+from epigemm.arguments.calls import Options, is_scaled
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.epilogues.library import (
@@ -117,7 +117,7 @@ def linear(
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(BIAS, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -143,7 +143,7 @@ def linear_relu(
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(BIAS_RELU, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -169,7 +169,7 @@ def linear_silu(
         >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(BIAS_SILU, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -195,7 +195,7 @@ def linear_tanh(
         >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(BIAS_TANH, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -222,7 +222,7 @@ def linear_gelu(
         >>> epigemm.linear_gelu(torch.randn(8, 64), torch.randn(32, 64), approximate="tanh").shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(gelu_epilogue(approximate), x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -249,7 +249,7 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), out, precision, strict, scaled)
 
 
@@ -277,7 +277,7 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(RELU_DIV, x, weight, (bias, divisor), out, precision, strict, scaled)
 
 
@@ -306,7 +306,7 @@ def linear_scale(
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear_folded(
         x, weight, (bias, scale, None, None, None, None), 0.0, out, Options(precision, strict, scaled)
     )
@@ -345,7 +345,7 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear_folded(x, weight, vectors, eps, out, Options(precision, strict, scaled))
 
 
@@ -372,7 +372,7 @@ def linear_residual(
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), out, precision, strict, scaled)
 
 
@@ -400,7 +400,7 @@ def linear_gated(
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(gate_function(activation), x, weight, (bias, gate), out, precision, strict, scaled)
 
 
@@ -430,7 +430,7 @@ def linear_layer_scale_residual(
         torch.Size([8, 32])
     """
     operands = (bias, layer_scale, residual)
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear(
         FUNCTIONS["layer_scale_residual"], x, weight, operands, out, precision, strict, scaled
     )
@@ -471,7 +471,7 @@ def linear_batch_norm_relu(
     checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
     checks.running_statistics(**statistics)
     vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
-    scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return batch_norm_relu(x, weight, vectors, eps, out, Options(precision, strict, scaled))
 
 
@@ -503,13 +503,13 @@ def batch_norm_relu(
     if not checks.is_folded(vectors[3], eps):
         y = _route.linear_folded(x, weight, vectors, eps, out, options)
         return y.relu() if out is None else y.relu_()
-    if options.eight_bits is None:
+    if not is_scaled(options.scaled):
         x, weight, (bias,) = autocast.cast(x, weight, vectors[0])
         checks.product(x, weight)  # before the fold, whose errors would name what it reads
         like = x
     else:
-        bias, scaled = vectors[0], eight_bits.checked(x, weight, options.eight_bits)
-        like = x.new_empty(0, dtype=scaled.out_dtype)
+        bias, dtype = vectors[0], eight_bits.checked(x, weight, options.scaled).out_dtype
+        like = x.new_empty(0, dtype=dtype)
     is_first = _route.adds_bias_first(x)
     vectors = (None if is_first else bias, *vectors[1:])
     folded = _route.fold(like, vectors, eps, weight.shape[0])

@@ -22,17 +22,19 @@ from epigemm._native import ops
 from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
 from epigemm.arguments.calls import (
     AS_USUAL,
-    EightBits,
+    UNSCALED,
     ElementwiseCall,
     FoldCall,
     LinearCall,
     Options,
+    Scaled,
     Vectors,
+    is_scaled,
     operator_arguments,
     tensors_of,
 )
 from epigemm.arguments.forms import Function
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
@@ -66,13 +68,14 @@ def linear(
     out: Tensor | None = None,  # where the result goes
     precision: str | None = None,  # this and the next two are `Options`
     strict: bool = False,
-    scaled: EightBits | None = None,
+    scaled: Scaled = UNSCALED,
     fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
     *,
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
-    if scaled is not None:
+    x_scale, weight_scale, out_dtype, accumulate = scaled
+    if x_scale is not None or weight_scale is not None or out_dtype is not None or accumulate != PROMOTED:
         return _of_eight_bits(function, x, weight, operands, out, strict, scaled, fold)
     if isinstance(function, Traced) and function.ends:
         operands = _unrecorded(function, operands)
@@ -142,15 +145,19 @@ def _of_eight_bits(
     operands: Operands,
     out: Tensor | None,
     strict: bool,
-    scaled: EightBits,
+    given: Scaled,
     fold: tuple[Any, ...] | None,
 ) -> Tensor:
     """`linear` of 8-bit numbers, which have no gradient and no packs, and which autocast does not cast."""
     if isinstance(weight, PackedWeight):
         weight = weight.weight
+    if fold is None and not is_traced():
+        found = entry.scaled(function, x, weight, operands, out, strict, given)
+        if isinstance(found, Tensor):
+            return found
     vectors = _named(fold)
     _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
-    scaled = eight_bits.checked(x, weight, scaled)
+    scaled = eight_bits.checked(x, weight, given)
     dtype = scaled.out_dtype
     scales = {"x_scale": scaled.x_scale, "weight_scale": scaled.weight_scale}
     by_name = [("weight", weight), *scales.items(), *_by_name(function, operands), *vectors.items()]
@@ -280,7 +287,7 @@ def linear_folded(
     scale, mean, var, gain, shift = others
     if scale is None and mean is None and var is None and gain is None and shift is None:
         return linear(BIAS, x, weight, (bias,), out, *options)
-    if _any_autocast() and options.eight_bits is None and autocast.promotes(x, (scale,)):
+    if _any_autocast() and not is_scaled(options.scaled) and autocast.promotes(x, (scale,)):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         autocast.refuse_strict(options.strict)
         checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])

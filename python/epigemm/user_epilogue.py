@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import eight_bits
 from epigemm.arguments.calls import Options
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced
@@ -72,7 +71,7 @@ class UserEpilogue(Decorated):
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
         traced, given = self.form(operands, named)
-        scaled = eight_bits.given(x_scale, weight_scale, out_dtype, accumulate)
+        scaled = (x_scale, weight_scale, out_dtype, accumulate)
         return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 
     def call(

@@ -172,7 +172,15 @@ def test_compiled_and_exported(op: Op, rng: torch.Generator) -> None:
 
 def test_the_operator(rng: torch.Generator) -> None:
     given = of_linear(rng)
-    arguments = ("bias_relu", given["x"], given["weight"], torch.randn(N).bfloat16(), [], [], "fast")
+    arguments: tuple[Any, ...] = (
+        "bias_relu",
+        given["x"],
+        given["weight"],
+        torch.randn(N).bfloat16(),
+        [],
+        [],
+        "fast",
+    )
     options = {"x_scale": scaled((M,), rng), "weight_scale": given["weight_scale"], "out_dtype": BF16}
     checks = (
         "test_autograd_registration",

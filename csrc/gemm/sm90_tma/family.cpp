@@ -19,13 +19,14 @@ bool is_e5m2_beside(const Problem& p) {
   return p.x.element == ElementType::Float8E5M2 || p.weight.element == ElementType::Float8E5M2;
 }
 
-// Products of 8 bits: e4m3 by e4m3, or e5m2 by e4m3 or the other way round.
+// Products of 8 bits: e4m3 by e4m3; or to bf16 e5m2 by e4m3, or the other way round.
 bool multiplies_8_bits(const Problem& p) {
   const bool are_8_bits = is_8_bits(p.x.element) && is_8_bits(p.weight.element);
   const bool are_both_e5m2 = p.x.element == p.weight.element && p.x.element == ElementType::Float8E5M2;
   const bool is_result = p.out.element != ElementType::Float64 && !is_8_bits(p.out.element);
   const bool is_arithmetic = p.arithmetic == Arithmetic::Fast || p.arithmetic == Arithmetic::Promoted;
-  return are_8_bits && !are_both_e5m2 && is_result && is_arithmetic && !p.is_pair;
+  const bool is_any_result = !is_e5m2_beside(p) || p.out.element == ElementType::BFloat16;
+  return are_8_bits && !are_both_e5m2 && is_result && is_any_result && is_arithmetic && !p.is_pair;
 }
 
 int count_of_8_bits(const Problem& p) {
@@ -105,7 +106,7 @@ class Tma final : public Family {
 
   Plan invariant_plan(const Problem& problem) const override {
     if (is_8_bits(problem.x.element)) {
-      return plan_of(problem.arithmetic == Arithmetic::Fast ? kInvariantFastTile : kInvariantPromotedTile);
+      return plan_of(kInvariantTileOf8Bits);
     }
     return problem.is_pair ? Plan{} : plan_of(kInvariantTile);
   }

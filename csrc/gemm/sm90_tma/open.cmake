@@ -23,28 +23,27 @@ foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
   endif()
 endforeach()
 
-# 8 bits: fast and promoted sums beside each other, two tiles of each to begin with. The types of x and the weight; then
-# the number of units, the first for all results, of which bf16 has two more.
-foreach(multiplied "e4m3;e4m3;2" "e5m2;e4m3;1" "e4m3;e5m2;1")
-  list(GET multiplied 0 x)
-  list(GET multiplied 1 weight)
-  list(GET multiplied 2 units)
-  foreach(result float16 bfloat16 float32)
-    set(prefix epigemm_open_sm90_tma_${x}_${weight}_${result}_)
-    set(tiles "fast_0;fast_1;promoted_0;promoted_1" "fast_2;fast_3;promoted_2;promoted_3"
-              "fast_4;fast_5;fast_6;promoted_4" "fast_7;fast_8;fast_9;promoted_5")
-    math(EXPR last "${units} - 1")
-    if(units EQUAL 2 AND result STREQUAL bfloat16)
-      set(last 3)
-    endif()
-    foreach(unit RANGE ${last})
-      math(EXPR first "4 * ${unit}")
-      list(SUBLIST tiles ${first} 4 symbols)
-      list(TRANSFORM symbols PREPEND ${prefix})
-      epigemm_open_kernel(
-        ${prefix}unit${unit} gemm/sm90_tma/open_eight_bits_unit.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
-        DEFINITIONS EPIGEMM_X=${x} EPIGEMM_WEIGHT=${weight} EPIGEMM_RESULT=${result} EPIGEMM_PREFIX=${prefix}
-                    EPIGEMM_UNIT=${unit})
-    endforeach()
+# 8 bits, fast and promoted sums beside each other: e5m2 beside e4m3 has the first unit, to bf16; e4m3 has two for each
+# type of results, and two more to bf16.
+set(units_of_8_bits "fast_0;promoted_0" "fast_1;fast_2;promoted_1;promoted_2" "fast_3;fast_4;fast_5;promoted_3"
+                    "fast_6;fast_7;promoted_4")
+set(firsts_of_8_bits 0 2 6 10)
+set(counts_of_8_bits 2 4 4 3)
+foreach(types "e4m3;e4m3;bfloat16;3" "e4m3;e4m3;float16;1" "e4m3;e4m3;float32;1" "e5m2;e4m3;bfloat16;0"
+              "e4m3;e5m2;bfloat16;0")
+  list(GET types 0 x)
+  list(GET types 1 weight)
+  list(GET types 2 result)
+  list(GET types 3 last)
+  set(prefix epigemm_open_sm90_tma_${x}_${weight}_${result}_)
+  foreach(unit RANGE ${last})
+    list(GET firsts_of_8_bits ${unit} first)
+    list(GET counts_of_8_bits ${unit} count)
+    list(SUBLIST units_of_8_bits ${first} ${count} symbols)
+    list(TRANSFORM symbols PREPEND ${prefix})
+    epigemm_open_kernel(
+      ${prefix}unit${unit} gemm/sm90_tma/open_eight_bits_unit.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
+      DEFINITIONS EPIGEMM_X=${x} EPIGEMM_WEIGHT=${weight} EPIGEMM_RESULT=${result} EPIGEMM_PREFIX=${prefix}
+                  EPIGEMM_UNIT=${unit})
   endforeach()
 endforeach()

@@ -70,25 +70,23 @@ LaunchTile find_8_bits(Problem const& problem, int tile) {
 }
 
 template <class X, class Weight>
-LaunchTile find_8_bits(Problem const& problem, int tile) {
-  constexpr bool kIsE4M3 = std::is_same_v<X, Weight>;
-  constexpr int kOthers = kIsE4M3 ? kOtherResultTileCount : kE5M2TileCount;
-  constexpr int kFast = kIsE4M3 ? kFastTileCount : kOthers, kPromoted = kIsE4M3 ? kPromotedTileCount : kOthers;
-  switch (problem.out.element) {
-    case ElementType::Float16:
-      return find_8_bits<X, Weight, element::float16, kOthers, kOthers>(problem, tile);
-    case ElementType::BFloat16:
-      return find_8_bits<X, Weight, element::bfloat16, kFast, kPromoted>(problem, tile);
-    default:
-      return find_8_bits<X, Weight, element::float32, kOthers, kOthers>(problem, tile);
-  }
+LaunchTile find_e5m2_beside(Problem const& problem, int tile) {
+  return find_8_bits<X, Weight, element::bfloat16, kE5M2TileCount, kE5M2TileCount>(problem, tile);
 }
 
 LaunchTile find_8_bits(Problem const& problem, int tile) {
-  if (problem.x.element == ElementType::Float8E5M2) return find_8_bits<element::e5m2, element::e4m3>(problem, tile);
-  if (problem.weight.element == ElementType::Float8E5M2)
-    return find_8_bits<element::e4m3, element::e5m2>(problem, tile);
-  return find_8_bits<element::e4m3, element::e4m3>(problem, tile);
+  using element::e4m3, element::e5m2;
+  constexpr int kOthers = kOtherResultTileCount;
+  if (problem.x.element == ElementType::Float8E5M2) return find_e5m2_beside<e5m2, e4m3>(problem, tile);
+  if (problem.weight.element == ElementType::Float8E5M2) return find_e5m2_beside<e4m3, e5m2>(problem, tile);
+  switch (problem.out.element) {
+    case ElementType::Float16:
+      return find_8_bits<e4m3, e4m3, element::float16, kOthers, kOthers>(problem, tile);
+    case ElementType::BFloat16:
+      return find_8_bits<e4m3, e4m3, element::bfloat16, kFastTileCount, kPromotedTileCount>(problem, tile);
+    default:
+      return find_8_bits<e4m3, e4m3, element::float32, kOthers, kOthers>(problem, tile);
+  }
 }
 
 }  // namespace

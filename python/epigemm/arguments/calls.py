@@ -26,12 +26,24 @@ class EightBits(NamedTuple):
     accumulate: str = PROMOTED  # or `FAST`
 
 
+Scaled = tuple[Tensor | None, Tensor | None, torch.dtype | None, str]
+"""The fields of `EightBits` as callers of all functions give them."""
+UNSCALED: Scaled = (None, None, None, PROMOTED)
+
+
+def is_scaled(given: Scaled) -> bool:
+    """Whether anything is given."""
+    x_scale, weight_scale, out_dtype, accumulate = given
+    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None
+    return is_any or accumulate != PROMOTED
+
+
 class Options(NamedTuple):
     """How a linear call is to be made, as its caller asks."""
 
     precision: str | None = None  # what an fp32 product gets; None: as torch's setting says
     strict: bool = False  # no fallback
-    eight_bits: EightBits | None = None  # for an x of 8 bits
+    scaled: Scaled = UNSCALED  # for an x of 8 bits
 
 
 AS_USUAL = Options()

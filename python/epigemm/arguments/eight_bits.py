@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import checks
-from epigemm.arguments.calls import EIGHT_BITS, EightBits
+from epigemm.arguments.calls import EIGHT_BITS, EightBits, Scaled
 from epigemm.arguments.precision import FAST, PROMOTED
 
 RESULTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -22,16 +22,7 @@ _DEVICES = ("cpu", "cuda", "meta")
 _ACCUMULATE = (PROMOTED, FAST)
 
 
-def given(
-    x_scale: Tensor | None, weight_scale: Tensor | None, out_dtype: torch.dtype | None, accumulate: str
-) -> EightBits | None:
-    """What a call gives; None if that is nothing."""
-    if x_scale is None and weight_scale is None and out_dtype is None and accumulate == PROMOTED:
-        return None
-    return EightBits(x_scale, weight_scale, out_dtype, accumulate)
-
-
-def checked(x: Tensor, weight: Tensor, asked: EightBits) -> EightBits:
+def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits) -> EightBits:
     """What a call gives beside these tensors, with scales of one axis at most.
 
     Raises:

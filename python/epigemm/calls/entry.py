@@ -18,9 +18,9 @@ from torch.nn import Parameter
 
 from epigemm import _native
 from epigemm._native import ops
-from epigemm.arguments import invariance
+from epigemm.arguments import forms, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled
 from epigemm.calls import by_reference, eight_bits, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
@@ -172,6 +172,29 @@ def linear(
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     return _REASONS[int(found)]
+
+
+def scaled(
+    function: forms.Function,
+    x: Tensor,
+    weight: Tensor,
+    operands: Operands,
+    out: Tensor | None,
+    strict: bool,
+    given: Scaled,
+) -> Tensor | Reason:
+    """A product of 8-bit numbers on a fused kernel, or a reason; arguments as of the public functions."""
+    x_scale, weight_scale, dtype, accumulate = given
+    order = _precision.OF_8_BITS.get(accumulate) if type(accumulate) is str else None
+    dtype = torch.bfloat16 if dtype is None else dtype
+    if _module is None or order is None or dtype not in dry_runs.ELEMENTS:
+        return NOT_PLAIN
+    epilogue, values = forms.seen(function, x, operands, dtype)
+    invariant = invariance.active and invariance.enabled()
+    about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-1])
+    scales = (x_scale, weight_scale, dtype, dry_runs.ELEMENTS.index(dtype))
+    found = _module.linear(epilogue.number, x, weight, values, *about, scales)
+    return found if type(found) is not int else _REASONS[found]  # type: ignore[no-any-return]
 
 
 def ask(*arguments: Any) -> Any:
