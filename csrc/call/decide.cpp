@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "gemm/grid.h"
 #include "gemm/planner/copies.h"
 #include "gemm/planner/fallback.h"
 #include "gemm/planner/family.h"
@@ -17,6 +18,8 @@ const FP32Order fp32_orders[kFP32Orders] = {
     {3, {Arithmetic::Scaled, Arithmetic::TF32, Arithmetic::Split}, false},
     {1, {Arithmetic::TF32}, false},
     {1, {Arithmetic::TF32}, true},
+    {1, {Arithmetic::Promoted}, false},
+    {1, {Arithmetic::Fast}, false},
 };
 
 namespace {
@@ -29,6 +32,8 @@ constexpr FP32Order invariant_orders[kFP32Orders] = {
     {3, {Arithmetic::Scaled, Arithmetic::Split, Arithmetic::IEEE}, false},
     {1, {Arithmetic::TF32}, false},
     {1, {Arithmetic::TF32}, false},
+    {1, {Arithmetic::Promoted}, false},
+    {1, {Arithmetic::Fast}, false},
 };
 
 constexpr int kAllocated = 256;  // bytes: PyTorch aligns new CUDA memory to at least this
@@ -65,12 +70,14 @@ double tf32_microseconds(const Prepared& prepared) {
   return choose(problem).microseconds;
 }
 
-// Whether the kernels on slices can store the result directly: to a matrix with rows of whole 16 bytes.
+constexpr int64_t kRowBytes = 16;
+
+// Whether the kernels on slices, or of 8 bits, can store the result directly: to a matrix with rows of whole 16 bytes.
 bool is_storable(const Prepared& prepared) {
-  constexpr int64_t kRowElements = 4;
   const Problem& problem = prepared.problem;
-  return prepared.is_out_matrix && (problem.n % kRowElements == 0 || prepared.is_out_padded) &&
-         problem.out.row_stride % kRowElements == 0 && alignment_of(problem.out.data) >= 16;
+  const int64_t row_elements = kRowBytes / element_bytes(problem.out.element);
+  return prepared.is_out_matrix && (problem.n % row_elements == 0 || prepared.is_out_padded) &&
+         problem.out.row_stride % row_elements == 0 && alignment_of(problem.out.data) >= kRowBytes;
 }
 
 // Whether copying the result from padded rows takes as long as slices save.
@@ -104,6 +111,35 @@ Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
     tried.tf32_microseconds = arithmetic == Arithmetic::Scaled ? tf32_microseconds(prepared) : fused_us;
     tried.verdict = tried.tf32_microseconds < fused_us ? Verdict::TF32IsFaster : Verdict::Runs;
   }
+  return tried;
+}
+
+// The problem of 8 bits, whose result is written to rows of whole 16 bytes.
+Problem of_8_bits(const Prepared& prepared, Arithmetic arithmetic) {
+  Problem problem = prepared.problem;
+  problem.arithmetic = arithmetic;
+  problem.is_out_padded = prepared.is_out_padded;
+  if (is_storable(prepared)) return problem;
+  problem.is_out_padded = true;
+  problem.out = {nullptr, problem.out.element, round_up(problem.n, kRowBytes / element_bytes(problem.out.element))};
+  problem.alignment = std::min(alignment_of(problem.x.data), alignment_of(problem.weight.data));
+  return problem;
+}
+
+Verdict verdict_of(const Prepared& prepared, const Candidate& chosen) {
+  return !chosen.plan.is_fused() ? Verdict::NotPlanned : prepared.has_kernels ? Verdict::Runs : Verdict::NoKernels;
+}
+
+Tried try_8_bits(const Prepared& prepared, Arithmetic arithmetic) {
+  Tried tried;
+  tried.problem = of_8_bits(prepared, arithmetic);
+  tried.is_padded = !is_storable(prepared);
+  if (!prepared.is_x_matrix() || !prepared.is_weight_matrix()) {
+    tried.verdict = Verdict::NotRepresentable;
+    return tried;
+  }
+  tried.chosen = choose(tried.problem);
+  tried.verdict = verdict_of(prepared, tried.chosen);
   return tried;
 }
 
@@ -144,6 +180,7 @@ void take_as_they_lie(Tried* tried) {
 
 Problem problem_of(const Prepared& prepared, const Decision& decision) {
   if (is_on_slices(decision.arithmetic)) return on_slices(prepared, decision.arithmetic, decision.is_packed);
+  if (is_8_bits(prepared.problem.x.element)) return of_8_bits(prepared, decision.arithmetic);
   Problem problem = prepared.problem;
   problem.arithmetic = decision.arithmetic;
   problem.copies = decision.copies;
@@ -172,11 +209,13 @@ void take_fastest(const Prepared& prepared, Decision* decision) {
 
 const FP32Order& order_of(const Prepared& prepared) {
   const FP32Order* const orders = prepared.problem.is_batch_invariant ? invariant_orders : fp32_orders;
-  return orders[prepared.problem.x.element == ElementType::Float32 ? prepared.fp32_order : 0];
+  const ElementType element = prepared.problem.x.element;
+  return orders[element == ElementType::Float32 || is_8_bits(element) ? prepared.fp32_order : 0];
 }
 
 Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
   if (is_on_slices(arithmetic)) return try_slices(prepared, arithmetic);
+  if (is_8_bits(prepared.problem.x.element)) return try_8_bits(prepared, arithmetic);
   Tried tried;
   tried.problem = prepared.problem;
   tried.problem.arithmetic = arithmetic;
@@ -187,9 +226,7 @@ Tried try_arithmetic(const Prepared& prepared, Arithmetic arithmetic) {
   }
   tried.chosen = choose(tried.problem);
   if (tried.problem.copies.any() && is_readable(prepared, arithmetic, {})) take_as_they_lie(&tried);
-  tried.verdict = !tried.chosen.plan.is_fused() ? Verdict::NotPlanned
-                  : prepared.has_kernels        ? Verdict::Runs
-                                                : Verdict::NoKernels;
+  tried.verdict = verdict_of(prepared, tried.chosen);
   return tried;
 }
 
@@ -221,6 +258,8 @@ Decision decision_of(const Prepared& prepared, const ForcedPlan& forced) {
   if (is_on_slices(forced.arithmetic)) {
     const WeightSlices& slices = forced.arithmetic == Arithmetic::Split ? prepared.split : prepared.scaled;
     decision.is_packed = slices.pack != nullptr;
+    decision.is_padded = !is_storable(prepared);
+  } else if (is_8_bits(prepared.problem.x.element)) {
     decision.is_padded = !is_storable(prepared);
   } else if (forced.is_fastest || (forced.plan.is_fused() && !reads_any_rows(forced.plan))) {
     decision.copies = copies_of(prepared);

@@ -11,15 +11,15 @@
 
 namespace epigemm::call {
 
-// The arithmetics that an fp32 product may run in, in the order in which they are tried; PyTorch's GEMM comes last. A
-// row of `fp32_orders`.
+// The arithmetics that an fp32 product, or one of 8 bits, may run in, in the order in which they are tried; PyTorch's
+// GEMM comes last. A row of `fp32_orders`.
 struct FP32Order {
   int count;
   Arithmetic tried[3];
   bool is_tf32_allowed;  // to PyTorch's GEMM, by its own setting
 };
 
-constexpr int kFP32Orders = 6;
+constexpr int kFP32Orders = 8, kFirstOrderOf8Bits = 6;
 extern const FP32Order fp32_orders[kFP32Orders];
 
 // What is known of a call when it is decided.
@@ -59,7 +59,7 @@ struct Decision {
   Plan plan;  // the fallback plan if nothing is fused
   Arithmetic arithmetic = Arithmetic::IEEE;
   bool is_packed = false;  // on slices: the weight has a pack
-  bool is_padded = false;  // on slices: the result is written to rows of whole 16 bytes and then copied
+  bool is_padded = false;  // on slices and in 8 bits: the result is written to rows of whole 16 bytes and then copied
   Copies copies = {};      // 16 bits: what the call copies for its kernel
 
   bool is_on_slices() const { return plan.is_fused() && epigemm::is_on_slices(arithmetic); }

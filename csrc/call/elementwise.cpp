@@ -41,12 +41,13 @@ Answer look_at_out(const ElementwiseCall& call) {
 
 Extent extent_of(const Tensor& x) {
   const int64_t columns = columns_of(x);
-  return {x, columns ? x.numel() / columns : 0, columns};
+  return {x, x.element, columns ? x.numel() / columns : 0, columns};
 }
 
 bool fits(const ElementwiseCall& call, Problem* problem) {
   const Tensor& x = *call.x;
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
+  if (is_8_bits(x.element)) return false;
   if (x.dim > kMaxDimensions || (x.dim == 0 && has_vectors(call.operands, epilogue))) return false;
   const Extent extent = extent_of(x);
   problem->epilogue = call.epilogue;

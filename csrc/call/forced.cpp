@@ -22,12 +22,12 @@ void read_slices(int64_t bits, LinearCall* call) {
 }
 
 std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair, ForcedPlan* forced) {
-  constexpr int kArithmetics = 4, kFallback = -1;
+  constexpr int kArithmetics = 6, kFallback = -1;
   if (count != 1 && count != 6) {
     return "got " + std::to_string(count) +
            " numbers; accepted are [arithmetic] and [arithmetic, family, tile, raster, swizzle, splits]";
   }
-  if (numbers[0] < 0 || numbers[0] >= kArithmetics) return out_of("arithmetic", numbers[0], "in 0..3");
+  if (numbers[0] < 0 || numbers[0] >= kArithmetics) return out_of("arithmetic", numbers[0], "in 0..5");
   forced->arithmetic = static_cast<Arithmetic>(numbers[0]);
   forced->is_fastest = count == 1;
   if (count == 1) return {};
@@ -39,6 +39,9 @@ std::string read_forced(const int64_t* numbers, std::size_t count, bool is_pair,
   Problem problem;
   problem.arithmetic = forced->arithmetic;
   if (problem.arithmetic != Arithmetic::IEEE) problem.x.element = ElementType::Float32;
+  const bool is_8_bits = problem.arithmetic == Arithmetic::Promoted || problem.arithmetic == Arithmetic::Fast;
+  if (is_8_bits) problem.x.element = problem.weight.element = ElementType::Float8E4M3;
+  if (is_8_bits) problem.out.element = ElementType::BFloat16;  // of which there are all tiles
   problem.is_pair = is_pair;
   problem.is_weight_readable = true;
   const int tiles = family_of(id).tile_count(problem);

@@ -7,7 +7,7 @@ namespace epigemm::call {
 
 open::KernelNames kernels_of(const Problem& problem, const Plan& plan) {
   if (plan.is_fused()) return family_of(plan.family).kernels(problem, plan);
-  return elementwise_kernels(problem.epilogue, problem.x.element);
+  return elementwise_kernels(problem.epilogue, problem.out.element);
 }
 
 KernelForms elementwise_kernel(EpilogueId epilogue, ElementwiseKernel which, ElementType element, int capability) {

@@ -101,6 +101,7 @@ Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Deci
   if (call.weight2) return Answer::NoPair;
   if (call.stored) return Answer::NotFused;
   if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
+  if (call.is_8_bits()) return Answer::ByReference;  // Python knows whether torch._scaled_mm takes it
   if (does_everything(call, problem, gemm_of(call, prepared))) return Answer::Done;
   return call.x->is_cuda() && are_rows_countable(problem) ? Answer::Done : Answer::ByReference;
 }
@@ -150,6 +151,7 @@ void fill(Record* record, const LinearCall& call, const Prepared& prepared, cons
   } else {
     if (decision.copies.x || decision.copies.weight) record->launches.push_back("copy");
     record->launches.push_back(decision.plan.is_fused() ? "fused" : "torch_gemm");
+    if (decision.is_padded) record->launches.push_back("copy_of_result");
     if (decision.copies.out) record->launches.push_back("copy");
   }
   if (is_behind) record->launches.push_back("elementwise");
@@ -180,6 +182,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   Problem& problem = prepared.problem;
   problem.arithmetic = decision.arithmetic;
   problem.copies = decision.copies;
+  problem.is_out_padded = problem.is_out_padded || (call.is_8_bits() && call.is_out_padded);
   const open::KernelNames names = kernels_of(problem, decision.plan);
   if (record) fill(record, call, prepared, decision, names);
   if (prepares != Answer::Done) return prepares;

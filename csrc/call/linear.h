@@ -43,10 +43,18 @@ struct ForcedPlan {
   bool is_fastest = false;  // run this arithmetic's fastest fused plan instead, whatever the fallback takes
 };
 
+// What a product of 8-bit numbers has besides: fp32 scales, each 0-d or, without gaps, one number for each row of x
+// ([M], [M, 1]) or of the weight ([N], [1, N]). They are factors of the sums.
+struct EightBits {
+  const Tensor *x_scale = nullptr, *weight_scale = nullptr;  // null for other types
+  ElementType result = ElementType::BFloat16;
+};
+
 struct LinearCall {
   EpilogueId epilogue{};
   const Tensor* x = nullptr;
   const Tensor* weight = nullptr;
+  EightBits eight_bits;
   const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's
@@ -69,6 +77,8 @@ struct LinearCall {
   const ForcedPlan* forced = nullptr;
   const Device* described = nullptr;  // for a dry run: a GPU that is only described, in place of x's device
 
+  bool is_8_bits() const { return eight_bits.x_scale; }
+  ElementType result_element() const { return is_8_bits() ? eight_bits.result : x->element; }
   const WeightSlices& slices(Arithmetic arithmetic) const { return arithmetic == Arithmetic::Split ? split : scaled; }
 };
 

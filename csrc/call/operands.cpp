@@ -80,7 +80,8 @@ bool fill_operands(const EpilogueInfo& epilogue, const GivenOperands& given, con
       if (from.has_number ? !may_be_number : !may_be_absent) return false;
       continue;
     }
-    const ElementType element = operand.element == OperandElement::Input ? x.element : compute_element(x.element);
+    const ElementType element =
+        operand.element == OperandElement::Input ? extent.element : compute_element(extent.element);
     if (from.tensor->element != element || !from.tensor->is_beside(x)) return false;
     if (!tensor_value(operand, *from.tensor, extent, &values[i])) return false;
   }

@@ -12,6 +12,7 @@ constexpr char kNoCuda[] = "epigemm was built without CUDA";
 // The shape of a call's result as a matrix. Operands are broadcast to it.
 struct Extent {
   const Tensor& x;
+  ElementType element;  // of the result, and of the operands that follow it
   int64_t rows, columns;
   bool is_pair = false;  // of products: the first matrix is absent
 };

@@ -12,31 +12,59 @@
 namespace epigemm::call {
 namespace {
 
+bool is_order_of_8_bits(const LinearCall& call) { return call.fp32_order >= kFirstOrderOf8Bits; }
+
+// Whether x and the weight have one type, or both 8 bits and scales.
+bool types_fit(const LinearCall& call) {
+  constexpr int64_t kRowElements = 16;
+  const Tensor &x = *call.x, &weight = *call.weight;
+  if (!call.is_8_bits()) return weight.element == x.element && !is_8_bits(x.element) && !is_order_of_8_bits(call);
+  const bool are_8_bits = is_8_bits(x.element) && is_8_bits(weight.element) && is_order_of_8_bits(call);
+  return are_8_bits && call.eight_bits.weight_scale && !call.weight2 && weight.sizes[1] % kRowElements == 0;
+}
+
 bool shapes_fit(const LinearCall& call) {
   const Tensor &x = *call.x, &weight = *call.weight;
   if (x.dim < 1 || weight.dim != 2 || x.sizes[x.dim - 1] != weight.sizes[1]) return false;
-  if (weight.element != x.element || !weight.is_beside(x)) return false;
+  if (!types_fit(call) || !weight.is_beside(x)) return false;
   if (const Tensor* const other = call.weight2) {
     if (!other->has_sizes_of(weight) || other->element != x.element || !other->is_beside(x)) return false;
   }
   if (!call.out) return true;
   const Tensor& out = *call.out;
-  if (out.dim != x.dim || out.element != x.element || !out.is_beside(x)) return false;
+  if (out.dim != x.dim || out.element != call.result_element() || !out.is_beside(x)) return false;
   return std::equal(out.sizes, out.sizes + out.dim - 1, x.sizes) && out.sizes[out.dim - 1] == weight.sizes[0];
 }
 
 // Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
   if (!call.out || call.is_out_apart) return true;
-  if (call.weight2 && !are_apart(*call.out, *call.weight2)) return false;
+  for (const Tensor* other : {call.weight2, call.eight_bits.x_scale, call.eight_bits.weight_scale}) {
+    if (other && !are_apart(*call.out, *other)) return false;
+  }
   return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
 }
 
 bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem* problem) {
   if (call.weight2 && first_matrix(epilogue) == 0) return false;
-  if (call.operands.fold) return fold_fits(*call.operands.fold, *call.x, problem->n);
-  const Extent extent{*call.x, problem->m, problem->n, problem->is_pair};
+  // In 8 bits Python folds: the vectors have the result's type, which folds do not know.
+  if (call.operands.fold) return !call.is_8_bits() && fold_fits(*call.operands.fold, *call.x, problem->n);
+  const Extent extent{*call.x, call.result_element(), problem->m, problem->n, problem->is_pair};
   return fill_operands(epilogue, call.operands, extent, problem->operands);
+}
+
+// `other`: the axis of torch's [M, 1] or [1, N] that has one number.
+bool read_scale(const Tensor& scale, const Tensor& x, int64_t rows, int other, Scale* read) {
+  *read = {static_cast<const float*>(scale.data), scale.dim > 0};
+  const bool is_matrix = scale.dim == 2 && scale.sizes[other] == 1 && scale.sizes[1 - other] == rows;
+  const bool is_of_rows = (is_matrix || scale.is_vector_of(rows)) && scale.is_contiguous();
+  return (scale.dim == 0 || is_of_rows) && scale.element == ElementType::Float32 && scale.is_beside(x);
+}
+
+bool scales_fit(const LinearCall& call, Problem* problem) {
+  return !call.is_8_bits() ||
+         (read_scale(*call.eight_bits.x_scale, *call.x, problem->m, 1, &problem->x_scale) &&
+          read_scale(*call.eight_bits.weight_scale, *call.x, problem->n, 0, &problem->weight_scale));
 }
 
 bool is_of_moments(const Tensor& tensor, const Tensor& x) {
@@ -59,8 +87,8 @@ bool stored_fits(const LinearCall& call, Problem* problem) {
   const bool has_store = epilogue_info(call.epilogue).has_store;
   if (!call.stored) return !has_store;
   const Tensor &stored = *call.stored, &x = *call.x;
-  return has_store && !call.weight2 && stored.dim == x.dim && stored.element == x.element && stored.is_beside(x) &&
-         std::equal(stored.sizes, stored.sizes + stored.dim - 1, x.sizes) &&
+  return has_store && !call.weight2 && stored.dim == x.dim && stored.element == call.result_element() &&
+         stored.is_beside(x) && std::equal(stored.sizes, stored.sizes + stored.dim - 1, x.sizes) &&
          stored.sizes[stored.dim - 1] == problem->n && stored.is_contiguous() &&
          as_matrix(stored, problem->m, problem->n, &problem->stored);
 }
@@ -75,8 +103,8 @@ bool read_weight2(const Tensor& weight2, Problem* problem) {
 }
 
 // Whether the result is a matrix. A new one is contiguous.
-bool set_output(const Tensor* out, Problem* problem) {
-  problem->out = {nullptr, problem->x.element, problem->m > 1 ? problem->n : (problem->n + 15) / 16 * 16};
+bool set_output(const Tensor* out, ElementType element, Problem* problem) {
+  problem->out = {nullptr, element, problem->m > 1 ? problem->n : (problem->n + 15) / 16 * 16};
   return !out || as_matrix(*out, problem->m, problem->n, &problem->out);
 }
 
@@ -99,13 +127,14 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   problem.m = 1;
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  if (!epilogue.linear || !operands_fit(call, epilogue, &problem)) return Answer::DoesNotFit;
+  if (!epilogue.linear || !operands_fit(call, epilogue, &problem) || !scales_fit(call, &problem))
+    return Answer::DoesNotFit;
   if (!moments_fit(call, problem.n) || !stored_fits(call, &problem)) return Answer::DoesNotFit;
   problem.has_column_moments = call.column_moments;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
   problem.is_weight_transposed = problem.weight.column_stride != 1;
-  prepared->is_out_matrix = set_output(call.out, &problem);
+  prepared->is_out_matrix = set_output(call.out, call.result_element(), &problem);
   const bool do_rows_overlap = prepared->is_out_matrix && problem.m > 1 && problem.out.row_stride < problem.n;
   if (do_rows_overlap && !call.is_out_apart) return Answer::MayOverlap;
   prepared->is_out_padded = call.is_out_padded;

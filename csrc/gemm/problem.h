@@ -9,12 +9,14 @@
 
 namespace epigemm {
 
-// The arithmetic of products of fp32 operands; without meaning for the other element types.
+// The arithmetic of products of fp32 operands, and the sums of 8-bit ones; without meaning for the other element types.
 enum class Arithmetic {
-  IEEE,    // every product and sum in fp32
-  TF32,    // products of 10-bit mantissas on the tensor cores, sums in fp32
-  Split,   // fp16x3: three products of two fp16 slices, fp32's accuracy
-  Scaled,  // fp16x1: one product of fp16 slices, every row scaled to fp16's range, TF32's mantissas at twice its rate
+  IEEE,      // every product and sum in fp32
+  TF32,      // products of 10-bit mantissas on the tensor cores, sums in fp32
+  Split,     // fp16x3: three products of two fp16 slices, fp32's accuracy
+  Scaled,    // fp16x1: one product of fp16 slices, every row scaled to fp16's range, TF32's mantissas at twice its rate
+  Promoted,  // 8 bits: the tensor cores' sums of 128 products are added in fp32
+  Fast,      // 8 bits: the tensor cores add all products, with 13 or 14 bits of mantissa
 };
 
 constexpr bool is_on_slices(Arithmetic arithmetic) {
@@ -26,6 +28,12 @@ struct Matrix {
   void* data = nullptr;
   ElementType element = ElementType::Float16;
   int64_t row_stride = 0, column_stride = 1;  // elements
+};
+
+// By which 8-bit numbers are multiplied: fp32 on the device, one for the matrix, or one for each row.
+struct Scale {
+  const float* data = nullptr;
+  bool is_of_rows = false;
 };
 
 // A product's sizes. A family may decline some of them: none has kernels for more than one product a launch yet.
@@ -53,6 +61,7 @@ struct Problem : Sizes {
   EpilogueId epilogue{};
   Arithmetic arithmetic = Arithmetic::IEEE;
   Matrix x, weight, out;                // each has its own element type
+  Scale x_scale, weight_scale;          // in 8 bits
   void* weight2 = nullptr;              // for a pair; like the weight, except for its address
   int alignment = 0;                    // bytes: the largest power of two that divides the address of all of these
   OperandValue operands[kMaxOperands];  // in the epilogue's order, without the accumulator
@@ -75,6 +84,15 @@ struct Problem : Sizes {
   Device device;
   void* stream = nullptr;  // cudaStream_t
 };
+
+// For models of 16 bits: a problem with as many bytes and as many instructions of the tensor cores.
+inline Problem in_16_bits(const Problem& problem) {
+  Problem of_16 = problem;
+  of_16.x.element = of_16.weight.element = ElementType::BFloat16;
+  of_16.arithmetic = Arithmetic::IEEE;
+  of_16.k = (problem.k + 1) / 2;
+  return of_16;
+}
 
 // The order in which a persistent kernel computes the grid of output tiles.
 enum class Raster { AlongM = 0, AlongN = 1 };

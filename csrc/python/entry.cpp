@@ -54,13 +54,14 @@ struct ByNode {
 };
 
 // linear(epilogue, x, weight, operands, fold, out, fp32, packs, slices, strict, invariant, circumstances, plan,
-//        weight2, stored, columns, blocks) -> Tensor | (Tensor, int) | int
+//        weight2, stored, columns, blocks, eight_bits) -> Tensor | (Tensor, int) | int
 //   fp32: a row of call::fp32_orders
 //   circumstances: a sum of call::Circumstances
 //   packs: None, or the weight's for split and for scaled, each a tensor or None; slices: see call/forced.h
 //   plan: None, or a tuple, see call/forced.h
 //   weight2: None, or of a pair of products, whose first matrix is None among the operands
 //   stored, columns, blocks: None, or stored, column_moments and column_blocks of call/linear.h
+//   eight_bits: None, or (x_scale, weight_scale, the result's dtype, and its ElementType) of call/linear.h
 //   with columns the result is a pair, the second of which is left_rows
 struct LinearArguments {
   enum {
@@ -81,9 +82,10 @@ struct LinearArguments {
     Stored,
     Columns,
     Blocks,
+    EightBits,
     Count
   };
-  call::Tensor x, weight, weight2, out, stored, columns, blocks;
+  call::Tensor x, weight, weight2, out, stored, columns, blocks, x_scale, weight_scale;
   OperandTuple operands;
   call::LinearCall linear;
   call::ForcedPlan forced;
@@ -106,7 +108,8 @@ struct LinearArguments {
         !reader.read_optional(given[Out], &out, &linear.out) ||
         !reader.read_optional(given[Stored], &stored, &linear.stored) ||
         !reader.read_optional(given[Columns], &columns, &linear.column_moments) ||
-        !reader.read_optional(given[Blocks], &blocks, &linear.column_blocks)) {
+        !reader.read_optional(given[Blocks], &blocks, &linear.column_blocks) ||
+        !read_eight_bits(reader, given[EightBits])) {
       return false;
     }
     return operands.read(reader, given[Operands], given[Folded], &linear.operands) && read_packs(given[Packs]) &&
@@ -119,7 +122,8 @@ struct LinearArguments {
     linear.left_rows = &left_rows;
     PyObject* const vectors = linear.operands.fold ? given[Folded] : given[Operands];
     const bool raises_shortage = PyLong_AsLong(given[Circumstances]) & call::kRaisesShortage;
-    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out]}, x, weight.sizes[0], raises_shortage);
+    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out], dtype_}, x, weight.sizes[0],
+                      raises_shortage);
     PyObject* const found = torch.finish(state.functions->linear(linear, torch));
     if (!found || !linear.column_moments || PyLong_Check(found)) return found;
     return Py_BuildValue("(Ni)", found, left_rows);
@@ -128,6 +132,19 @@ struct LinearArguments {
   call::Answer recorder() const { return state.functions->recorder_of(linear); }
 
  private:
+  PyObject* dtype_ = nullptr;  // of the result, if it is not x's
+
+  bool read_eight_bits(Reader& reader, PyObject* given) {
+    if (given == Py_None) return true;
+    constexpr Py_ssize_t kParts = 4;
+    if (!PyTuple_Check(given) || PyTuple_Size(given) != kParts) return false;
+    call::EightBits& eight_bits = linear.eight_bits;
+    dtype_ = PyTuple_GetItem(given, 2);
+    eight_bits.result = static_cast<ElementType>(PyLong_AsLong(PyTuple_GetItem(given, 3)));
+    return reader.read_optional(PyTuple_GetItem(given, 0), &x_scale, &eight_bits.x_scale) &&
+           reader.read_optional(PyTuple_GetItem(given, 1), &weight_scale, &eight_bits.weight_scale);
+  }
+
   bool read_packs(PyObject* packs) {
     if (packs == Py_None) return true;
     return PyTuple_Check(packs) && PyTuple_Size(packs) == 2 && read_pack(PyTuple_GetItem(packs, 0), &linear.split) &&

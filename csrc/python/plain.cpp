@@ -15,6 +15,7 @@ bool has_no_dual_level() {
 }
 
 bool element_of(const DLDataType& type, ElementType* element) {
+  constexpr int kE4M3 = 10, kE5M2 = 12;  // kDLFloat8_e4m3fn, kDLFloat8_e5m2 since DLPack 1.1
   if (type.lanes != 1) return false;
   if (type.code == kDLBfloat && type.bits == 16) {
     *element = ElementType::BFloat16;
@@ -24,6 +25,10 @@ bool element_of(const DLDataType& type, ElementType* element) {
     *element = ElementType::Float32;
   } else if (type.code == kDLFloat && type.bits == 64) {
     *element = ElementType::Float64;
+  } else if (type.code == kE4M3 && type.bits == 8) {
+    *element = ElementType::Float8E4M3;
+  } else if (type.code == kE5M2 && type.bits == 8) {
+    *element = ElementType::Float8E5M2;
   } else {
     return false;
   }

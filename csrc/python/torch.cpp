@@ -20,6 +20,7 @@ PythonTorch::PythonTorch(const Arguments& given, const call::Tensor& x_view, int
       transposed_(given.transposed),
       vectors_(given.vectors),
       out_(given.out),
+      dtype_(given.dtype),
       x_view_(x_view),
       columns_(columns),
       raises_shortage_(raises_shortage) {}
@@ -48,7 +49,7 @@ Object PythonTorch::keywords(PyObject* dtype) const {
 Object PythonTorch::new_result() const {
   if (!weight_ && !transposed_) return call(state.empty_like, x_);
   const Object sizes(PyTuple_New(x_view_.dim));
-  const Object named = keywords(nullptr);
+  const Object named = keywords(dtype_);
   if (!sizes || !named) return Object();
   for (int axis = 0; axis < x_view_.dim; ++axis) {
     const int64_t size = axis + 1 < x_view_.dim ? x_view_.sizes[axis] : columns_;

@@ -13,6 +13,7 @@ PyObject* reason(call::Answer answer);
 // tuple with the bias that a GEMM may add. `out`: may be None.
 struct Arguments {
   PyObject *x, *weight, *transposed, *vectors, *out;
+  PyObject* dtype = nullptr;  // of a new result; null: x's
 };
 
 class PythonTorch final : public call::Torch {
@@ -38,7 +39,7 @@ class PythonTorch final : public call::Torch {
   Object gemm_of(call::Gemm gemm, PyObject* bias, PyObject* rows, PyObject* transposed) const;
   bool enter_device();
 
-  PyObject *x_, *weight_, *transposed_, *vectors_, *out_;
+  PyObject *x_, *weight_, *transposed_, *vectors_, *out_, *dtype_;
   const call::Tensor& x_view_;
   int64_t columns_;
   bool raises_shortage_;

@@ -36,15 +36,16 @@ const EpilogueInfo& epilogue_named(const Name& name) {
 }
 
 const char* arithmetic_name(Arithmetic arithmetic) {
-  constexpr const char* names[] = {"ieee", "tf32", "split", "scaled"};
+  constexpr const char* names[] = {"ieee", "tf32", "split", "scaled", "promoted", "fast"};
   return names[static_cast<int>(arithmetic)];
 }
 
 Arithmetic arithmetic_named(const Name& name) {
-  for (Arithmetic arithmetic : {Arithmetic::IEEE, Arithmetic::TF32, Arithmetic::Split, Arithmetic::Scaled}) {
+  for (Arithmetic arithmetic : {Arithmetic::IEEE, Arithmetic::TF32, Arithmetic::Split, Arithmetic::Scaled,
+                                Arithmetic::Promoted, Arithmetic::Fast}) {
     if (name.text() == arithmetic_name(arithmetic)) return arithmetic;
   }
-  fail("arithmetic '", name.text(), "' is unknown; there are ieee, tf32, split, scaled");
+  fail("arithmetic '", name.text(), "' is unknown; there are ieee, tf32, split, scaled, promoted, fast");
 }
 
 ElementType element_of(const TensorView& tensor, const char* argument) {
@@ -54,6 +55,12 @@ ElementType element_of(const TensorView& tensor, const char* argument) {
   if (dtype == aoti_torch_dtype_float32()) return ElementType::Float32;
   if (dtype == aoti_torch_dtype_float64()) return ElementType::Float64;
   fail(argument, " has an unsupported dtype; accepted are float16, bfloat16, float32 and float64");
+}
+
+ElementType element_of_product(const TensorView& tensor, const char* argument) {
+  if (tensor.dtype() == aoti_torch_dtype_float8_e4m3fn()) return ElementType::Float8E4M3;
+  if (tensor.dtype() == aoti_torch_dtype_float8_e5m2()) return ElementType::Float8E5M2;
+  return element_of(tensor, argument);
 }
 
 FoldVector vector_of(const std::optional<TensorView>& vector, int64_t columns, const TensorView& x,

@@ -50,6 +50,9 @@ const char* arithmetic_name(Arithmetic arithmetic);
 // float16, bfloat16, float32 or float64; anything else is an error that names the argument.
 ElementType element_of(const TensorView& tensor, const char* argument);
 
+// The same, or 8 bits: of x and the weight.
+ElementType element_of_product(const TensorView& tensor, const char* argument);
+
 // A tensor in the form that csrc/call reads.
 call::Tensor view_of(const TensorView& tensor, ElementType element, void* data);
 

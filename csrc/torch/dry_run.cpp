@@ -31,7 +31,7 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, moments, blocks, stored, storage[kMaxOperands];
+  call::Tensor x, weight, weight2, out, moments, blocks, stored, x_scale, weight_scale, storage[kMaxOperands];
   int64_t moments_sizes[2] = {kMomentsOfColumn, 0}, moments_strides[2] = {0, 1};
   int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
   std::vector<int64_t> stored_sizes, stored_strides;
@@ -40,7 +40,7 @@ struct DryCall {
   bool is_described = false;
 
   void read(const TensorView& tensor, const char* argument, call::Tensor* read) const {
-    *read = view_of(tensor, element_of(tensor, argument), const_cast<void*>(tensor.data()));
+    *read = view_of(tensor, element_of_product(tensor, argument), const_cast<void*>(tensor.data()));
     const bool is_on_gpu = is_described || tensor.is_cuda();
     read->device_kind = is_on_gpu ? call::DeviceKind::CUDA : call::DeviceKind::CPU;
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
@@ -67,7 +67,8 @@ struct DryCall {
     for (int axis = x.dim - 2; axis >= 0; --axis) {
       stored_strides[axis] = stored_strides[axis + 1] * stored_sizes[axis + 1];
     }
-    stored = {nullptr, x.element, x.device_kind, x.device, x.dim, stored_sizes.data(), stored_strides.data()};
+    stored = {nullptr, linear.result_element(), x.device_kind,        x.device,
+              x.dim,   stored_sizes.data(),     stored_strides.data()};
     linear.stored = &stored;
   }
 };
@@ -145,7 +146,9 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
                        const List<double>& scalars, const std::optional<TensorView>& out, int64_t fp32,
                        int64_t circumstances, int64_t slices, bool is_strict, bool is_batch_invariant,
                        const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
-                       const std::optional<TensorView>& weight2, bool gives_moments) {
+                       const std::optional<TensorView>& weight2, bool gives_moments,
+                       const std::optional<TensorView>& x_scale, const std::optional<TensorView>& weight_scale,
+                       int64_t result) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   DryCall dry;
@@ -170,6 +173,11 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
   if (weight2) {
     dry.read(*weight2, "weight2", &dry.weight2);
     linear.weight2 = &dry.weight2;
+  }
+  if (x_scale && weight_scale) {
+    dry.read(*x_scale, "x_scale", &dry.x_scale);
+    dry.read(*weight_scale, "weight_scale", &dry.weight_scale);
+    linear.eight_bits = {&dry.x_scale, &dry.weight_scale, static_cast<ElementType>(result)};
   }
   if (out) {
     dry.read(*out, "out", &dry.out);

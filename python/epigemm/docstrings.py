@@ -23,6 +23,10 @@ _SHARED = {
     "approximate": '"none": with erf; or "tanh".',
     "precision": "see `epigemm.functional`.",
     "strict": "see `epigemm.functional`.",
+    "x_scale": "of an x of 8 bits: fp32, 0-d or `[M]`. See `epigemm.functional`.",
+    "weight_scale": "of a weight of 8 bits: fp32, 0-d or `[N]`.",
+    "out_dtype": "of a result of 8 bits: bf16 (None), fp16 or fp32.",
+    "accumulate": 'of 8 bits: "promoted" or "fast".',
 }
 _LINEAR = {
     "x": "`[..., K]`.",
@@ -58,6 +62,8 @@ _NO_TENSOR = "an argument is not a tensor (or None where that is accepted)"
 def of_linear(function: _Function) -> _Function:
     """Complete the docstring of a linear function: Args, Returns and Raises, ahead of its Example."""
     values = ["unknown precision"]
+    if "accumulate" in inspect.signature(function).parameters:
+        values.append("unknown out_dtype or accumulate")
     errors = {
         "TypeError": f"{_NO_TENSOR}, or `precision` is not a string",
         "RuntimeError": f"{_FITS} or itself, or is\n"

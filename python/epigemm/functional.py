@@ -22,6 +22,13 @@ Keyword arguments:
         torch's GEMM does, with the arithmetic of torch's own setting. Under torch's "highest" or "ieee" that is fp32:
         more accurate and slower than asked for. So "high" and "medium" then try the products of "highest" first.
         Products in the derivative follow `precision`, too.
+    x_scale, weight_scale, out_dtype, accumulate: for an `x` and a `weight` of `float8_e4m3fn` (one of them may be
+        `float8_e5m2`), whose elements stand for themselves times a scale. K is a multiple of 16. A scale is fp32: 0-d
+        for the whole tensor, or a number for each row of x (`[M]`, x's leading shape, or torch's `[M, 1]`) or of the
+        weight (`[N]`, `[1, N]`). It is read on the device. The result has `out_dtype`, bf16 if that is None, and
+        operands have its type, or fp32. `accumulate="promoted"` adds the tensor cores' sums of 128 products in fp32.
+        "fast" leaves all sums to the tensor cores, which keep some 14 bits. There are no gradients. Where no fused
+        kernel runs, `torch._scaled_mm` does, or a product in fp32.
     strict: raise RuntimeError, before anything is launched, if no fused kernel would run. The message says why. Raise
         torch.OutOfMemoryError if there is no memory for fp16 slices; without `strict` an fp32 product would run then.
 
@@ -42,12 +49,13 @@ the dtype that PyTorch promotes to: beside an fp32 operand (no number or 0-d ten
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from epigemm import docstrings
 from epigemm import route as _route
-from epigemm.arguments import autocast, checks
-from epigemm.arguments.calls import Options
+from epigemm.arguments import autocast, checks, eight_bits
+from epigemm.arguments.calls import Options, is_scaled
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.epilogues.library import (
@@ -96,6 +104,10 @@ def linear(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = x @ weight.T + bias.
 
@@ -105,7 +117,8 @@ def linear(
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS, x, weight, (bias,), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(BIAS, x, weight, (bias,), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -117,6 +130,10 @@ def linear_relu(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = relu(x @ weight.T + bias).
 
@@ -126,7 +143,8 @@ def linear_relu(
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_RELU, x, weight, (bias,), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(BIAS_RELU, x, weight, (bias,), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -138,6 +156,10 @@ def linear_silu(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = z * sigmoid(z),  z = x @ weight.T + bias.
 
@@ -147,7 +169,8 @@ def linear_silu(
         >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_SILU, x, weight, (bias,), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(BIAS_SILU, x, weight, (bias,), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -159,6 +182,10 @@ def linear_tanh(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = tanh(x @ weight.T + bias).
 
@@ -168,7 +195,8 @@ def linear_tanh(
         >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(BIAS_TANH, x, weight, (bias,), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(BIAS_TANH, x, weight, (bias,), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -181,6 +209,10 @@ def linear_gelu(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = gelu(x @ weight.T + bias).
 
@@ -190,7 +222,8 @@ def linear_gelu(
         >>> epigemm.linear_gelu(torch.randn(8, 64), torch.randn(32, 64), approximate="tanh").shape
         torch.Size([8, 32])
     """
-    return _route.linear(gelu_epilogue(approximate), x, weight, (bias,), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(gelu_epilogue(approximate), x, weight, (bias,), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -203,6 +236,10 @@ def linear_sigmoid_scale_residual(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = z + scale * sigmoid(z),  z = x @ weight.T + bias.
 
@@ -212,7 +249,8 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -225,6 +263,10 @@ def linear_relu_div(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = relu(x @ weight.T + bias) / divisor.
 
@@ -235,7 +277,8 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    return _route.linear(RELU_DIV, x, weight, (bias, divisor), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(RELU_DIV, x, weight, (bias, divisor), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -248,6 +291,10 @@ def linear_scale(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = (x @ weight.T + bias) * scale, with a scale for each column.
 
@@ -259,8 +306,9 @@ def linear_scale(
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
     return _route.linear_folded(
-        x, weight, (bias, scale, None, None, None, None), 0.0, out, Options(precision, strict)
+        x, weight, (bias, scale, None, None, None, None), 0.0, out, Options(precision, strict, scaled)
     )
 
 
@@ -279,6 +327,10 @@ def linear_scale_batch_norm(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = (z * scale - running_mean) / sqrt(running_var + eps) * bn_weight + bn_bias,  z = x @ weight.T + bias.
 
@@ -293,7 +345,8 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    return _route.linear_folded(x, weight, vectors, eps, out, Options(precision, strict))
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear_folded(x, weight, vectors, eps, out, Options(precision, strict, scaled))
 
 
 @docstrings.of_linear
@@ -306,6 +359,10 @@ def linear_residual(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = x @ weight.T + bias + residual.
 
@@ -315,7 +372,8 @@ def linear_residual(
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -329,6 +387,10 @@ def linear_gated(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = activation(x @ weight.T + bias) * gate: the gated layers of transformers (SwiGLU, GeGLU, ...).
 
@@ -338,7 +400,8 @@ def linear_gated(
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    return _route.linear(gate_function(activation), x, weight, (bias, gate), out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(gate_function(activation), x, weight, (bias, gate), out, precision, strict, scaled)
 
 
 @docstrings.of_linear
@@ -352,6 +415,10 @@ def linear_layer_scale_residual(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = residual + layer_scale * (x @ weight.T + bias).
 
@@ -363,7 +430,10 @@ def linear_layer_scale_residual(
         torch.Size([8, 32])
     """
     operands = (bias, layer_scale, residual)
-    return _route.linear(FUNCTIONS["layer_scale_residual"], x, weight, operands, out, precision, strict)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return _route.linear(
+        FUNCTIONS["layer_scale_residual"], x, weight, operands, out, precision, strict, scaled
+    )
 
 
 @docstrings.of_linear
@@ -380,6 +450,10 @@ def linear_batch_norm_relu(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = relu(batch_norm(x @ weight.T + bias)), with the running statistics.
 
@@ -397,7 +471,8 @@ def linear_batch_norm_relu(
     checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
     checks.running_statistics(**statistics)
     vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
-    return batch_norm_relu(x, weight, vectors, eps, out, Options(precision, strict))
+    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    return batch_norm_relu(x, weight, vectors, eps, out, Options(precision, strict, scaled))
 
 
 def gate_function(activation: str) -> Traced:
@@ -428,11 +503,16 @@ def batch_norm_relu(
     if not checks.is_folded(vectors[3], eps):
         y = _route.linear_folded(x, weight, vectors, eps, out, options)
         return y.relu() if out is None else y.relu_()
-    x, weight, (bias,) = autocast.cast(x, weight, vectors[0])
-    checks.product(x, weight)  # before the fold, whose errors would name what it reads
+    if not is_scaled(options.scaled):
+        x, weight, (bias,) = autocast.cast(x, weight, vectors[0])
+        checks.product(x, weight)  # before the fold, whose errors would name what it reads
+        like = x
+    else:
+        bias, dtype = vectors[0], eight_bits.checked(x, weight, options.scaled).out_dtype
+        like = x.new_empty(0, dtype=dtype)
     is_first = _route.adds_bias_first(x)
     vectors = (None if is_first else bias, *vectors[1:])
-    folded = _route.fold(x, vectors, eps, weight.shape[0])
+    folded = _route.fold(like, vectors, eps, weight.shape[0])
     operands = (bias if is_first else None, *folded)
     function = FUNCTIONS[OF_VECTORS]
     # The vectors do not promote the type, in PyTorch neither.

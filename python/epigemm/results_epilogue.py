@@ -230,7 +230,7 @@ class ResultsEpilogue(Decorated):
         self, x: Tensor, weight: Tensor, given: Sequence[Any], options: Options
     ) -> dict[int, Tensor] | None:
         """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
-        pair, (precision, strict) = self.parts(x.dtype).pair, options
+        pair, (precision, strict, _) = self.parts(x.dtype).pair, options
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
         epilogue, seen = forms.seen(pair.traced, x, pair.operands(given))

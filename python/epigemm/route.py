@@ -19,19 +19,22 @@ import torch
 from torch import Tensor
 
 from epigemm._native import ops
-from epigemm.arguments import autocast, checks, forms, invariance
+from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
 from epigemm.arguments.calls import (
     AS_USUAL,
+    UNSCALED,
     ElementwiseCall,
     FoldCall,
     LinearCall,
     Options,
+    Scaled,
     Vectors,
+    is_scaled,
     operator_arguments,
     tensors_of,
 )
 from epigemm.arguments.forms import Function
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
 from epigemm.calls.log import current
@@ -63,13 +66,17 @@ def linear(
     weight: Tensor | PackedWeight,
     operands: Operands,  # one for each of the function's, as callers give them; none with a `fold`
     out: Tensor | None = None,  # where the result goes
-    precision: str | None = None,  # this and the next one are `Options`
+    precision: str | None = None,  # this and the next two are `Options`
     strict: bool = False,
+    scaled: Scaled = UNSCALED,
     fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
     *,
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
+    x_scale, weight_scale, out_dtype, accumulate = scaled
+    if x_scale is not None or weight_scale is not None or out_dtype is not None or accumulate != PROMOTED:
+        return _of_eight_bits(function, x, weight, operands, out, strict, scaled, fold)
     if isinstance(function, Traced) and function.ends:
         operands = _unrecorded(function, operands)
         if 0 in function.ends:
@@ -131,6 +138,57 @@ def linear(
     return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
 
 
+def _of_eight_bits(
+    function: Function,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    operands: Operands,
+    out: Tensor | None,
+    strict: bool,
+    given: Scaled,
+    fold: tuple[Any, ...] | None,
+) -> Tensor:
+    """`linear` of 8-bit numbers, which have no gradient and no packs, and which autocast does not cast."""
+    if isinstance(weight, PackedWeight):
+        weight = weight.weight
+    if fold is None and not is_traced():
+        found = entry.scaled(function, x, weight, operands, out, strict, given)
+        if isinstance(found, Tensor):
+            return found
+    vectors = _named(fold)
+    _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
+    scaled = eight_bits.checked(x, weight, given)
+    dtype = scaled.out_dtype
+    scales = {"x_scale": scaled.x_scale, "weight_scale": scaled.weight_scale}
+    by_name = [("weight", weight), *scales.items(), *_by_name(function, operands), *vectors.items()]
+    eight_bits.refuse_gradients(x=x, **dict(by_name))
+    if out is not None:
+        checks.own_memory(out, x, by_name)
+    if in_functional_derivative():
+        raise RuntimeError(
+            "x: got 8 bits under a derivative of torch.func; accepted there are types with gradients"
+        )
+    if strict is not False:
+        checks.flag("strict", strict)
+    if fold is not None:
+        folded = checks.fold_batch_norm(x.new_empty(0, dtype=dtype), fold[:-1], fold[-1], weight.shape[0])
+        operands = _fold(entry.sees(*tensors_of((x, *fold))), folded, None)
+    if isinstance(function, Epilogue) and any(
+        isinstance(each, Tensor) and each.dtype is torch.float32 is not dtype for each in operands
+    ):
+        function = (
+            function.traced
+        )  # which has forms for fp32 operands; built-ins are of those of the result's type
+    if is_traced() and function.has_scalar:
+        operands = _without_symbols(function, operands, x)
+    epilogue, operands = _converted(function, x, operands, dtype=dtype)
+    is_invariant = invariance.active and invariance.enabled()
+    about = (scaled.accumulate, False, strict, is_invariant, out)
+    call = LinearCall(epilogue, x, weight, operands, *about, eight_bits=scaled)
+    route = _route_of(None, x, weight, *scales.values(), *operands, out)
+    return resolve.run_linear(call) if route is _PLAIN else _made(route, call)
+
+
 def _are_like(x: Tensor, operands: Operands) -> bool:
     """Whether all operands that there are have x's type."""
     return all(each is None or (isinstance(each, Tensor) and each.dtype == x.dtype) for each in operands)
@@ -150,13 +208,17 @@ def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Opera
 
 
 def _converted(
-    function: Function, x: Tensor, operands: Operands, first: str = "x"
+    function: Function,
+    x: Tensor,
+    operands: Operands,
+    first: str = "x",
+    dtype: torch.dtype | None = None,
 ) -> tuple[Epilogue, Operands]:
     """The epilogue of a call that the entry has not made, and its operands as calls have them.
 
-    Shapes and types are checked by whoever makes the call.
+    `dtype`: of the result, if it is not x's. Shapes and types are checked by whoever makes the call.
     """
-    wide = compute_dtype(x.dtype)
+    wide = compute_dtype(dtype or x.dtype)
     given: list[Any] = []
     # The operators accept all scalars as numbers, or all as tensors.
     pairs = [*zip(function.operands, operands, strict=True)]
@@ -172,7 +234,7 @@ def _converted(
             got = type(value).__name__
             raise TypeError(f"{spec.name}: got {got}; accepted is {KINDS[spec.kind].accepted}")
         given.append(value)
-    return forms.seen(function, x, tuple(given))
+    return forms.seen(function, x, tuple(given), dtype)
 
 
 def _is_tensor(scalar: Tensor | float | None) -> bool:
@@ -225,7 +287,7 @@ def linear_folded(
     scale, mean, var, gain, shift = others
     if scale is None and mean is None and var is None and gain is None and shift is None:
         return linear(BIAS, x, weight, (bias,), out, *options)
-    if _any_autocast() and autocast.promotes(x, (scale,)):
+    if _any_autocast() and not is_scaled(options.scaled) and autocast.promotes(x, (scale,)):
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         autocast.refuse_strict(options.strict)
         checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
@@ -244,7 +306,7 @@ def linear_folded(
         checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
         scaled = linear_folded(x, weight, (*vectors[:2], *_NO_NORM), 0.0, None, options)
         return by_reference.unfolded(scaled, vectors[2:], eps, out)
-    return linear(SCALE_BATCH_NORM, x, weight, (), out, *options, (*vectors, eps))
+    return linear(SCALE_BATCH_NORM, x, weight, (), out, *options, fold=(*vectors, eps))
 
 
 def adds_bias_first(x: Tensor) -> bool:
@@ -253,6 +315,8 @@ def adds_bias_first(x: Tensor) -> bool:
     And on CPUs, where a fold of it gains nothing, and an infinite scale of both would be inf - inf. Not for
     batch-invariant calls there, which are computed row by row, with the fold.
     """
+    if x.element_size() == 1:
+        return False
     return x.element_size() == 2 or (x.is_cpu and not (invariance.active and invariance.enabled()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from epigemm import route as _route
@@ -33,6 +34,10 @@ class UserEpilogue(Decorated):
         out: Tensor | None = None,
         precision: str | None = None,
         strict: bool = False,
+        x_scale: Tensor | None = None,
+        weight_scale: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        accumulate: str = "promoted",
         **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(x @ weight.T, operands...).
@@ -47,6 +52,10 @@ class UserEpilogue(Decorated):
             out: `[..., N]`, written in place of a new tensor.
             precision: of fp32 products, as for `epigemm.linear`.
             strict: RuntimeError where no fused kernel would run.
+            x_scale: this and the next three of an x of 8 bits, as for `epigemm.linear`.
+            weight_scale: see x_scale.
+            out_dtype: see x_scale. The operands have this type, or fp32.
+            accumulate: see x_scale.
             named: operands by name.
 
         Returns:
@@ -62,7 +71,8 @@ class UserEpilogue(Decorated):
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
         traced, given = self.form(operands, named)
-        return _route.linear(traced, x, weight, given, out, precision, strict)
+        scaled = (x_scale, weight_scale, out_dtype, accumulate)
+        return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 
     def call(
         self,

@@ -73,8 +73,8 @@ inline double matrix_bytes(const Problem& p) {
   for (int i = p.is_pair ? first_matrix(epilogue) + 1 : 1; i < epilogue.operand_count; ++i) {
     if (epilogue.operands[i].kind != OperandKind::Matrix || epilogue.operands[i].shares_rows) continue;
     const bool is_input = epilogue.operands[i].element == OperandElement::Input;
-    bytes += is_input ? element_bytes(p.x.element)
-                      : std::max(element_bytes(p.x.element), element_bytes(ElementType::Float32));
+    bytes += is_input ? element_bytes(p.out.element)
+                      : std::max(element_bytes(p.out.element), element_bytes(ElementType::Float32));
   }
   return bytes * as_double(p.m) * as_double(p.n);
 }

@@ -58,6 +58,7 @@ bool is_fallback_one_kernel(const Problem& p) {
 }
 
 bool is_fallback_expected_in_one_kernel(const Problem& p) {
+  if (is_8_bits(p.x.element)) return p.epilogue == EpilogueId::bias;
   if (!is_fallback_one_kernel(p) || (p.has_bias && architecture_of(p.device).adds_bias_apart(p))) return false;
   const bool may_be_slower = p.epilogue == EpilogueId::bias_relu && element_bytes(p.x.element) == 2;
   return !may_be_slower || one_kernel_microseconds(p) <= two_kernels_microseconds(p);
@@ -65,6 +66,7 @@ bool is_fallback_expected_in_one_kernel(const Problem& p) {
 
 double fallback_microseconds(const Problem& p) {
   if (p.is_empty() || p.device.multiprocessors == 0) return 0;
+  if (is_8_bits(p.x.element)) return fallback_microseconds(in_16_bits(p));  // torch._scaled_mm
   return is_fallback_expected_in_one_kernel(p) ? one_kernel_microseconds(p) : two_kernels_microseconds(p);
 }
 

@@ -60,6 +60,10 @@ std::string why_not_computed(const Problem& p) {
     return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 slices, "
            "precision 'highest', one is as accurate)";
   }
+  if (is_8_bits(p.x.element) && !is_8_bits(p.out.element)) {
+    return text("no fused kernel multiplies ", element_name(p.x.element), " by ", element_name(p.weight.element),
+                " to ", element_name(p.out.element));
+  }
   return text("no fused kernel multiplies ", element_name(p.x.element), " by ", element_name(p.weight.element));
 }
 
@@ -179,6 +183,8 @@ double least_gain_by_elements(const Problem& p) {
 }
 
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
+  // In 8 bits the fallback is made by Python (calls/eight_bits.py): it waits for the host.
+  if (is_8_bits(problem.x.element)) return fused_us < std::numeric_limits<double>::infinity();
   const double least = problem.copies.any()      ? least_gain_on_copies(problem, fallback_us)
                        : is_by_elements(problem) ? least_gain_by_elements(problem)
                                                  : least_gain(problem, fallback_us);
@@ -358,6 +364,7 @@ double expected_microseconds(const Problem& problem, const Plan& plan) {
 
 bool is_tunable(const Problem& problem) {
   if (problem.is_batch_invariant || problem.is_pair || has_store(problem)) return false;
+  if (is_8_bits(problem.x.element)) return false;  // whose key lacks the other element types
   // The key of a measurement has no strides, so it only stands for the copies that the sizes require, and for rows that
   // are read by elements in place of these copies.
   const Copies copies = is_by_elements(problem) ? copies_for(problem) : problem.copies;

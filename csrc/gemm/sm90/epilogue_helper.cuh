@@ -81,13 +81,14 @@ struct EpilogueHelper {
       const int kind = vectors.kinds[i];
       if (kind == open::kUnread) continue;
       const void* const data = vectors.data(params, i, is_again);
+      const int apart = vectors.step(params, i);
       float numbers[kEach];
       CUTLASS_PRAGMA_UNROLL
       for (int j = 0; j < kEach; ++j) {
         const int local = j * 32 + lane, at = begin + local / kPassRows * step + local % kPassRows;
         numbers[j] = 0;
         if (!data || at >= end) continue;
-        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at]
+        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at * apart]
                                               : static_cast<float>(static_cast<Operand const*>(data)[at]);
       }
       float* const to = layout.vector(shared, group, vectors, i);

@@ -19,6 +19,7 @@ struct EpilogueParams {
   open::Operands<float> operands;
   const float *row_roots, *column_roots;  // read if the sums have roots
   const float* found_roots;               // in place of row_roots, where tiles are computed again (kernel.cuh)
+  int row_root_step, column_root_step;    // 0: one for all, if Sums::shares_roots
   BlockMoments<float>* column_moments;    // of D, a block for each pass's rows; null: not wanted
   int rows, columns;
   bool is_matrix_by_tma;
@@ -38,9 +39,10 @@ struct WordNumbers {
   }
 };
 
-// Makes the functor's accumulator from a sum of the mainloop. Here it is the sum itself.
+// Makes the functor's accumulator from a sum of the mainloop. Here it is the sum itself. has_roots: with a factor for
+// its row and one for its column; shares_roots: each of these may be one for all.
 struct PlainSums {
-  static constexpr bool has_roots = false;
+  static constexpr bool has_roots = false, shares_roots = false;
 
   CUTLASS_DEVICE static float apply(float, float, float sum) { return sum; }
 };
@@ -170,6 +172,12 @@ struct EpilogueVectors {
   }
 
   CUTLASS_DEVICE static constexpr bool is_root(int i) { return i == kCount - C::kRoots; }
+
+  // From one number to the next.
+  CUTLASS_DEVICE static int step(EpilogueParams const& params, int i) {
+    if constexpr (!C::Sums::shares_roots) return 1;
+    return !is_root(i) ? 1 : AlongRows ? params.row_root_step : params.column_root_step;
+  }
 
   CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i, bool is_again) {
     if (is_root(i)) return !AlongRows ? params.column_roots : is_again ? params.found_roots : params.row_roots;

@@ -18,6 +18,7 @@ struct Multiplied {
   const void* data;
   int64_t row_stride;            // elements
   const float* roots = nullptr;  // if the sums have roots
+  bool is_root_shared = false;   // by all rows
 };
 
 // The parameters of a pair's mainloop, for m rows of x and n of each weight (pair_mainloop.cuh). False if the driver
@@ -40,6 +41,7 @@ constexpr const char* kNoDescriptor = "the driver refused a TMA descriptor";
 struct Roots {
   const float *row_roots = nullptr, *column_roots = nullptr;
   const float* found_roots = nullptr;  // of rows, where tiles are computed again (kernel.cuh)
+  bool is_row_root_shared = false, is_column_root_shared = false;
 };
 
 template <class Types>
@@ -53,7 +55,6 @@ template <class Types>
 const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multiplied weight, int64_t k,
                    const void* kernel, Multiplied weight2 = {}) {
   using Kernel = sm90::Kernel<Types>;
-  using Element = typename Types::Element;
   constexpr bool kTransposed = Types::tile.transposed;
   Multiplied const &a = kTransposed ? weight : x, &b = kTransposed ? x : weight;
   const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
@@ -64,14 +65,16 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
       return kNoDescriptor;
     }
   } else {
+    using Arguments = typename Kernel::Mainloop::Arguments;  // the operands of 8 bits may have two types
     mainloop = Kernel::Mainloop::to_underlying_arguments(cute::make_shape(rows, columns, static_cast<int>(k), 1),
-                                                         {static_cast<Element const*>(a.data),
+                                                         {static_cast<decltype(Arguments::ptr_A)>(a.data),
                                                           {a.row_stride, cute::_1{}, 0},
-                                                          static_cast<Element const*>(b.data),
+                                                          static_cast<decltype(Arguments::ptr_B)>(b.data),
                                                           {b.row_stride, cute::_1{}, 0}},
                                                          /*workspace=*/nullptr);
   }
-  return launch_encoded<Types>(problem, plan, mainloop, {a.roots, b.roots}, k, kernel);
+  const Roots roots{a.roots, b.roots, /*found_roots=*/nullptr, a.is_root_shared, b.is_root_shared};
+  return launch_encoded<Types>(problem, plan, mainloop, roots, k, kernel);
 }
 
 // The same behind the mainloop's parameters.
@@ -102,6 +105,7 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
   epilogue.column_moments = static_cast<BlockMoments<float>*>(problem.column_blocks);
   epilogue.row_roots = roots.row_roots, epilogue.column_roots = roots.column_roots;
   epilogue.found_roots = roots.found_roots;
+  epilogue.row_root_step = !roots.is_row_root_shared, epilogue.column_root_step = !roots.is_column_root_shared;
   epilogue.rows = rows, epilogue.columns = columns, epilogue.is_matrix_by_tma = matrix.data != nullptr;
   params.k = static_cast<int>(k);
   params.k_steps = static_cast<int>(ceil_div(k * static_cast<int64_t>(sizeof(Element)), kStageRowBytes));

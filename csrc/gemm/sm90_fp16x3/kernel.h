@@ -13,7 +13,7 @@ namespace epigemm::sm90_fp16x3 {
 
 // Divides sums by the rows' scales.
 struct RescaledSums {
-  static constexpr bool has_roots = true;
+  static constexpr bool has_roots = true, shares_roots = false;
 
   CUTLASS_DEVICE static float apply(float root_a, float root_b, float sum) {
     return fp16_slices::rescale(root_a, root_b, sum);

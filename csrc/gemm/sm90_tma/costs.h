@@ -115,6 +115,31 @@ constexpr double kOutsidePingpong = 1.2;
 static_assert(sizeof(kStepCyclesOfPairs) / sizeof(double) == kPairTileCount, "every tile needs its cost");
 static_assert(sizeof(kOfPairs) / sizeof(double) == kPairTileCount, "every tile needs its factor");
 
+// 8 bits. A stage has as many bytes as in 16 bits, and takes the tensor cores as long; the rest is that of the tile of
+// 16 bits that is named beside it. Estimated from 8 shapes on an H200.
+struct CostOf8Bits {
+  double step_cycles;
+  int like;                  // a tile of 16 bits
+  double more_epilogue = 0;  // cycles: of two accumulators the epilogue is never hidden
+};
+constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1},
+                                        {988, 2}, {981, 3},  {662, 6},  {220, 14}};
+constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7}, {920, 6, 1500}, {780, 6, 900}};
+static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
+static_assert(sizeof(kCostsOfPromoted) / sizeof(CostOf8Bits) == kPromotedTileCount, "every tile needs its cost");
+
+inline const CostOf8Bits& cost_of_8_bits(const Problem& p, int tile) {
+  return p.arithmetic == Arithmetic::Fast ? kCostsOfFast[tile] : kCostsOfPromoted[tile];
+}
+
+// The tile of `Cost` and of other figures that are not of pairs.
+inline int tile_of_figures(const Problem& p, int tile) {
+  return is_8_bits(p.x.element) ? cost_of_8_bits(p, tile).like : tile;
+}
+
+// Whether its figures are those of 16 bits.
+inline bool is_like_16_bits(const Problem& p) { return element_bytes(p.x.element) <= 2; }
+
 inline double factor_of_pair(const Problem& p, const Plan& plan, double padded_m, double rounds) {
   const bool is_slowed = kPairTiles[plan.tile].schedule == Schedule::Pingpong && rounds > 1;
   return kOfPairs[plan.tile] * (is_slowed ? 1 + kOutsidePingpong * (1 - cost::as_double(p.m) / padded_m) : 1);
@@ -122,11 +147,12 @@ inline double factor_of_pair(const Problem& p, const Plan& plan, double padded_m
 
 inline double step_cycles(const Problem& p, int tile) {
   if (p.is_pair) return kStepCyclesOfPairs[tile];
-  return element_bytes(p.x.element) == 2 ? kStepCyclesIn16Bits[tile] : kStepCyclesInTF32[tile];
+  if (is_8_bits(p.x.element)) return cost_of_8_bits(p, tile).step_cycles;
+  return is_like_16_bits(p) ? kStepCyclesIn16Bits[tile] : kStepCyclesInTF32[tile];
 }
 
 inline const Cost& cost_of(const Problem& p) {
-  const bool is_16_bits = element_bytes(p.x.element) == 2;
+  const bool is_16_bits = is_like_16_bits(p);
   if (cost::is_transcendental(p, FunctorKernel::Cooperative)) {
     return p.is_pair ? kTranscendentalPairs : is_16_bits ? kTranscendentalIn16Bits : kTranscendentalInTF32;
   }
@@ -138,13 +164,17 @@ inline const Cost& cost_of(const Problem& p) {
 inline double matrix_share(const Problem& p, int tile, double read) {
   constexpr int kTileOfMatrices = 15;
   const double results = element_bytes(p.out.element) * cost::as_double(p.m) * cost::as_double(p.n);
-  return !p.is_pair && tile == kTileOfMatrices && read > 0 && read <= results ? 0.5 : 1;
+  return !p.is_pair && tile_of_figures(p, tile) == kTileOfMatrices && read > 0 && read <= results ? 0.5 : 1;
 }
 
 // The epilogue's passes over a tile that store the functor's second values, which are counted as cheap ones.
 inline double store_cycles(const Problem& p, int tile) {
   if (!epilogue_info(p.epilogue).has_store || p.is_pair) return 0;
-  return (element_bytes(p.x.element) == 2 ? kCheapIn16Bits : kCheapInTF32).epilogue_cycles[tile];
+  return (is_like_16_bits(p) ? kCheapIn16Bits : kCheapInTF32).epilogue_cycles[tile_of_figures(p, tile)];
+}
+
+inline double more_epilogue_cycles(const Problem& p, int tile) {
+  return is_8_bits(p.x.element) ? cost_of_8_bits(p, tile).more_epilogue : 0;
 }
 
 // What statistics of D's columns add to the epilogue of a tile: the warpgroups read the results once more. Fitted to
@@ -155,10 +185,13 @@ constexpr double kColumnMomentCycles[] = {4075, 4050, 7025, 7150, 625,  1575, 16
 static_assert(sizeof(kColumnMomentCycles) / sizeof(double) == kTileCount, "every tile needs its measured cost");
 
 inline double moment_cycles(const Problem& p, int tile) {
-  return p.has_column_moments && !p.is_pair ? kColumnMomentCycles[tile] : 0;
+  return p.has_column_moments && !p.is_pair ? kColumnMomentCycles[tile_of_figures(p, tile)] : 0;
 }
 
-inline const Tile& tile_of(const Problem& p, int index) { return p.is_pair ? kPairTiles[index] : kTiles[index]; }
+inline const Tile& tile_of(const Problem& p, int index) {
+  if (is_8_bits(p.x.element)) return p.arithmetic == Arithmetic::Fast ? kFastTiles[index] : kPromotedTiles[index];
+  return p.is_pair ? kPairTiles[index] : kTiles[index];
+}
 
 inline double weights_of(const Problem& p) { return p.is_pair ? 2 : 1; }
 
@@ -204,7 +237,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const bool is_transcendental = cost::is_transcendental(p, FunctorKernel::Cooperative);
   const FunctorKernel kernel =
       tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Cooperative;
-  const double m = as_double(p.m), n = as_double(p.n), bytes = element_bytes(p.x.element), weights = weights_of(p);
+  const double m = as_double(p.m), n = as_double(p.n), weights = weights_of(p);
+  const int figures = tile_of_figures(p, plan.tile);
   const Grid grid = grid_of(p, tile);
   const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
   const double padded_m = grid_m * tile.m * tile.cluster_m, padded_n = grid_n * tile.n * tile.cluster_n;
@@ -228,7 +262,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double steps = as_double(ceil_div(p.k * element_bytes(p.x.element), kTileKBytes));
   const double per_byte =
       (1 + kMemoryMisaligned * (misaligned - 1)) * kMemoryFactor / cost::memory_bytes_per_cycle(p.device);
-  const double written = cost::written_matrices(p) * bytes * m * n;
+  const double written = cost::written_matrices(p) * element_bytes(p.out.element) * m * n;
   // The epilogue waits for the same share of its reads as of its writes.
   const double read = cost::matrix_bytes(p), read_beside = (1 - c.visible_writes) * read;
   const Loads loads = loads_of(p, plan, grid, rounds.places);
@@ -244,7 +278,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
 
   const bool are_writes_misaligned = cost::alignment_class(p.n * element_bytes(p.out.element)) == 3;
   const double epilogue =
-      c.epilogue_cycles[plan.tile] / weights + store_cycles(p, plan.tile) + moment_cycles(p, plan.tile) +
+      c.epilogue_cycles[figures] / weights + store_cycles(p, plan.tile) + moment_cycles(p, plan.tile) +
+      more_epilogue_cycles(p, plan.tile) +
       c.visible_writes * written / rounds.count / cost::memory_bytes_per_cycle(p.device) *
           (1 + (are_writes_misaligned ? kMisalignedWrites : 0)) +
       c.visible_writes * read / rounds.count / cost::memory_bytes_per_cycle(p.device) +
@@ -257,7 +292,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
     const bool is_even = std::fmod(rounds.count, 2) == 0;
     const double of_longer = std::ceil(rounds.count / 2) * (of_one + epilogue) + (is_even ? of_one : 0);
     cycles = rounds.count == 1 ? mainloops + epilogue : std::max(mainloops + epilogue, of_longer);
-  } else if (rounds.count > 1 && steps <= kFewSteps && !p.is_pair && element_bytes(p.x.element) == 2) {
+  } else if (rounds.count > 1 && steps <= kFewSteps && !p.is_pair && is_like_16_bits(p)) {
     cycles *= kOfFewSteps;
   }
   cycles += read_beside / rounds.count / cost::memory_bytes_per_cycle(p.device);
@@ -265,7 +300,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double busy =
       steps * rounds.count * mma * inside / cycles;  // the share of time in which the tensor cores are busy
   const double of_pair = p.is_pair ? factor_of_pair(p, plan, padded_m, rounds.count) : 1;
-  return c.base_us + c.fixed_us[plan.tile] +
+  return c.base_us + c.fixed_us[figures] +
          of_pair * us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
 }
 

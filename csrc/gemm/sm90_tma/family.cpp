@@ -1,4 +1,7 @@
 // The large tiles, which multiply the tensors themselves.
+#include <string>
+#include <vector>
+
 #include "gemm/grid.h"
 #include "gemm/planner/family.h"
 #include "gemm/sm90/coverage.h"
@@ -12,14 +15,61 @@ namespace {
 // One order for all tiles: within 3% of the best of three for shapes of every kind (H100). The grid is not padded.
 Plan plan_of(int index) { return {FamilyId::sm90_tma, index, Raster::AlongM, /*swizzle=*/8, /*splits=*/1}; }
 
+bool is_e5m2_beside(const Problem& p) {
+  return p.x.element == ElementType::Float8E5M2 || p.weight.element == ElementType::Float8E5M2;
+}
+
+// Products of 8 bits: e4m3 by e4m3; or to bf16 e5m2 by e4m3, or the other way round.
+bool multiplies_8_bits(const Problem& p) {
+  const bool are_8_bits = is_8_bits(p.x.element) && is_8_bits(p.weight.element);
+  const bool are_both_e5m2 = p.x.element == p.weight.element && p.x.element == ElementType::Float8E5M2;
+  const bool is_result = p.out.element != ElementType::Float64 && !is_8_bits(p.out.element);
+  const bool is_arithmetic = p.arithmetic == Arithmetic::Fast || p.arithmetic == Arithmetic::Promoted;
+  const bool is_any_result = !is_e5m2_beside(p) || p.out.element == ElementType::BFloat16;
+  return are_8_bits && !are_both_e5m2 && is_result && is_any_result && is_arithmetic && !p.is_pair;
+}
+
+int count_of_8_bits(const Problem& p) {
+  if (is_e5m2_beside(p)) return kE5M2TileCount;
+  if (p.out.element != ElementType::BFloat16) return kOtherResultTileCount;
+  return p.arithmetic == Arithmetic::Fast ? kFastTileCount : kPromotedTileCount;
+}
+
+// epigemm_open_sm90_tma_{e4m3,e5m2}_{e4m3,e5m2}_RESULT_{fast,promoted}_TILE, of which not all exist
+open::KernelName name_of_8_bits(const Problem& p, int tile) {
+  constexpr int kKinds = 2, kResults = 3, kMostTiles = kFastTileCount;
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> made;
+    for (const char* const x : {"e4m3", "e5m2"}) {
+      for (const char* const weight : {"e4m3", "e5m2"}) {
+        for (const char* const result : {"float16", "bfloat16", "float32"}) {
+          for (const char* const sums : {"fast", "promoted"}) {
+            for (int i = 0; i < kMostTiles; ++i) {
+              made.push_back(text("epigemm_open_sm90_tma_", x, "_", weight, "_", result, "_", sums, "_", i));
+            }
+          }
+        }
+      }
+    }
+    return made;
+  }();
+  std::size_t place = p.x.element == ElementType::Float8E5M2;
+  place = place * kKinds + (p.weight.element == ElementType::Float8E5M2);
+  place = place * kResults + static_cast<std::size_t>(p.out.element);
+  place = place * kKinds + (p.arithmetic == Arithmetic::Promoted);
+  return names[place * kMostTiles + tile];
+}
+
 int count_of(const Problem& problem) {
+  if (is_8_bits(problem.x.element)) return count_of_8_bits(problem);
   return problem.is_pair ? kPairTileCount : problem.arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
 }
 
 class Tma final : public Family {
  public:
   bool computes(const Problem& problem) const override {
-    return sm90::multiplies_as_stored(problem) && (!problem.is_pair || element_bytes(problem.x.element) == 2);
+    return multiplies_8_bits(problem) ||
+           (sm90::multiplies_as_stored(problem) && (!problem.is_pair || element_bytes(problem.x.element) == 2));
   }
 
   std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
@@ -29,7 +79,11 @@ class Tma final : public Family {
     return reason.empty() ? sm90::why_not_addressable(problem) : reason;
   }
 
-  std::string why_not_planned(const Problem&, const Plan& plan) const override {
+  std::string why_not_planned(const Problem& problem, const Plan& plan) const override {
+    if (plan.tile >= count_of(problem)) {
+      return text("tile must be below ", count_of(problem), " for these types of x, weight and result, got ",
+                  plan.tile);
+    }
     return plan.splits == 1 ? std::string() : text("splits must be 1 for a large tile, got ", plan.splits);
   }
 
@@ -51,6 +105,9 @@ class Tma final : public Family {
   }
 
   Plan invariant_plan(const Problem& problem) const override {
+    if (is_8_bits(problem.x.element)) {
+      return plan_of(kInvariantTileOf8Bits);
+    }
     return problem.is_pair ? Plan{} : plan_of(kInvariantTile);
   }
 
@@ -63,6 +120,10 @@ class Tma final : public Family {
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair");
     open::KernelNames names;
+    if (is_8_bits(problem.x.element)) {
+      names.add(name_of_8_bits(problem, plan.tile));
+      return names;
+    }
     names.add((problem.is_pair ? of_pairs : of_tiles).of(problem.x.element, plan.tile));
     return names;
   }

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "gemm/sm90/launch.h"
-#include "gemm/sm90_tma/kernel.h"
+#include "gemm/sm90_tma/eight_bits.h"
 #include "open/kernel_names.h"
 
 namespace epigemm::sm90_tma {
@@ -45,11 +45,56 @@ LaunchTile find_16_bits(Problem const& problem, int tile) {
   return problem.is_pair ? find_pair<Element>(tile, kPairTileIndices) : find_tile<Element>(tile, kTileIndices);
 }
 
+template <class X, class Weight, class Result, Sums8 sums, int TileIndex>
+const char* launch_8_bits(Problem const& problem, Plan const& plan, const void* kernel) {
+  const auto multiplied = [](Matrix const& matrix, Scale const& scale) {
+    return sm90::Multiplied{matrix.data, matrix.row_stride, scale.data, !scale.is_of_rows};
+  };
+  return sm90::launch<EightBitTypes<X, Weight, Result, sums, TileIndex>>(
+      problem, plan, multiplied(problem.x, problem.x_scale), multiplied(problem.weight, problem.weight_scale),
+      problem.k, kernel);
+}
+
+template <class X, class Weight, class Result, Sums8 sums, int... TileIndex>
+LaunchTile find_8_bits(int tile, std::integer_sequence<int, TileIndex...>) {
+  constexpr LaunchTile launches[] = {&launch_8_bits<X, Weight, Result, sums, TileIndex>...};
+  return launches[tile];
+}
+
+// Fast, Promoted: how many tiles there are.
+template <class X, class Weight, class Result, int Fast, int Promoted>
+LaunchTile find_8_bits(Problem const& problem, int tile) {
+  return problem.arithmetic == Arithmetic::Fast
+             ? find_8_bits<X, Weight, Result, Sums8::Fast>(tile, std::make_integer_sequence<int, Fast>{})
+             : find_8_bits<X, Weight, Result, Sums8::Promoted>(tile, std::make_integer_sequence<int, Promoted>{});
+}
+
+template <class X, class Weight>
+LaunchTile find_e5m2_beside(Problem const& problem, int tile) {
+  return find_8_bits<X, Weight, element::bfloat16, kE5M2TileCount, kE5M2TileCount>(problem, tile);
+}
+
+LaunchTile find_8_bits(Problem const& problem, int tile) {
+  using element::e4m3, element::e5m2;
+  constexpr int kOthers = kOtherResultTileCount;
+  if (problem.x.element == ElementType::Float8E5M2) return find_e5m2_beside<e5m2, e4m3>(problem, tile);
+  if (problem.weight.element == ElementType::Float8E5M2) return find_e5m2_beside<e4m3, e5m2>(problem, tile);
+  switch (problem.out.element) {
+    case ElementType::Float16:
+      return find_8_bits<e4m3, e4m3, element::float16, kOthers, kOthers>(problem, tile);
+    case ElementType::BFloat16:
+      return find_8_bits<e4m3, e4m3, element::bfloat16, kFastTileCount, kPromotedTileCount>(problem, tile);
+    default:
+      return find_8_bits<e4m3, e4m3, element::float32, kOthers, kOthers>(problem, tile);
+  }
+}
+
 }  // namespace
 
 const char* launch(Problem const& problem, Plan const& plan, open::Kernels const& kernels) {
   const ElementType element = problem.x.element;
-  const LaunchTile launch = element == ElementType::Float16    ? find_16_bits<element::float16>(problem, plan.tile)
+  const LaunchTile launch = is_8_bits(element)                 ? find_8_bits(problem, plan.tile)
+                            : element == ElementType::Float16  ? find_16_bits<element::float16>(problem, plan.tile)
                             : element == ElementType::BFloat16 ? find_16_bits<element::bfloat16>(problem, plan.tile)
                                                                : find_tile<element::tf32>(plan.tile, kTF32TileIndices);
   return launch(problem, plan, kernels.handles[0]);

@@ -64,6 +64,39 @@ constexpr Tile kPairTiles[] = {
 
 constexpr int kPairTileCount = sizeof(kPairTiles) / sizeof(kPairTiles[0]);
 
+// The tiles of 8 bits, whose stages have 128 of K. The first ones exist for all types of x, weight and result.
+constexpr Tile kFastTiles[] = {
+    // Its epilogue runs during the next tile's mainloop.
+    {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
+    // Few rows.
+    {16, 64, 1, 1, Schedule::Single, true, 20, 1, 2048},
+    // Few tiles.
+    {128, 64, 1, 1, Schedule::Single, true, 8, 2, 8192},
+    // Long K and few waves.
+    {256, 128, 1, 2, Schedule::Cooperative, false, 4, 4, 4096},
+    // Large grids.
+    {128, 192, 2, 1, Schedule::Pingpong, false, 5, 2, 4096},
+    {192, 128, 1, 2, Schedule::Pingpong, false, 5, 3, 4096},
+    // Few tiles, without a cluster; and fewer rows.
+    {128, 128, 1, 1, Schedule::Cooperative, false, 6, 2, 8192},
+    {64, 64, 1, 1, Schedule::Single, true, 12, 1, 8192},
+};
+
+// The same with two accumulators (promoted_mainloop.h), for which half the registers of a tile are left.
+constexpr Tile kPromotedTiles[] = {
+    {128, 192, 2, 1, Schedule::Cooperative, false, 5, 3, 4096},
+    {16, 64, 1, 1, Schedule::Single, true, 20, 1, 2048},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 8192},
+    {128, 160, 2, 1, Schedule::Cooperative, false, 5, 4, 4096},
+    {128, 128, 1, 2, Schedule::Cooperative, false, 6, 2, 8192},
+};
+
+constexpr int kFastTileCount = sizeof(kFastTiles) / sizeof(kFastTiles[0]);
+constexpr int kPromotedTileCount = sizeof(kPromotedTiles) / sizeof(kPromotedTiles[0]);
+// Of e4m3 to fp16 and fp32; and where x or the weight is e5m2, to bf16 alone.
+constexpr int kOtherResultTileCount = 3, kE5M2TileCount = 1;
+constexpr int kInvariantTileOf8Bits = 0;
+
 // The tile of batch-invariant calls, for any M: nearly the best rate at many rows, and no taller than necessary.
 // Another tile may change the last bits of results, which is a change of behaviour for users.
 constexpr int kInvariantTile = 4;

@@ -9,9 +9,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from epigemm.arguments.precision import DEFAULT, ORDERS, Order, order
+from epigemm.arguments.precision import DEFAULT, OF_8_BITS, ORDERS, PROMOTED, Order, order
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype
+
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""The 8-bit types of x and the weight."""
+
+
+class EightBits(NamedTuple):
+    """What a product of 8-bit numbers has besides; in a `LinearCall` it is checked, and nothing of it None."""
+
+    x_scale: Tensor | None  # fp32: 0-d, or one number for each row of x
+    weight_scale: Tensor | None  # the same of the weight
+    out_dtype: torch.dtype | None = None  # of the result, and of the operands that have its type; None: bf16
+    accumulate: str = PROMOTED  # or `FAST`
+
+
+Scaled = tuple[Tensor | None, Tensor | None, torch.dtype | None, str]
+"""The fields of `EightBits` as callers of all functions give them."""
+UNSCALED: Scaled = (None, None, None, PROMOTED)
+
+
+def is_scaled(given: Scaled) -> bool:
+    """Whether anything is given."""
+    x_scale, weight_scale, out_dtype, accumulate = given
+    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None
+    return is_any or accumulate != PROMOTED
 
 
 class Options(NamedTuple):
@@ -19,6 +43,7 @@ class Options(NamedTuple):
 
     precision: str | None = None  # what an fp32 product gets; None: as torch's setting says
     strict: bool = False  # no fallback
+    scaled: Scaled = UNSCALED  # for an x of 8 bits
 
 
 AS_USUAL = Options()
@@ -50,6 +75,12 @@ class LinearCall(NamedTuple):
         False  # whether the kernel also gives the mean and the variance of each column of the result
     )
     fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
+    eight_bits: EightBits | None = None  # for an x and a weight of 8 bits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the result."""
+        return self.x.dtype if self.eight_bits is None else self.eight_bits.out_dtype  # type: ignore[return-value]
 
     @property
     def rows(self) -> int:
@@ -64,6 +95,8 @@ class LinearCall(NamedTuple):
     @property
     def order(self) -> Order:
         """The arithmetics that the call may run in; only fp32 has more than one. ValueError: unknown precision."""
+        if self.eight_bits is not None:
+            return OF_8_BITS[self.eight_bits.accumulate]
         x = self.x
         return order(self.precision, x.device.type) if x.dtype is torch.float32 else ORDERS[0]
 
@@ -71,7 +104,8 @@ class LinearCall(NamedTuple):
     def inputs(self) -> tuple[Tensor, ...]:
         """Every tensor that is read."""
         weights = (self.weight,) if self.weight2 is None else (self.weight, self.weight2)
-        return (self.x, *weights, *tensors_of(self.operands))
+        scales = () if self.eight_bits is None else tensors_of(self.eight_bits[:2])
+        return (self.x, *weights, *tensors_of(self.operands), *scales)
 
     @property
     def others(self) -> list[tuple[str, Tensor]]:
@@ -92,8 +126,8 @@ class LinearCall(NamedTuple):
         x, columns = self.x, self.weight.shape[0]
         if x.dim() == 2:
             # Twice as fast as new_empty with a tuple.
-            return torch.empty(x.shape[0], columns, dtype=x.dtype, device=x.device)
-        return x.new_empty((*x.shape[:-1], columns))
+            return torch.empty(x.shape[0], columns, dtype=self.dtype, device=x.device)
+        return x.new_empty((*x.shape[:-1], columns), dtype=self.dtype)
 
     def described(self) -> LinearCall:
         """The call, with operands without values in place of what is folded."""
@@ -138,7 +172,9 @@ def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
     epilogue, x = call.epilogue, call.x
     if not isinstance(call, LinearCall):
         return (epilogue.name, x, *epilogue.apart(call.operands))
-    options = (call.precision, call.uses_pack, call.strict, call.invariant)
+    options: tuple[Any, ...] = (call.precision, call.uses_pack, call.strict, call.invariant)
+    if call.eight_bits is not None:
+        options = (*options, *call.eight_bits[:3])
     return (epilogue.name, x, call.weight, *epilogue.apart(call.operands), *options)
 
 

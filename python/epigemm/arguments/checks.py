@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import overlap
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, Vectors, tensors_of
+from epigemm.arguments.calls import EIGHT_BITS, ElementwiseCall, FoldCall, LinearCall, Vectors, tensors_of
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -49,18 +49,30 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
         if out is not None:
             _require_out(out, x.shape, x, first)
         return
-    product(x, call.weight)
+    if call.eight_bits is None:
+        product(x, call.weight)
+    else:
+        shapes(x, call.weight)
     _require_operands(call, call.weight.shape[0], "x")
-    if call.precision != DEFAULT and call.precision not in ARITHMETIC:
+    if call.eight_bits is None and call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
     if out is not None:
-        _require_out(out, (*x.shape[:-1], call.weight.shape[0]), x, "x")
+        _require_out(out, (*x.shape[:-1], call.weight.shape[0]), x, "x", call.dtype)
 
 
 def product(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight have a product."""
+    if x.dtype in EIGHT_BITS:
+        raise RuntimeError(
+            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors, as x_scale and as weight_scale"
+        )
     _require_matrix_like("x", x)
     _require_like("weight", weight, x.dtype, x)
+    shapes(x, weight)
+
+
+def shapes(x: Tensor, weight: Tensor) -> None:
+    """RuntimeError unless x and weight have shapes of factors."""
     shape = weight.shape
     if len(shape) != 2:
         raise RuntimeError(
@@ -377,8 +389,10 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        wanted = dtype_of(operand, x.dtype)
-        _require_like(operand.name, value, wanted, x, first, is_choice=epilogue.is_choice)
+        dtype = call.dtype if isinstance(call, LinearCall) else x.dtype
+        _require_like(
+            operand.name, value, dtype_of(operand, dtype), x, first, is_choice=epilogue.is_choice, of=dtype
+        )
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)
@@ -405,8 +419,10 @@ def _accepted(kind: str, lead: Sequence[int], columns: int) -> str:
     return " or ".join(f"{list(shape)}" for shape in KINDS[kind].shapes(lead, columns))
 
 
-def _require_out(out: Tensor, shape: Sequence[int], x: Tensor, first: str) -> None:
-    _require_like("out", out, x.dtype, x, first)
+def _require_out(
+    out: Tensor, shape: Sequence[int], x: Tensor, first: str, dtype: torch.dtype | None = None
+) -> None:
+    _require_like("out", out, dtype or x.dtype, x, first, of=dtype)
     if out.shape != tuple(shape):
         raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
     not_negated(out)
@@ -426,6 +442,7 @@ def _require_like(
     first: str = "x",
     *,
     is_choice: bool = False,
+    of: torch.dtype | None = None,  # the result's, if it is not x's
 ) -> None:
     # One expression tests whether everything fits. Only if it fails, the code below finds out what is wrong.
     if (
@@ -437,9 +454,12 @@ def _require_like(
         return
     strided(name, tensor)
     if tensor.dtype != dtype:
-        accepted = _names({x.dtype, compute_dtype(x.dtype)} if is_choice else {dtype})
+        is_other = of is not None and of is not x.dtype
+        like = of if is_other and of is not None else x.dtype
+        accepted = _names({like, compute_dtype(like)} if is_choice else {dtype})
         raise RuntimeError(
-            f"{name}: got dtype {tensor.dtype}; accepted is {accepted}, as {first} has {x.dtype}"
+            f"{name}: got dtype {tensor.dtype}; accepted is {accepted}, as {'the result' if is_other else first} has "
+            f"{like}"
         )
     _require_device(name, tensor, x, first)
 

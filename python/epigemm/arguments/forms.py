@@ -20,8 +20,11 @@ _Choice = tuple[bool, ...]  # for each operand
 _WIDE = (torch.float32, torch.float64)
 
 
-def of_types(function: Function, x: Tensor, operands: Operands) -> Epilogue:
-    """The epilogue for the element types of a call's tensors, and for matrices that share rows."""
+def of_types(function: Function, x: Tensor, operands: Operands, dtype: torch.dtype | None = None) -> Epilogue:
+    """The epilogue for the element types of a call's tensors, and for matrices that share rows.
+
+    `dtype`: of the result, if it is not x's.
+    """
     if isinstance(function, Epilogue):
         return function
     shared: _Choice = ()
@@ -30,7 +33,7 @@ def of_types(function: Function, x: Tensor, operands: Operands) -> Epilogue:
             shared = shared or (False,) * len(operands)
             shared = (*shared[:place], True, *shared[place + 1 :])
     folded: _Choice = function.are_scalars
-    if getattr(x, "dtype", None) not in _WIDE:
+    if (dtype or getattr(x, "dtype", None)) not in _WIDE:
         dtypes = [getattr(value, "dtype", None) for value in operands]
         pairs = zip(function.are_scalars, dtypes, strict=True)
         folded = tuple([each or dtype is torch.float32 for each, dtype in pairs])
@@ -42,9 +45,11 @@ def of_types(function: Function, x: Tensor, operands: Operands) -> Epilogue:
     return made
 
 
-def seen(function: Function, x: Tensor, operands: Operands) -> tuple[Epilogue, Operands]:
+def seen(
+    function: Function, x: Tensor, operands: Operands, dtype: torch.dtype | None = None
+) -> tuple[Epilogue, Operands]:
     """The epilogue of a call, and its operands in the form of the entry: of rows with a last axis of 1."""
-    epilogue = of_types(function, x, operands)
+    epilogue = of_types(function, x, operands, dtype)
     if isinstance(function, Epilogue) or not function.has_rows:
         return epilogue, tuple(operands)
     pairs = zip(operands, function.kinds, strict=True)

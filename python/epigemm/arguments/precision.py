@@ -27,6 +27,11 @@ SPLIT = "split"
 SCALED = "scaled"
 """One product of fp16 numbers, each row scaled to fp16's range: TF32's mantissas at twice its rate."""
 
+PROMOTED = "promoted"
+"""Of 8-bit numbers: the tensor cores' sums of 128 products are added in fp32."""
+FAST = "fast"
+"""Of 8-bit numbers: the tensor cores add all products."""
+
 ARITHMETIC = {"highest": SPLIT, "ieee": IEEE, "high": SCALED, "medium": SCALED, "tf32": TF32}
 """Accepted values of `precision=` and the arithmetic that each asks for."""
 
@@ -54,9 +59,11 @@ ORDERS = (
     Order(3, "high", (SCALED, TF32, SPLIT), False, 1, True),
     Order(4, "tf32", (TF32,), False),
     Order(5, "tf32", (TF32,), True),
+    Order(6, PROMOTED, (PROMOTED,), False),
+    Order(7, FAST, (FAST,), False),
 )
-"""The rows of csrc/call's table. The first is that of tensors of other dtypes, too."""
-_IEEE, _HIGHEST, _HIGH, _HIGH_BESIDE_SGEMM, _TF32_BESIDE_SGEMM, _TF32 = ORDERS
+"""The rows of csrc/call's table. The first is that of tensors of other dtypes, too, but for the last two: of 8 bits."""
+_IEEE, _HIGHEST, _HIGH, _HIGH_BESIDE_SGEMM, _TF32_BESIDE_SGEMM, _TF32, _PROMOTED, _FAST = ORDERS
 # By precision, for a setting of torch's that keeps its GEMM in fp32 and for one that allows it TF32. Under the first,
 # torch's GEMM (SGEMM) is the slow last resort of a call that allows TF32. So `SPLIT` is tried before it, which is
 # faster and as accurate.
@@ -69,6 +76,9 @@ _BY_PRECISION: dict[str | None, tuple[Order, Order]] = {
     "medium": (_HIGH_BESIDE_SGEMM, _HIGH),
     "tf32": (_TF32_BESIDE_SGEMM, _TF32),
 }
+
+OF_8_BITS = {PROMOTED: _PROMOTED, FAST: _FAST}
+"""By `accumulate=`."""
 
 # The new settings API alone: reading the legacy flags raises once the new ones were written (torch 2.9+).
 _SETTINGS: dict[str, Any] = {

@@ -18,10 +18,10 @@ from torch.nn import Parameter
 
 from epigemm import _native
 from epigemm._native import ops
-from epigemm.arguments import invariance
+from epigemm.arguments import forms, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import by_reference, weight_slices
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled
+from epigemm.calls import by_reference, eight_bits, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
@@ -38,7 +38,7 @@ NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
-_NOTHING_MORE = (None,) * 5  # no forced plan, no second weight, and nothing beside the result
+_NOTHING_MORE = (None,) * 6  # no forced plan, no second weight, nothing beside the result, and no 8 bits
 # Plain ints: to compare an IntEnum with what the module returns, or to make one, takes several times as long.
 _REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
@@ -174,6 +174,29 @@ def linear(
     return _REASONS[int(found)]
 
 
+def scaled(
+    function: forms.Function,
+    x: Tensor,
+    weight: Tensor,
+    operands: Operands,
+    out: Tensor | None,
+    strict: bool,
+    given: Scaled,
+) -> Tensor | Reason:
+    """A product of 8-bit numbers on a fused kernel, or a reason; arguments as of the public functions."""
+    x_scale, weight_scale, dtype, accumulate = given
+    order = _precision.OF_8_BITS.get(accumulate) if type(accumulate) is str else None
+    dtype = torch.bfloat16 if dtype is None else dtype
+    if _module is None or order is None or dtype not in dry_runs.ELEMENTS:
+        return NOT_PLAIN
+    epilogue, values = forms.seen(function, x, operands, dtype)
+    invariant = invariance.active and invariance.enabled()
+    about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-1])
+    scales = (x_scale, weight_scale, dtype, dry_runs.ELEMENTS.index(dtype))
+    found = _module.linear(epilogue.number, x, weight, values, *about, scales)
+    return found if type(found) is not int else _REASONS[found]  # type: ignore[no-any-return]
+
+
 def ask(*arguments: Any) -> Any:
     """The module's `linear`, with its arguments (csrc/python/entry.cpp), for plain calls."""
     return _NOT_PLAIN if _module is None else _module.linear(*arguments)
@@ -223,8 +246,19 @@ def call_linear(call: LinearCall) -> Tensor | Reason:
     epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, *_ = call
     if is_traced() or current.log is not None:
         return NOT_PLAIN
+    if call.eight_bits is not None:
+        return _of_eight_bits(call)
     asked = None if precision == _precision.DEFAULT else precision
     return linear(epilogue, x, weight, tuple(operands), None, asked, out, strict, invariant, uses_pack)
+
+
+def _of_eight_bits(call: LinearCall) -> Tensor | Reason:
+    about = (call.order.number, None, 0, call.strict, call.invariant, 0)
+    tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
+    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], eight_bits.native(call.eight_bits))
+    if type(found) is not int:
+        return found  # type: ignore[no-any-return]
+    return eight_bits.of_call(call) if found == _BY_REFERENCE else _REASONS[found]
 
 
 def elementwise(

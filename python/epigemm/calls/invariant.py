@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import EightBits, LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.layouts import flattens
 from epigemm.epilogues.kinds import KINDS
@@ -76,7 +76,8 @@ def _on_copies(call: LinearCall, copy: Callable[[Tensor, Sequence[int]], Tensor]
     # Zeros add nothing to a sum, and copies change no bits: these results are those of tensors that TMA can read.
     n, k = call.weight.shape
     is_by_tma = call.x.dtype != torch.float32 or call.order.fused[0] == _precision.TF32
-    step = _TMA_BYTES // call.x.element_size() if is_by_tma else 1
+    # In 8 bits K is whole, and rows of results are padded elsewhere.
+    step = _TMA_BYTES // call.x.element_size() if is_by_tma and call.eight_bits is None else 1
     width, depth = n + -n % step, k + -k % step
     pairs = [*zip(call.operands, (each.kind for each in call.epilogue.operands), strict=True)]
     shapes = [(each.shape, kind) for each, kind in pairs if isinstance(each, Tensor)]
@@ -113,13 +114,19 @@ def row_of(operand: Tensor, index: int, rows: int) -> Tensor:
     return every[place : place + 1]
 
 
+def _of_row(eight_bits: EightBits | None, index: int) -> EightBits | None:
+    if eight_bits is None or eight_bits.x_scale is None or not eight_bits.x_scale.dim():
+        return eight_bits
+    return eight_bits._replace(x_scale=eight_bits.x_scale[index])
+
+
 def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
     """Each row alone, always at the same address, because math libraries choose code by the alignment of operands."""
     x, (n, k) = call.x, call.weight.shape
     out = call.new_out() if call.out is None else call.out
     rows = x.reshape(call.rows, k)
     target = out.view(call.rows, n) if flattens(out) and out.dim() > 1 else out.new_empty((len(rows), n))
-    row, result = x.new_empty((1, k)), x.new_empty((1, n))
+    row, result = x.new_empty((1, k)), out.new_empty((1, n))
     of_row = call._replace(x=row, out=result, invariant=False)
     for index in range(len(rows)):
         row.copy_(rows[index : index + 1])
@@ -129,7 +136,7 @@ def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:
             else value
             for about, value in zip(call.epilogue.operands, call.operands, strict=True)
         ]
-        run(of_row._replace(operands=operands))
+        run(of_row._replace(operands=operands, eight_bits=_of_row(call.eight_bits, index)))
         target[index : index + 1].copy_(result)
     if target.data_ptr() != out.data_ptr():
         out.copy_(target.view(out.shape))

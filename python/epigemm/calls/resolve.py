@@ -19,7 +19,7 @@ from torch import Tensor
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, weight_slices
+from epigemm.calls import by_reference, eight_bits, elementwise_kernels, entry, invariant, weight_slices
 from epigemm.calls.forecast import require_fused
 from epigemm.calls.layouts import flattens, readable
 from epigemm.calls.log import current
@@ -133,7 +133,15 @@ class _Linear:
         about = (self.order.number, packs, short, call.strict, call.invariant)
         fold = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)
-        found = entry.ask(*tensors, *about, self.circumstances | more, self.plan, call.weight2, *self.beside)
+        found = entry.ask(
+            *tensors,
+            *about,
+            self.circumstances | more,
+            self.plan,
+            call.weight2,
+            *self.beside,
+            eight_bits.native(call.eight_bits),
+        )
         if ran_short and ran_short.on_slices and type(found) is not int:
             weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
         return found
@@ -194,13 +202,14 @@ def _look_at_overlap(attempt: _Linear) -> None:
 
 
 def _store_elsewhere(attempt: _Linear) -> None:
-    """Write the result to a tensor whose rows are whole 16 bytes, which fp32 kernels need, and copy it."""
+    """Write the result to a tensor whose rows are whole 16 bytes, as kernels of fp32 and 8 bits need, and copy it."""
     call = attempt.call
     if call.out is not None:
         _look_at_overlap(attempt)
     n = call.weight.shape[0]
-    step = _STORED_BYTES // call.x.element_size() if call.x.dtype is torch.float32 else 1
-    attempt.out = call.x.new_empty((*call.x.shape[:-1], n + -n % step))[..., :n]
+    stores_padding = call.x.dtype is torch.float32 or call.eight_bits is not None
+    step = _STORED_BYTES // call.dtype.itemsize if stores_padding else 1
+    attempt.out = call.x.new_empty((*call.x.shape[:-1], n + -n % step), dtype=call.dtype)[..., :n]
     attempt.circumstances |= dry_runs.OUT_APART | dry_runs.OUT_PADDED
 
 

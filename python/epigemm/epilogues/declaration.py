@@ -40,7 +40,7 @@ from epigemm.epilogues.tracer.results import Results, filled
 from epigemm.epilogues.tracer.stores import STORED
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
-_KEYWORDS = words("out precision strict")  # of the calls
+_KEYWORDS = words("out precision strict x_scale weight_scale out_dtype accumulate")  # of the calls
 _LONGEST_NAME = 64
 _MOST_OPTIONAL = 3  # each doubles the number of traces
 

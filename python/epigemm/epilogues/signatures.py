@@ -9,6 +9,8 @@ from typing import Any
 from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.tracer.results import Results, written
 
+_OF_8_BITS = {"x_scale": None, "weight_scale": None, "out_dtype": None, "accumulate": "promoted"}
+
 
 def call_signature(operands: Sequence[Operand], *, takes_out: bool = True) -> inspect.Signature:
     """The signature of an epilogue's calls, as `help` shows it.
@@ -20,7 +22,9 @@ def call_signature(operands: Sequence[Operand], *, takes_out: bool = True) -> in
     last = max((place for place, each in enumerate(operands, 1) if not _is_setting(each)), default=0)
     given += [_parameter(each, kind) for each in operands[:last]]
     given += [_parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in operands[last:]]
-    options = {**({"out": None} if takes_out else {}), "precision": None, "strict": False}
+    options: dict[str, Any] = {"precision": None, "strict": False}
+    if takes_out:
+        options = {"out": None, **options, **_OF_8_BITS}
     given += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
         for name, default in options.items()
@@ -59,7 +63,9 @@ def call_doc(doc: str | None, name: str, operands: Sequence[Operand], results: R
     lines += ["", "Args:", f"    {x}: `[..., K]`.", f"    {weight}: `[N, K]`, or an `epigemm.PackedWeight`."]
     for each in operands:
         lines.append(f"    {each.name}: {KINDS[each.kind].accepted}{' or None' if each.is_optional else ''}.")
-    options = "precision, strict" if results is not None else "out, precision, strict"
+    options = (
+        "precision, strict" if results is not None else ", ".join(["out, precision, strict", *_OF_8_BITS])
+    )
     lines += [f"    {options}: as of `epigemm.linear`."]
     if results is not None:
         names = [f"r{number}" for number in range(len(results.results))]

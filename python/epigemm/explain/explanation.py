@@ -12,9 +12,9 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
+from epigemm.arguments.calls import EIGHT_BITS, ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
-from epigemm.calls import elementwise_kernels, invariant, weight_slices
+from epigemm.calls import eight_bits, elementwise_kernels, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
@@ -71,6 +71,12 @@ _SLICES_TEXT = {
     _precision.SPLIT: "split: three products of two fp16 slices, float32 accumulation; fp32's accuracy",
     _precision.SCALED: "scaled: products of fp16 numbers, each row scaled to fp16's range, float32 accumulation; "
     "tf32's mantissas",
+}
+
+
+_SUMS = {
+    _precision.PROMOTED: "float32 accumulation of sums of 128 of them",
+    _precision.FAST: "accumulated by the tensor cores alone",
 }
 
 
@@ -141,6 +147,8 @@ def _by_torch(
     # The arithmetic of torch's fp32 GEMM is that of its setting, unless the call asks for more accuracy.
     allowed = call.order.tf32_allowed
     arithmetic = _precision.torch_setting(call.x.device.type) if allowed else _precision.IEEE
+    if call.eight_bits is not None:
+        arithmetic = call.eight_bits.accumulate if eight_bits.runs_scaled_mm(call) else _precision.IEEE
     about = {"kernel": launches[0], "arithmetic": arithmetic_text(call.x.dtype, arithmetic), **more}
     return Explanation("", path, reasons=reasons, kernels=launches, **about)
 
@@ -181,6 +189,8 @@ def _of_fallback(
     call: LinearCall, found: DryRun | None, reasons: list[str], candidates: list[dict[str, Any]]
 ) -> Explanation:
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
+    if call.eight_bits is not None:
+        return _by_torch(call, eight_bits.launches(call), reasons, REFERENCE, candidates=candidates)
     kernel = f"torch GEMM {_GEMMS[dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS]}"
     behind = f"{in_its_own_kernel(call)}, in place on the product"
     launches = [kernel] if call.epilogue.is_bias else [kernel, behind]
@@ -385,8 +395,10 @@ def arithmetic_text(dtype: torch.dtype, arithmetic: str) -> str:
     """The arithmetic of products and sums for a dtype."""
     if dtype == torch.float64:
         return "float64"
-    if dtype == torch.float32 and arithmetic == _precision.IEEE:
+    if arithmetic == _precision.IEEE and (dtype == torch.float32 or dtype in EIGHT_BITS):
         return "ieee float32"
+    if arithmetic in _SUMS:
+        return f"{dtype_name(dtype)} products, {_SUMS[arithmetic]}"
     return f"{arithmetic if dtype == torch.float32 else dtype_name(dtype)} products, float32 accumulation"
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from epigemm._native import ops
-from epigemm.arguments import checks
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, operator_arguments
+from epigemm.arguments import checks, eight_bits
+from epigemm.arguments.calls import EightBits, ElementwiseCall, FoldCall, LinearCall, operator_arguments
+from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
 from epigemm.calls.log import current
@@ -39,11 +40,18 @@ def linear_call(
     uses_pack: bool = True,
     strict: bool = False,
     invariant: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> LinearCall:
     """The arguments of `epigemm::linear`; AOTInductor's packages pass None for empty lists."""
     spec = checks.epilogue_named(epilogue, linear=True)
     given = _in_order(spec, bias, operands, scalars)
-    return LinearCall(spec, x, weight, given, precision, uses_pack, strict, invariant)
+    call = LinearCall(spec, x, weight, given, precision, uses_pack, strict, invariant)
+    if x_scale is None and weight_scale is None and out_dtype is None:
+        return call
+    asked = EightBits(x_scale, weight_scale, out_dtype, PROMOTED if precision == DEFAULT else precision)
+    return call._replace(eight_bits=eight_bits.checked(x, weight, asked))
 
 
 def linear_out_call(*arguments: Any) -> LinearCall:
@@ -101,7 +109,7 @@ def _linear_fake(call: LinearCall) -> Tensor:
     checks.arguments(call)
     if current.log is not None:
         current.log.note(resolve.linear, call)
-    return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
+    return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]), dtype=call.dtype)
 
 
 def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,8 @@ from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.library import named
 
+_BEFORE_X_SCALE = 10  # arguments of `linear`
+
 
 def linear_batched(call: LinearCall) -> Tensor:
     """For `torch.autograd.grad(is_grads_batched=True)`, whose batches support only torch's own operators."""
@@ -33,6 +35,7 @@ def vmap_rule(op: Any) -> Callable[..., tuple[Tensor, int]]:
         name, x, *others = args
         epilogue = named(name)
         has_rows = epilogue is not None and any(KINDS[operand.kind].by_row for operand in epilogue.operands)
+        has_rows = has_rows or len(args) > _BEFORE_X_SCALE  # which may have a number for each row
         if in_dims[1] is not None and x.dim() > 1 and not has_rows and not _any_batched(in_dims[2:]):
             return op(name, x.movedim(in_dims[1], 0), *others), 0
         return _one_by_one(op, info, in_dims, args)

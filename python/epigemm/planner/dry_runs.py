@@ -27,8 +27,17 @@ ALL_KEPT = sum(THERE << shift for shift in SHIFTS.values())
 ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
 """Circumstances of a call, which csrc/call/forced.h explains."""
 
-ARITHMETICS = (_precision.IEEE, _precision.TF32, _precision.SPLIT, _precision.SCALED)
+ARITHMETICS = (
+    _precision.IEEE,
+    _precision.TF32,
+    _precision.SPLIT,
+    _precision.SCALED,
+    _precision.PROMOTED,
+    _precision.FAST,
+)
 """The arithmetics, by their numbers in csrc."""
+ELEMENTS = (torch.float16, torch.bfloat16, torch.float32)
+"""The types of results, by their numbers in csrc."""
 FALLBACK = (0, -1, 0, 0, 1, 1)
 """The forced plan that is the fallback."""
 
@@ -103,7 +112,7 @@ def dry_run(
     Raises:
         RuntimeError: the numbers of `plan` name none.
     """
-    epilogue, x, weight, operands, _, _, strict, invariant, out, weight2, statistics, _ = call
+    epilogue, x, weight, operands, _, _, strict, invariant, out, weight2, statistics, *_ = call
     bias, tensors, scalars = epilogue.apart(operands)
     device = -1 if gpu else (x if place is None else place).get_device()
     if device >= 0:
@@ -115,6 +124,9 @@ def dry_run(
         order = order_on(call, "cuda")
     elif order is None:
         order = call.order if place is None else order_on(call, place.device.type)
+    scales: tuple[Any, ...] = ()
+    if (eight_bits := call.eight_bits) is not None:
+        scales = (*eight_bits[:2], ELEMENTS.index(eight_bits.out_dtype))
     answer = ops._dry_linear(
         epilogue.name,
         x,
@@ -133,6 +145,7 @@ def dry_run(
         tried,
         weight2,
         statistics,
+        *scales,
     )
     found: dict[str, Any] = json.loads(answer)
     found["reasons"] = [Reason(number) for number in found["reasons"]]
@@ -143,6 +156,8 @@ def dry_run(
 
 def order_on(call: LinearCall, device_type: str) -> _precision.Order:
     """The arithmetics to try for a call of meta tensors on a device of this type."""
+    if call.eight_bits is not None:
+        return call.order
     is_fp32 = call.x.dtype is torch.float32
     return _precision.order(call.precision, device_type) if is_fp32 else _precision.ORDERS[0]
 

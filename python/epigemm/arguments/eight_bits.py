@@ -1,0 +1,115 @@
+"""Products of 8-bit numbers: what a call gives besides x and the weight, and its checks.
+
+The numbers stand for themselves times a scale: one for a whole tensor, or one for each row of x or of the weight. The
+scales are factors of the sums.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import checks
+from epigemm.arguments.calls import EIGHT_BITS, EightBits, Scaled
+from epigemm.arguments.precision import FAST, PROMOTED
+
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+"""The types that a result may have; the first is the default."""
+_MULTIPLE = 16  # of K
+_DEVICES = ("cpu", "cuda", "meta")
+_ACCUMULATE = (PROMOTED, FAST)
+
+
+def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits) -> EightBits:
+    """What a call gives beside these tensors, with scales of one axis at most.
+
+    Raises:
+        TypeError: something is no tensor, dtype or string.
+        ValueError: unknown `accumulate` or `out_dtype`.
+        RuntimeError: types, shapes, devices that do not fit.
+    """
+    x_scale, weight_scale, out_dtype, accumulate = asked
+    if not isinstance(accumulate, str):
+        raise TypeError(f"accumulate: got {type(accumulate).__name__}; accepted are 'promoted' and 'fast'")
+    if accumulate not in _ACCUMULATE:
+        raise ValueError(f"accumulate: got {accumulate!r}; accepted are 'promoted' and 'fast'")
+    if out_dtype is None:
+        out_dtype = RESULTS[0]
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"out_dtype: got {type(out_dtype).__name__}; accepted is a torch.dtype or None")
+    if out_dtype not in RESULTS:
+        accepted = ", ".join(map(str, RESULTS))
+        raise ValueError(f"out_dtype: got {out_dtype}; accepted are {accepted}")
+    types(x, weight)
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        checks.shapes(x, weight)
+    if weight.shape[1] % _MULTIPLE:
+        raise RuntimeError(f"x: got K = {weight.shape[1]} in 8 bits; accepted are multiples of {_MULTIPLE}")
+    rows = _scale("x_scale", x_scale, x, x.shape[:-1])
+    columns = _scale("weight_scale", weight_scale, x, weight.shape[:1])
+    return EightBits(rows, columns, out_dtype, accumulate)
+
+
+def types(x: Tensor, weight: Tensor) -> None:
+    """RuntimeError unless x and weight are e4m3, or one of them is e5m2, on a device that computes with them."""
+    accepted = " and ".join(map(str, EIGHT_BITS))
+    for name, each in (("x", x), ("weight", weight)):
+        checks.strided(name, each)
+        if each.dtype not in EIGHT_BITS:
+            why = (
+                "with x_scale, weight_scale, out_dtype or accumulate"
+                if name == "x"
+                else f"beside an x of {x.dtype}"
+            )
+            raise RuntimeError(f"{name}: got dtype {each.dtype} {why}; accepted are {accepted}")
+    if x.device.type not in _DEVICES:
+        raise RuntimeError(f"x: got device {x.device} in 8 bits; accepted are CPUs and CUDA GPUs")
+    if weight.device != x.device:
+        raise RuntimeError(f"weight: got device {weight.device}; accepted is {x.device}, where x is")
+    if x.dtype == weight.dtype == EIGHT_BITS[1]:
+        raise RuntimeError(
+            f"weight: got dtype {weight.dtype} beside an x of the same; accepted is {EIGHT_BITS[0]} for one of them"
+        )
+
+
+def refuse_gradients(**tensors: object) -> None:
+    """RuntimeError where autograd would record a call that reads these."""
+    if not torch.is_grad_enabled():
+        return
+    for name, each in tensors.items():
+        if isinstance(each, Tensor) and each.requires_grad:
+            raise RuntimeError(
+                f"{name}: got a tensor that requires a gradient, which products of 8 bits do not have; accepted are "
+                "tensors without one, or a call under torch.no_grad()"
+            )
+
+
+def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
+    """A scale as calls have it: 0-d, or a vector. `lead`: the axes of the rows, each of which may have a number."""
+    count = math.prod(lead)
+    shapes = [[], [count]] if len(lead) == 1 else [[], [count], [*lead]]
+    of_torch = [count, 1] if name == "x_scale" else [1, count]
+    shapes.append(of_torch)
+    accepted = " or ".join(map(str, shapes))
+    if scale is None:
+        raise RuntimeError(
+            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {accepted}"
+        )
+    if not isinstance(scale, Tensor):
+        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {accepted}")
+    checks.strided(name, scale)
+    if scale.dtype is not torch.float32:
+        raise RuntimeError(f"{name}: got dtype {scale.dtype}; accepted is torch.float32")
+    if scale.device != x.device:
+        raise RuntimeError(f"{name}: got device {scale.device}; accepted is {x.device}, where x is")
+    shape = [*scale.shape]
+    if shape == []:
+        return scale
+    if shape not in shapes and shape != [*lead, 1]:
+        blocks = "; scales of blocks are not supported" if scale.dim() > 1 else ""
+        raise RuntimeError(
+            f"{name}: got shape {shape}; accepted is {accepted}, one number for the tensor or one for each row{blocks}"
+        )
+    return scale if scale.dim() == 1 and scale.is_contiguous() else scale.reshape(-1).contiguous()
