@@ -43,7 +43,8 @@ def test_sides_are_ragged_and_bounded() -> None:
 
 @pytest.mark.parametrize("arithmetic", launches.SETTINGS)
 def test_every_kernel_can_be_forced(arithmetic: str) -> None:
-    every = kernels({"bf16": "16_bits", "fp16": "16_bits"}.get(arithmetic, arithmetic))
+    counted = {"bf16": "16_bits", "fp16": "16_bits"}.get(arithmetic, arithmetic)
+    every = kernels(counted)
     plans = [
         replace(DRAWN[0], arithmetic=arithmetic, kernel=(place + 0.5) / len(every), order=(1, 3, 2)).plan()
         for place in range(len(every))
@@ -52,7 +53,7 @@ def test_every_kernel_can_be_forced(arithmetic: str) -> None:
     swap_ab = family_number(SWAP_AB)
     for plan in plans:
         assert plan is not None
-        splits = 4 if divides_k(*plan[:2]) else 1
+        splits = 4 if divides_k(plan[0], plan[1], counted) else 1
         assert plan[2:] == ((0, 1, 4) if plan[0] == swap_ab else (1, 8, splits))
     assert replace(DRAWN[0], kernel=None).plan() is None
 

@@ -51,8 +51,8 @@ inline double weight_split_microseconds(const Problem& p) {
   return p.is_weight_transposed ? transposed_split_microseconds(p, p.n) : split_microseconds(p, p.n);
 }
 
-// The time to copy the roots with which a kernel begins that reads the weight as it lies (weight_roots.cu). The first
-// call finds them in the weight, for many calls.
-constexpr double kRootsMicroseconds = 3.0;
+// The time to copy the roots with which a kernel begins that reads the weight as it lies (weight_roots.cu), beside the
+// split of x. The first call finds them in the weight, for many calls.
+constexpr double kRootsMicroseconds = 0.5;
 
 }  // namespace epigemm::fp16_slices

@@ -48,20 +48,27 @@ Plan plan_of(int index, Raster raster, int splits = 1) {
 // result's error would be larger than without the division (docs/numerics.md).
 constexpr int64_t kLeastSharedK = 512;
 
+// Whether all clusters of so many CTAs run at once. An H200 of 132 multiprocessors has room for 66 of two, 30 of four
+// and 15 of eight.
+bool run_at_once(int64_t clusters, int ctas, int multiprocessors) {
+  return 11 * clusters * ctas <= (ctas > 2 ? 10 : 11) * multiprocessors;
+}
+
 // CTAs share K where tiles are fewer than multiprocessors: a cluster has a single tile.
 bool may_share(const Problem& p, int index, int splits) {
   const Tile& tile = tile_of(p.arithmetic, index);
   const Grid grid = grid_of(p, tile);
   return is_as_it_lies(p.arithmetic, index) && may_share_k(tile) && p.k >= kLeastSharedK * splits &&
-         grid.clusters() * splits <= p.device.multiprocessors;
+         run_at_once(grid.clusters(), splits, p.device.multiprocessors);
 }
 
 // The weight as it lies, where it has no pack, which is read faster. At a short K nothing was measured. A tile of few
-// rows is not walked many times.
+// rows is not walked many times: 16 rows not even twice, where there is a tile of 32.
 bool is_as_it_lies_candidate(const Problem& p, const Tile& tile) {
   constexpr int64_t kLeastK = 512, kFewRows = 64;
   if (p.is_packed || !fp16_slices::why_not_as_it_lies(p).empty()) return false;
-  return p.is_any_family_offered || (p.k >= kLeastK && (tile.m >= kFewRows || p.m <= 2 * tile.m));
+  const int times = p.arithmetic == Arithmetic::Split && tile.m == 16 ? 1 : 2;
+  return p.is_any_family_offered || (p.k >= kLeastK && (tile.m >= kFewRows || p.m <= times * tile.m));
 }
 
 // With more rows than a transposed tile has, the weight is read more than once, which is acceptable for a small one. At
