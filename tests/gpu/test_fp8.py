@@ -63,7 +63,9 @@ def every_kernel() -> tuple[Kernel, ...]:
         Kernel(*types, accumulate, tile)
         for types in factors
         for accumulate in ("promoted", "fast")
-        for tile in range(1 if E5M2 in types else plans.tile_count(plans.TMA, accumulate) if types[2] is BF16 else 3)
+        for tile in range(
+            1 if E5M2 in types else plans.tile_count(plans.TMA, accumulate) if types[2] is BF16 else 3
+        )
     )
 
 

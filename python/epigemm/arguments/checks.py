@@ -70,7 +70,8 @@ def product(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight have a product."""
     if x.dtype in EIGHT_BITS:
         raise RuntimeError(
-            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors, as x_scale and as weight_scale"
+            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors as x_scale and weight_scale, "
+            "which functions of one product and one result take"
         )
     _require_matrix_like("x", x)
     _require_like("weight", weight, x.dtype, x)
