@@ -19,7 +19,7 @@ struct Multiplied {
   const char* name;
   Arithmetic arithmetic;
   ElementType element;
-  int element_types;
+  int element_types;  // 0: of which no kernels are prelinked
   bool is_pair = false;
   bool reads_weight = false;
 };
@@ -29,7 +29,9 @@ constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType:
                                       {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},
                                       {"split_as_it_lies", Arithmetic::Split, ElementType::Float32, 1, false, true},
                                       {"scaled_as_it_lies", Arithmetic::Scaled, ElementType::Float32, 1, false, true},
-                                      {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true}};
+                                      {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true},
+                                      {"fast", Arithmetic::Fast, ElementType::Float8E4M3, 0},
+                                      {"promoted", Arithmetic::Promoted, ElementType::Float8E4M3, 0}};
 
 // How many tiles a family has for an arithmetic; -1 if it does not have the arithmetic. Those that read an fp32 weight
 // as it lies are counted apart: they come behind those that read slices of it.
@@ -37,7 +39,8 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   Problem problem;
   problem.arithmetic = multiplied.arithmetic;
   problem.is_pair = multiplied.is_pair;
-  problem.x.element = problem.weight.element = problem.out.element = multiplied.element;
+  problem.x.element = problem.weight.element = multiplied.element;
+  problem.out.element = is_8_bits(multiplied.element) ? ElementType::BFloat16 : multiplied.element;
   if (!family.computes(problem)) return -1;
   const int on_slices = family.tile_count(problem);
   if (!multiplied.reads_weight) return on_slices;

@@ -62,8 +62,10 @@ def every_kernel() -> tuple[Kernel, ...]:
     return tuple(
         Kernel(*types, accumulate, tile)
         for types in factors
-        for accumulate, most in (("promoted", 5), ("fast", 8))
-        for tile in range(1 if E5M2 in types else most if types[2] is BF16 else 3)
+        for accumulate in ("promoted", "fast")
+        for tile in range(
+            1 if E5M2 in types else plans.tile_count(plans.TMA, accumulate) if types[2] is BF16 else 3
+        )
     )
 
 

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 import epigemm
+from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.epilogues.library import gelu_epilogue
+from epigemm.planner import dry_runs
+from epigemm.planner.dry_runs import DryRun
 from tests.ops.op import TWO_WEIGHTS, Arguments, Op, Result, wide
 from tests.ops.table import few, rows
 
@@ -194,6 +198,38 @@ def test_explain(rng: torch.Generator) -> None:
     found = epigemm.explain(epigemm.linear_gelu, **of_linear(rng))
     assert found.path == "reference" and "in fp32" in found.kernels[0]
     assert found.arithmetic == "ieee float32"
+
+
+HOPPER = (90, 132, 1755, 3350000)
+
+
+def planned(x: torch.dtype, weight: torch.dtype, result: torch.dtype, accumulate: str, n: int) -> DryRun:
+    """What an H100 would run, whatever this machine has."""
+
+    def meta(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    scales = EightBits(meta(256), meta(), result, accumulate)
+    factors = meta(256, 512, dtype=x), meta(n, 512, dtype=weight)
+    call = LinearCall(gelu_epilogue("none"), *factors, (None,), accumulate, False, eight_bits=scales)
+    return dry_runs.dry_run(call, gpu=HOPPER, tried=True)
+
+
+@pytest.mark.parametrize("accumulate", ["promoted", "fast"])
+def test_one_kernel_on_hopper(accumulate: str) -> None:
+    for x, weight in ((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)):
+        for result in (BF16, HALF, FP32):
+            found = planned(x, weight, result, accumulate, 512)
+            if E5M2 in (x, weight) and result is not BF16:
+                assert not found.fused and f"to {str(result)[6:]}" in found.tried[0].why_not
+                continue
+            assert found.launches == ["fused"]
+            names = "_".join(
+                str(each)[6:].removeprefix("float8_").removesuffix("fn") for each in (x, weight, result)
+            )
+            assert [f"sm90_tma_{names}_{accumulate}_" in each for each in found.missing] == [True]
+            # Rows that are no whole 16 bytes are padded, and copied.
+            assert planned(x, weight, result, accumulate, 511).launches == ["fused", "copy_of_result"]
 
 
 ONE = torch.tensor(1.0)

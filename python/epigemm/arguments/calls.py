@@ -54,6 +54,9 @@ def tensors_of(operands: Operands) -> list[Tensor]:
     return [each for each in operands if isinstance(each, Tensor)]
 
 
+_SCALES = ("x_scale", "weight_scale")
+
+
 class LinearCall(NamedTuple):
     """D = epilogue(x @ weight.T)."""
 
@@ -113,7 +116,8 @@ class LinearCall(NamedTuple):
         if self.fold is not None:
             folded = self.fold.named.items()
             return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
-        return [("weight", self.weight), *self.epilogue.named(self.operands)]
+        scales = [] if self.eight_bits is None else zip(_SCALES, tensors_of(self.eight_bits[:2]), strict=True)
+        return [("weight", self.weight), *self.epilogue.named(self.operands), *scales]
 
     @property
     def bias(self) -> Tensor | None:
@@ -124,10 +128,11 @@ class LinearCall(NamedTuple):
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
         x, columns = self.x, self.weight.shape[0]
+        dtype = x.dtype if self.eight_bits is None else self.dtype
         if x.dim() == 2:
             # Twice as fast as new_empty with a tuple.
-            return torch.empty(x.shape[0], columns, dtype=self.dtype, device=x.device)
-        return x.new_empty((*x.shape[:-1], columns), dtype=self.dtype)
+            return torch.empty(x.shape[0], columns, dtype=dtype, device=x.device)
+        return x.new_empty((*x.shape[:-1], columns), dtype=dtype)
 
     def described(self) -> LinearCall:
         """The call, with operands without values in place of what is folded."""

@@ -57,14 +57,21 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
     if call.eight_bits is None and call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
     if out is not None:
-        _require_out(out, (*x.shape[:-1], call.weight.shape[0]), x, "x", call.dtype)
+        _require_out(
+            out,
+            (*x.shape[:-1], call.weight.shape[0]),
+            x,
+            "x",
+            None if call.eight_bits is None else call.dtype,
+        )
 
 
 def product(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight have a product."""
     if x.dtype in EIGHT_BITS:
         raise RuntimeError(
-            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors, as x_scale and as weight_scale"
+            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors as x_scale and weight_scale, "
+            "which functions of one product and one result take"
         )
     _require_matrix_like("x", x)
     _require_like("weight", weight, x.dtype, x)
@@ -378,7 +385,9 @@ def _has_memory(tensor: object) -> bool:
 
 
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
-    epilogue, x, operands = call.epilogue, call.x, call.operands
+    epilogue, x, operands, dtype = call.epilogue, call.x, call.operands, call.x.dtype
+    if isinstance(call, LinearCall) and call.eight_bits is not None:
+        dtype = call.dtype
     if len(operands) != len(epilogue.operands):
         raise operands_that_do_not_fit(epilogue, operands)
     for place, (operand, value) in enumerate(zip(epilogue.operands, operands, strict=True), 1):
@@ -389,7 +398,6 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        dtype = call.dtype if isinstance(call, LinearCall) else x.dtype
         _require_like(
             operand.name, value, dtype_of(operand, dtype), x, first, is_choice=epilogue.is_choice, of=dtype
         )

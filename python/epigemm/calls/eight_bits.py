@@ -19,10 +19,8 @@ _LEAST_CAPABILITY = (8, 9)
 _MULTIPLE = 16  # of N; K is one
 
 
-def native(eight_bits: EightBits | None) -> tuple[Any, ...] | None:
+def native(eight_bits: EightBits) -> tuple[Any, ...]:
     """What the entry takes (csrc/python/entry.cpp)."""
-    if eight_bits is None:
-        return None
     return *eight_bits[:3], ELEMENTS.index(eight_bits.out_dtype)
 
 

@@ -194,7 +194,7 @@ def scaled(
     about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-1])
     scales = (x_scale, weight_scale, dtype, dry_runs.ELEMENTS.index(dtype))
     found = _module.linear(epilogue.number, x, weight, values, *about, scales)
-    return found if type(found) is not int else _REASONS[found]  # type: ignore[no-any-return]
+    return found if type(found) is not int else _REASONS[found]
 
 
 def ask(*arguments: Any) -> Any:
@@ -253,6 +253,7 @@ def call_linear(call: LinearCall) -> Tensor | Reason:
 
 
 def _of_eight_bits(call: LinearCall) -> Tensor | Reason:
+    assert call.eight_bits is not None
     about = (call.order.number, None, 0, call.strict, call.invariant, 0)
     tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
     found = ask(*tensors, *about, *_NOTHING_MORE[:-1], eight_bits.native(call.eight_bits))

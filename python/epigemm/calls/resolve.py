@@ -140,7 +140,7 @@ class _Linear:
             self.plan,
             call.weight2,
             *self.beside,
-            eight_bits.native(call.eight_bits),
+            None if call.eight_bits is None else eight_bits.native(call.eight_bits),
         )
         if ran_short and ran_short.on_slices and type(found) is not int:
             weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
