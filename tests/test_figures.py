@@ -304,29 +304,6 @@ def test_what_tf32_alone_gives() -> None:
     assert f"{fp32['epigemm']:.3f} ms, with {split:.1f} times SGEMM's" in page and ratio in readme
 
 
-def version_of(file: Path) -> str:
-    """The hash of `csrc/` in a record."""
-    record = json.loads(file.read_text(encoding="utf-8"))
-    return str(record["csrc"] if "csrc" in record else record["environment"]["trees"]["csrc"])
-
-
-def test_which_version_a_record_is_of() -> None:
-    """As the page's table says."""
-    text = PERFORMANCE.read_text(encoding="utf-8")
-    lines = re.findall(r"^\| (H.*) \| (\w{8}) \| \d+ \w+ 2026 \|$", text, re.MULTILINE)
-    assert lines
-    for records, version in lines:
-        for part in records.split("; "):
-            gpu, _, names = part.partition(": ")
-            folder = RESULTS / FOLDERS[f"An {gpu}"]
-            files = [folder / "tests.json"] if "tests" in re.split(r", | ", names) else []
-            for name in re.findall(r"`([\w-]+)`", names):
-                summary = folder / name / "summary.json"
-                files.append(summary if name != "gradings" else folder / name / "gradings.json")
-            for file in files:
-                assert version_of(file).startswith(version), file
-
-
 def test_how_many_tests_a_gpu_has_run() -> None:
     record = json.loads((RESULTS / FOLDERS["An H100"] / "tests.json").read_text())
     chosen, skipped = record["selection"]["chosen"], record["outcomes"]["skipped"]
