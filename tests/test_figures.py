@@ -125,16 +125,6 @@ def test_layers(row: Row) -> None:
         assert abs(figure - measured) <= 0.00501, (dtype, measured)
 
 
-def test_the_bound_of_a_batch_norm_in_training() -> None:
-    text = " ".join(PERFORMANCE.read_text(encoding="utf-8").split())
-    found = {
-        size: cases(FOLDERS["An H200"], "bench")[f"linear/scale_batch_norm:train {size} bf16"]["vs_bound"]
-        for size in ("1024x8192x8192", "16384x4096x4096")
-    }
-    words = [f"{ratio:.2f} ({size.replace('x', ' x ')})" for size, ratio in found.items()]
-    assert f"It runs at {' and '.join(words)} of that bound's speed" in text
-
-
 @pytest.mark.parametrize("row", of("host"), ids=str)
 def test_host_times(row: Row) -> None:
     """The other's time over ours, as everywhere on the page."""
