@@ -351,7 +351,8 @@ def test_kernelbench() -> None:
         if line.startswith(("  x-axis", "  bar"))
     )
     ratios = {
-        re.findall(r"/(\d+)_", name)[0]: f"{case['fuse_vs_eager']:.2f}" for name, case in record["cases"].items()
+        re.findall(r"/(\d+)_", name)[0]: f"{case['fuse_vs_eager']:.2f}"
+        for name, case in record["cases"].items()
     }
     assert dict(zip(numbers, bars, strict=True)) == ratios
 
