@@ -11,7 +11,8 @@ from typing import Any
 
 _CONFIG = {
     "theme": "neutral",
-    "themeVariables": {"fontSize": "14px"},
+    "themeVariables": {"fontSize": "14px", "xyChart": {"plotColorPalette": "#7986cb"}},
+    "xyChart": {"width": 820, "height": 260},
     "flowchart": {
         "nodeSpacing": 18,
         "rankSpacing": 40,

@@ -1,4 +1,4 @@
-"""The rooms of csrc, and what each may include. `python -m tests.csrc.rooms` prints the table of the docs."""
+"""The rooms of csrc, and what each may include. `python -m tests.csrc.rooms` prints what the docs say of them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,6 @@ class Room:
     inside: tuple[str, ...]
     outside: tuple[str, ...]
     holds: str
-
-    @property
-    def may_include(self) -> str:
-        """In words."""
-        return ", ".join((*self.inside, *self.outside)) or "the C++ standard library"
 
 
 PLAIN = ("epilogue", "device", "open")
@@ -155,8 +150,8 @@ def _is_allowed(csrc: Path, path: Path, name: str, target: Path | None) -> bool:
 
 def table() -> str:
     """The rooms as docs/internals.md shows them."""
-    lines = ["| folder | may include | holds |", "|---|---|---|"]
-    lines += [f"| `csrc/{room.path}/` | {room.may_include} | {room.holds} |" for room in ROOMS]
+    lines = ["| folder | holds |", "|---|---|"]
+    lines += [f"| `csrc/{room.path}/` | {room.holds} |" for room in ROOMS]
     return "\n".join(lines)
 
 
