@@ -20,7 +20,7 @@ ROOMS = (
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
     *("route", "batch_statistics", "decoration", "user_epilogue", "results_epilogue", "decorator"),
     *("functional", "glu", "precompilation"),
-    *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__", "bench"),
+    *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
 )
 MODULES = {
     ".".join(("epigemm", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file

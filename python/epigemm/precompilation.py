@@ -122,14 +122,13 @@ def precompile(
     place = elementwise_kernels.gpu(device)
     linked = []
     wanted = list(itertools.product(forms, sizes))
-    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
+    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls"):
         for form, size in wanted:
             call = _call(form, size, precision, place)
             for missing in _missing(form, call, training):
                 if reason := loader.link(call.epilogue, missing, place):
                     raise RuntimeError(f"{function.traced.name}: {reason}")
                 linked += missing.split(",") if missing else []
-            task.advance()
     return linked
 
 

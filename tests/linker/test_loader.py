@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ class Driver:
         self.loaded.append((name, symbol, code))
         self.capabilities.append(capability)
 
-    def build_cubins(self, jobs: list[cubins.Job], advance: Callable[[], None]) -> list[bytes]:
+    def build_cubins(self, jobs: list[cubins.Job]) -> list[bytes]:
         if self.cannot_link:
             raise LinkError(self.cannot_link, "")
         self.linked += [job.symbol for job in jobs]

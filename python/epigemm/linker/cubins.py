@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -48,18 +48,9 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
     return store.made.get(key, lambda: store.read(key) or _make(job, key))
 
 
-def build_cubins(jobs: Sequence[Job], advance: Callable[[], None] = lambda: None) -> list[bytes]:
-    """Several kernels, linked in parallel. An epilogue is compiled once for all of them. Errors are those of `cubin`.
-
-    `advance` is called after each kernel.
-    """
-
-    def build(job: Job) -> bytes:
-        made = cubin(*job)
-        advance()
-        return made
-
-    return side_by_side(build, jobs)
+def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
+    """Several kernels, linked in parallel. An epilogue is compiled once for all of them. Errors as of `cubin`."""
+    return side_by_side(lambda job: cubin(*job), jobs)
 
 
 def find(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]) -> bytes | None:

@@ -155,8 +155,8 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
 def _built(epilogue: Epilogue, jobs: Sequence[cubins.Job]) -> list[bytes]:
     """The kernels' machine code, which may take seconds."""
     count = f"{len(jobs)} kernel{'s' if len(jobs) != 1 else ''}"
-    with progress.doing(f"linking {count} of {epilogue.name.partition('.')[0]}", len(jobs)) as task:
-        return cubins.build_cubins(jobs, task.advance)
+    with progress.doing(f"linking {count} of {epilogue.name.partition('.')[0]}"):
+        return cubins.build_cubins(jobs)
 
 
 def _add(epilogue: Epilogue, symbol: str, capability: tuple[int, int], cubin: bytes) -> None:
