@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import forms, invariance
-from epigemm.arguments.calls import LinearCall
-from epigemm.autograd import nodes
+from epigemm.arguments import forms
 from epigemm.calls import entry
 from epigemm.calls.layouts import unflattened
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.library import BIAS
-from epigemm.epilogues.registry import Epilogue, compute_dtype
+from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.operands import ChainOperand
-from epigemm.user_epilogue import UserEpilogue
 
 _NO_BIAS = (None,)
-_any_autocast = torch._C._is_any_autocast_enabled
-
-
-def _is_node(chain: Chain) -> bool:
-    """Whether a recorded chain becomes one node of autograd: what PyTorch's GEMM may add does like other calls."""
-    made = chain.epilogue
-    if made is None or chain.norm is not None:
-        return False
-    return not made.traced.is_compiled and not made.traced.ends
-
-
-def _as_rows(kind: str, value: Tensor, lead: Sequence[int], columns: int) -> Tensor:
-    """An operand for a result `[*lead, N]`, in the form that kernels read."""
-    shape = KINDS[kind].shape(lead, columns)
-    if value.shape != shape and not KINDS[kind].shares_rows(value.shape, lead, columns):
-        value = value.reshape(shape)
-    is_by_rows = value.dim() < 2 or value.shape[-1] <= 1 or value.stride(-1) == 1
-    return value if is_by_rows else value.clone(memory_format=torch.contiguous_format)
 
 
 class FusedCall:
@@ -79,12 +56,9 @@ class Site(FusedCall):
                 self._shared.append(place)
             place += sum(source is not None for source in each.sources)
         self._splits_rows = chain.splits_rows
-        # Recorded calls, BatchNorms and operands of other shapes need more work in `__call__`.
+        # Recorded calls, BatchNorms and operands of other shapes need more work.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
-        self._is_node = product.value.requires_grad and _is_node(chain)
-        is_lone = chain.epilogue is None and chain.norm is None
-        self._is_recorded_alone = product.value.requires_grad and is_lone and product.adds_columns
 
     def __call__(self, x: Tensor, weight: Tensor, *sources: Tensor) -> Tensor:
         """Compute the chain."""
@@ -101,19 +75,14 @@ class Site(FusedCall):
 
     def _run(self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         if self._is_direct:  # most calls need nothing else, which saves the host's time
-            epilogue = self._direct or self._find_direct(x, sources)
+            made = self._epilogue
+            if self._direct is None:  # the operands' types are the same at each call of a graph
+                self._direct = BIAS if made is None else forms.of_types(made.traced, x, sources)
+            epilogue = self._direct
             seen = sources or _NO_BIAS if epilogue.is_bias else sources
             found = entry.linear(epilogue, x, weight, seen, None, None, None, False)
             if isinstance(found, Tensor):
                 return found
-        if self._is_node and self._epilogue is not None:
-            result = self._record(self._epilogue, x, weight, sources)
-            if result is not None:
-                return result
-        if self._is_recorded_alone:
-            result = self._record_alone(x, weight, sources[0] if sources else None)
-            if result is not None:
-                return result
         rest, columns = iter(sources), weight.shape[0]
         given: list[Any] = []
         lead = x.shape[:-1]
@@ -134,41 +103,6 @@ class Site(FusedCall):
             return _route.linear(BIAS, x, weight, (bias,))
         traced = self._epilogue.traced
         return _route.linear(traced, x, weight, given, promotes=False)
-
-    def _record(
-        self, made: UserEpilogue, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]
-    ) -> Tensor | None:
-        """A call that only autograd intercepts, as a node; None if anything else intercepts it.
-
-        The arguments fit, because the graph is guarded.
-        """
-        if _any_autocast() or entry.sees(x, weight, *sources) is not entry.RECORDED:
-            return None
-        keeps_axes = x.dim() == 2 or bool(self._shared)
-        rows = x if keeps_axes else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        lead, columns = rows.shape[:-1], weight.shape[0]
-        kinds, wide = made.traced.kinds, compute_dtype(x.dtype)
-        given = [_as_rows(kind, value, lead, columns) for kind, value in zip(kinds, sources, strict=True)]
-        given = [
-            value.to(wide) if kind == SCALAR else value for kind, value in zip(kinds, given, strict=True)
-        ]
-        epilogue = forms.of_types(made.traced, rows, given)
-        result = self._record_call(LinearCall(epilogue, rows, weight, given))
-        return result if rows is x else unflattened(result, (*x.shape[:-1], columns))
-
-    def _record_alone(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """The same for a product with only its bias."""
-        found = entry.linear(BIAS, x, weight, (bias,), None, None, None, False)
-        if found is entry.RECORDED_BY_TORCH:
-            return nodes.linear_by_torch(BIAS, x, weight, bias)
-        if found is entry.RECORDED:
-            return self._record_call(LinearCall(BIAS, x, weight, (bias,)))
-        return found if isinstance(found, Tensor) else None
-
-    def _record_call(self, call: LinearCall) -> Tensor:
-        uses_pack = not call.weight.requires_grad
-        invariant = invariance.active and invariance.enabled()
-        return nodes.record(call._replace(uses_pack=uses_pack, invariant=invariant), checked=True)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources with their axes in the product's order."""
@@ -200,9 +134,3 @@ class Site(FusedCall):
             ones = [1] * (len(lead) - kept)
             given[place] = sources[place].reshape(*lead[:kept], *ones, weight.shape[0])
         return x.reshape(*lead, x.shape[-1]), tuple(given)
-
-    def _find_direct(self, x: Tensor, sources: tuple[Tensor, ...]) -> Epilogue:
-        """The epilogue for the operands' types, which are the same at each call of a graph."""
-        made = self._epilogue
-        self._direct = BIAS if made is None else forms.of_types(made.traced, x, sources)
-        return self._direct
