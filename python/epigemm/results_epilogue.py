@@ -9,7 +9,7 @@ matrices behind the product, if these are all that is read (`epigemm.calls.one_k
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -93,25 +93,14 @@ class ResultsEpilogue(Decorated):
         Example:
             >>> y, z, total = gelu_with_sum(x, weight, bias)
         """
-        return self.call(x, weight, operands, named, out, Options(precision, strict))
-
-    def call(
-        self,
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        operands: Sequence[Tensor | float | None],
-        named: Mapping[str, Tensor | float | None],
-        out: None,
-        options: Options,
-    ) -> Any:
-        """As calling it."""
+        options = Options(precision, strict)
         form: ResultsEpilogue
         form, given = self.form(operands, named)
         if isinstance(weight, PackedWeight):
             weight = weight.weight
         if _any_autocast() and any(form.promoted_results(x, given)):
-            z, operands = _route.promoted(form.traced, x, weight, given, options)
-            return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
+            z, others = _route.promoted(form.traced, x, weight, given, options)
+            return form._narrowed(form.elementwise(z, *others, out=out), x, given)
         x, weight = form.checked(x, weight, given, out)
         both = form._both(x, weight, given, options)
         if both is not None:

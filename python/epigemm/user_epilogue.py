@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments.calls import Options
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced
 from epigemm.packs.weight_packs import PackedWeight
@@ -63,19 +60,6 @@ class UserEpilogue(Decorated):
         """
         traced, given = self.form(operands, named)
         return _route.linear(traced, x, weight, given, out, precision, strict)
-
-    def call(
-        self,
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        operands: Sequence[Tensor | float | None],
-        named: Mapping[str, Tensor | float | None],
-        out: Tensor | None,
-        options: Options,
-    ) -> Tensor:
-        """As calling it."""
-        traced, given = self.form(operands, named)
-        return _route.linear(traced, x, weight, given, out, *options)
 
     def elementwise(
         self,

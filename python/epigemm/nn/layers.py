@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, functional
-from epigemm.arguments import calls, checks
+from epigemm.arguments import checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.epilogues import library
@@ -353,8 +353,8 @@ class Linear(FusedLinear):
             if twice := by_place.keys() & named.keys():
                 raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
             operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
-        options = calls.Options(self.precision, self.strict)
-        return self.epilogue.call(x, weight, operands, named, None, options)
+        given: Any = {**named, "precision": self.precision, "strict": self.strict}
+        return self.epilogue(x, weight, *operands, **given)
 
     @property
     def _epilogue_name(self) -> str | None:
