@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.linker import cubins
-from epigemm.linker.toolchain import compile_functor, link
+from epigemm.linker.libraries import compile_functor, link
 from epigemm.planner import plans
 from tools.check_wheel import cuda_tool
 

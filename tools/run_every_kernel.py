@@ -33,7 +33,7 @@ from epigemm.epilogues.registry import (
     fold_batch_norm_reference,
     typed,
 )
-from epigemm.tuner.candidates import SWAP_AB
+from epigemm.tuner.tuner import SWAP_AB
 from tools import sharded
 from tools.operands import EpilogueInputs, sample_inputs
 

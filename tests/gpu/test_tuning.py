@@ -23,7 +23,7 @@ from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import typed
 from epigemm.planner import dry_runs, plans, times
-from epigemm.tuner import candidates
+from epigemm.tuner import tuner
 from tests.gpu.launching import formula_of
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
@@ -120,9 +120,9 @@ def test_every_candidate_is_right(
         epigemm.pack(weight, precision=precision)
     for uses_pack in (True, False):
         given = (bias, other) if is_made else (bias, 2.0)
-        call = candidates.on_random_x(LinearCall(epilogue, x, weight, given, precision, uses_pack))
+        call = tuner.on_random_x(LinearCall(epilogue, x, weight, given, precision, uses_pack))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
-        (family,) = (each for each in candidates.families(call) if each.arithmetic == name)
+        (family,) = (each for each in tuner.families(call) if each.arithmetic == name)
         bounded = reference.linear(formula, call.x, weight, operands, arithmetic, second_path=False)
         assert not family.left_out
         assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2

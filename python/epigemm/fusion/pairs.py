@@ -27,7 +27,7 @@ from torch.autograd import grad_mode
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of, run_again
-from epigemm.fusion.insertion import Inserter
+from epigemm.fusion.layers import Inserter
 from epigemm.fusion.matmuls import Product
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.values import (
