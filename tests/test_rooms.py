@@ -16,9 +16,9 @@ import epigemm
 PACKAGE = Path(__file__).parents[1] / "python" / "epigemm"
 # From the ground up: a room imports from itself and from those before it. A name without a folder is a file.
 ROOMS = (
-    *("_native", "compilers", "cuda_graphs", "docstrings", "progress"),
+    *("_native", "compilers", "docstrings", "progress"),
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
-    *("route", "batch_statistics", "decoration", "user_epilogue", "results_epilogue", "decorator"),
+    *("route", "batch_statistics", "decoration", "results_epilogue", "decorator"),
     *("functional", "glu", "precompilation"),
     *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
 )
@@ -118,7 +118,7 @@ def test_tests_mirror_the_rooms() -> None:
     assert all((TESTS / table).is_file() for table in TABLES.values())
 
 
-GROUND = {"_native", "compilers", "cuda_graphs", "docstrings", "progress"}
+GROUND = {"_native", "compilers", "docstrings", "progress"}
 EXACT = ("epilogues", "linker", "packs", "autograd", "operators", "nn", "fusion")
 
 

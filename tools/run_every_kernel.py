@@ -295,8 +295,8 @@ def run_batch_norm(dtype: torch.dtype) -> int:
     shapes, relus = ((70, 264), (70, 263)), (False, True)
     for (rows, columns), relu in product(shapes, relus):
         u, grad = (torch.randn(rows, columns, device=DEVICE).to(dtype) for _ in range(2))
-        vectors = [torch.rand(columns, device=DEVICE).to(dtype) + 0.5 for _ in range(3)]
-        norm = batch_norm.Norm.of(vectors, 1e-3, relu)
+        scale, weight, bias = (torch.rand(columns, device=DEVICE).to(dtype) + 0.5 for _ in range(3))
+        norm = batch_norm.Norm(scale, weight, bias, 1e-3, relu)
         variance, mean = torch.var_mean(u.to(compute_dtype(dtype)), 0, correction=0)
         running = batch_norm.Running(torch.zeros_like(mean), torch.ones_like(mean), None, 0.1)
         y = batch_norm.normalise(u, Moments(mean, variance), norm, running)

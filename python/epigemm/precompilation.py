@@ -16,6 +16,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, one_kernel
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
@@ -24,7 +25,6 @@ from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import GPU, KNOWN
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.user_epilogue import UserEpilogue
 
 _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
 _FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices

@@ -23,7 +23,7 @@ from typing import Any, overload
 
 from torch import Tensor, fx
 
-from epigemm.epilogues import constants, formulas, hints
+from epigemm.epilogues import constants, formulas, signatures
 from epigemm.epilogues.kinds import (
     ANNOTATIONS,
     MATRIX,
@@ -338,8 +338,8 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
 def _annotation(function: FunctionType, parameter: inspect.Parameter, place: str, accepted: str) -> object:
     """The value of a parameter's annotation, which may be a string."""
     try:
-        return hints.evaluated(function, parameter.annotation)
-    except hints.UnknownError as error:
+        return signatures.evaluated(function, parameter.annotation)
+    except signatures.UnknownError as error:
         raise TypeError(
             f"{place}: {parameter.name!r} has the annotation {parameter.annotation!r}, which names nothing here "
             f"({error}); accepted is {accepted}, by a name that is there when the function is decorated"

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
@@ -26,7 +27,6 @@ from epigemm.fusion.site import FusedCall, Site
 from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
-from epigemm.user_epilogue import UserEpilogue
 
 
 class Joined(NamedTuple):

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from epigemm import batch_statistics
 from epigemm import route as _route
 from epigemm.arguments.calls import LinearCall
-from epigemm.autograd.batch_norm import BatchNormCall, Vectors
-from epigemm.calls.batch_norm import Running
+from epigemm.autograd.batch_norm import BatchNormCall
+from epigemm.calls.batch_norm import Norm, Running
 from epigemm.epilogues.library import BIAS
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain, ChainFinder
@@ -103,10 +103,8 @@ class NormSite(FusedCall):
         """batch_norm((x @ weight.T + bias) * scale), or its ReLU; the running statistics follow."""
         running = Running(running_mean, running_var, None, self._momentum)
         product = LinearCall(BIAS, x, weight, (bias,))
-        vectors = Vectors(scale, bn_weight, bn_bias)
-        found = batch_statistics.linear_batch_norm(
-            BatchNormCall(product, vectors, running, self._eps, self._relu)
-        )
+        norm = Norm(scale, bn_weight, bn_bias, self._eps, self._relu)
+        found = batch_statistics.linear_batch_norm(BatchNormCall(product, norm, running))
         if found is not None:
             return found
         z = _route.linear(BIAS, x, weight, (bias,))

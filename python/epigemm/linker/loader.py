@@ -15,7 +15,7 @@ import torch
 
 from epigemm import progress
 from epigemm._native import ops
-from epigemm.cuda_graphs import capturing
+from epigemm.compilers import capturing
 from epigemm.epilogues.registry import Epilogue
 from epigemm.linker import cubins, libraries
 

@@ -11,10 +11,10 @@ from epigemm import docstrings, functional
 from epigemm.arguments import checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import library
 from epigemm.nn.base import CallOptions, FusedLinear, Options
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
