@@ -304,8 +304,9 @@ def run_batch_norm(dtype: torch.dtype) -> int:
         merged = batch_norm.normalise(u, blocks, norm, running)
         expect_close(f"{dtype} merged by BatchNorm's kernel", merged, y.double(), TOLERANCE[dtype])
         found = batch_norm.gradients(grad, u, mean, variance, norm, (dtype,) * 5)
-        leaves = [each.double().requires_grad_() for each in (u, *vectors)]
-        expected = batch_norm.reference(leaves[0], norm.of(leaves[1:], 1e-3, False))
+        leaves = [each.double().requires_grad_() for each in (u, scale, weight, bias)]
+        of_wide = batch_norm.Norm(leaves[1], leaves[2], leaves[3], 1e-3, False)
+        expected = batch_norm.reference(leaves[0], of_wide)
         name, masked = f"batch norm {dtype} {columns} {relu}", torch.where(y <= 0, 0.0, grad.double())
         wide = torch.autograd.grad(expected, leaves, masked if relu else grad.double())
         expect_close(name, y, torch.relu(expected) if relu else expected, TOLERANCE[dtype])
