@@ -29,6 +29,7 @@ from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.cases import Operands
 from tests.support.choices import forget
+from tools.planner import ask_planner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels", "empty_table")]
 
@@ -179,7 +180,7 @@ def test_the_device_tells_its_speed() -> None:
     assert plan["is_speed_assumed"] is False
     if torch.cuda.get_device_name(0) == "NVIDIA H200":
         sizes = ("bias_relu", 100, N, K, "bfloat16", "ieee")
-        described = plans.ask(*sizes, gpu=(90, 132, 1980, 4285000))
+        described = ask_planner(*sizes, gpu=(90, 132, 1980, 4285000))
         assert plan["fallback_us"] == pytest.approx(described["fallback_us"], rel=0.03)
         fastest, expected = plan["candidates"][0], described["candidates"][0]
         assert fastest["predicted_us"] == pytest.approx(expected["predicted_us"], rel=0.03)

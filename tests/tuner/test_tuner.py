@@ -22,13 +22,14 @@ from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends
+from tools.planner import ask_planner
 
 # --- tune() -----------------------------------------------------------------------------------------------------------
 
 
 def asked(epilogue: str = "relu_div", m: int = 40) -> dict[str, Any]:
     """What the planner says of `draw`'s call."""
-    return plans.ask(epilogue, m, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
+    return ask_planner(epilogue, m, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
 
 
 def worth_measuring(epilogue: str = "relu_div") -> list[tuple[int, ...]]:
@@ -150,7 +151,7 @@ def at_present(epilogue: str, plan: tuple[int, ...]) -> Entry:
 def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage: Stage) -> None:
     """The other kernels whose predictions are that far behind are not."""
     m, n, k = 40, 256, 1024
-    found = plans.ask("relu_div", m, n, k, "bfloat16", "ieee", gpu=HOPPER)["candidates"]
+    found = ask_planner("relu_div", m, n, k, "bfloat16", "ieee", gpu=HOPPER)["candidates"]
     hopeless = [
         tuple(each["plan"]) for each in found if each["predicted_us"] > 1.7 * found[0]["predicted_us"]
     ]

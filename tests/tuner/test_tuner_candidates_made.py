@@ -21,12 +21,13 @@ from epigemm.epilogues.registry import LINKED, typed
 from epigemm.linker import cubins, libraries, store
 from epigemm.linker import loader as linker_module
 from epigemm.linker.store import Once
-from epigemm.planner import plans, times
+from epigemm.planner import times
 from epigemm.tuner import tuner
 from tests.linker.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
 from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, Stage, draw
+from tools.planner import ask_planner
 
 
 @epigemm.epilogue
@@ -85,7 +86,7 @@ def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link
 
 
 def source(name: str = NAME) -> str:
-    answer = plans.ask(name, 40, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
+    answer = ask_planner(name, 40, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
     return str(answer["source"])
 
 
