@@ -29,7 +29,7 @@ from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
+from epigemm.epilogues.tracer.results import AMAX, AMIN, filled, structured
 from epigemm.packs.weight_packs import PackedWeight
 
 _tracing_state = torch._C._get_tracing_state
@@ -155,7 +155,9 @@ class ResultsEpilogue(Decorated):
         """
         form: ResultsEpilogue
         form, given = self.form(operands, named)
-        form.checked_elementwise(z, given, out)
+        checks.tensors(z=z)
+        checks.matrices(z, "z")
+        form._check(z, "z", tuple(z.shape), given, out)
         matrix = form.parts(z.dtype).matrices[0]
         if matrix.traced is not None:
             shared = form._elementwise(matrix.traced, matrix, z, given)
@@ -168,10 +170,6 @@ class ResultsEpilogue(Decorated):
         """What a call computes for an x of this type."""
         return self._parts[dtype is torch.float32 or dtype is torch.float64]
 
-    def named_results(self, names: Sequence[str]) -> str:
-        """What the function returns, each result by a name."""
-        return written(self.traced.results.structure, names)
-
     def checked(
         self, x: Tensor, weight: Tensor, given: Sequence[Tensor | float], out: None
     ) -> tuple[Tensor, Tensor]:
@@ -182,12 +180,6 @@ class ResultsEpilogue(Decorated):
         checks.product(x, weight)
         self._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
         return x, weight
-
-    def checked_elementwise(self, z: Tensor, given: Sequence[Tensor | float], out: None) -> None:
-        """The same of an elementwise call."""
-        checks.tensors(z=z)
-        checks.matrices(z, "z")
-        self._check(z, "z", tuple(z.shape), given, out)
 
     def _check(
         self, x: Tensor, first: str, shape: Sequence[int], given: Sequence[Tensor | float], out: object
@@ -244,7 +236,11 @@ class ResultsEpilogue(Decorated):
         ]
         made: list[Tensor] = []
         for result, source in zip(self.results, parts.sources, strict=True):
-            value = matrices[source] if result.is_stored else _of_pair(result, reduced[source])
+            if result.is_stored:
+                value = matrices[source]
+            else:  # the mean of `var_mean` comes beside its variance
+                value, mean = reduced[source]
+                value = mean if result.comes_with_var and mean is not None else value
             value = value.float() if result.is_fp32 else value
             # Equal results are tensors of their own, as in PyTorch.
             made.append(value.clone() if any(value is each for each in made) else value)
@@ -277,9 +273,3 @@ class ResultsEpilogue(Decorated):
             kinds = zip(traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
         return _route.elementwise(traced, z, operands)
-
-
-def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:
-    """A reduction; the mean of `var_mean` comes beside its variance."""
-    value, mean = pair
-    return mean if result.comes_with_var and mean is not None else value

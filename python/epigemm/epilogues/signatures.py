@@ -25,7 +25,8 @@ def call_signature(operands: Sequence[Operand], *, takes_out: bool = True) -> in
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     given = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in first_names(operands)]
-    last = max((place for place, each in enumerate(operands, 1) if not _is_setting(each)), default=0)
+    settings = [each.kind == SCALAR and each.default is not None for each in operands]
+    last = max((place for place, is_setting in enumerate(settings, 1) if not is_setting), default=0)
     given += [_parameter(each, kind) for each in operands[:last]]
     given += [_parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in operands[last:]]
     options = {**({"out": None} if takes_out else {}), "precision": None, "strict": False}
@@ -44,10 +45,6 @@ def first_names(operands: Sequence[Operand]) -> list[str]:
         return free(f"{name}_") if name in taken else name
 
     return [free("x"), free("weight")]
-
-
-def _is_setting(operand: Operand) -> bool:
-    return operand.kind == SCALAR and operand.default is not None
 
 
 def _parameter(operand: Operand, kind: Any) -> inspect.Parameter:
