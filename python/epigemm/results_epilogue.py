@@ -107,7 +107,7 @@ class ResultsEpilogue(Decorated):
             return form._results(both, given)
         matrix = form.parts(x.dtype).matrices[0]
         function: Function = BIAS if matrix.traced is None else matrix.traced
-        reads = (None,) if matrix.traced is None else matrix.operands(given)
+        reads = (None,) if matrix.traced is None else [given[place] for place in matrix.places]
         shared = _route.linear(function, x, weight, reads, None, *options, promotes=False)
         return form._results({0: shared}, given)
 
@@ -162,7 +162,8 @@ class ResultsEpilogue(Decorated):
         if matrix.traced is not None:
             shared = form._elementwise(matrix.traced, matrix, z, given)
         else:  # a result is no tensor of the caller's
-            is_result = form.parts(z.dtype).stores_shared(form.results)
+            pairs = zip(form.results, form.parts(z.dtype).sources, strict=True)
+            is_result = any(result.is_stored and source == 0 for result, source in pairs)
             shared = z.clone() if is_result else z
         return form._results({0: shared}, given)
 
@@ -214,7 +215,7 @@ class ResultsEpilogue(Decorated):
         pair, (precision, strict) = self.parts(x.dtype).pair, options
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
-        epilogue, seen = forms.seen(pair.traced, x, pair.operands(given))
+        epilogue, seen = forms.seen(pair.traced, x, [given[place] for place in pair.places])
         call = LinearCall(
             epilogue, x, weight, seen, precision or DEFAULT, strict=strict, invariant=invariance.enabled()
         )
@@ -268,7 +269,7 @@ class ResultsEpilogue(Decorated):
 
     def _elementwise(self, traced: Traced, matrix: Matrix, z: Tensor, given: Sequence[Any]) -> Tensor:
         """A matrix as an elementwise function of another."""
-        operands = matrix.operands(given)
+        operands = [given[place] for place in matrix.places]
         if matrix.is_wide:
             kinds = zip(traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
