@@ -38,7 +38,8 @@ def write_sources(folder: Path) -> None:
     """
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
     from epigemm.epilogues.tracer import cost
-    from epigemm.epilogues.tracer.source import functor_text, kernel_functions, named_functor
+    from epigemm.epilogues.tracer.contract import kernel_functions
+    from epigemm.epilogues.tracer.source import functor_text, named_functor
 
     folder.mkdir(parents=True, exist_ok=True)
     lines = re.findall(r"^EPIGEMM_EPILOGUE\((\w+), (\w+), PRELINKED\)", REGISTRY.read_text(), re.MULTILINE)
@@ -65,8 +66,7 @@ def write_sources(folder: Path) -> None:
 
 def linker() -> Callable[[bytes, bytes, str], bytes]:
     """Links (kernel's code, functor's code, symbol) to machine code."""
-    from epigemm.linker.libraries import nvjitlink
-    from epigemm.linker.toolchain import link
+    from epigemm.linker.libraries import link, nvjitlink
 
     library = nvjitlink()
     return lambda kernel, functor, symbol: link(kernel, functor, symbol, ARCHITECTURE, library=library)

@@ -47,7 +47,7 @@ foreach(name IN LISTS EPIGEMM_PRELINKED reading_matrices of_pairs)
     OUTPUT "${file}"
     COMMAND "${CMAKE_COMMAND}" -E env "EPIGEMM_CUDA_LIBRARIES=${EPIGEMM_NVJITLINK_PATH}" "${Python_EXECUTABLE}"
             "${prelink}" ${which} --ir "${EPIGEMM_IR_DIR}" --out "${file}" ${functors}
-    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linker/toolchain.py"
+    DEPENDS ${functors} ${EPIGEMM_IR_FILES} "${EPIGEMM_IR_DIR}/index.json" "${prelink}" "${package}/linker/libraries.py"
     COMMENT "Linking ${name}"
     VERBATIM)
   list(APPEND ${list} "${file}")

@@ -15,8 +15,8 @@ from epigemm import Matrix, PerColumn, PerRow, Scalar, precompilation, progress
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linker import cubins, libraries, loader, store
-from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
+from tools.planner import ask_planner
 
 
 @epigemm.epilogue
@@ -137,7 +137,7 @@ def test_sizes_on_hopper_without_a_gpu(caplog: pytest.LogCaptureFixture, linker:
     assert capability == (9, 0) and symbols[0] == ALONE and len(set(symbols)) == len(symbols)
     wanted, expected = {ALONE}, []
     for (m, n, k), gpu in itertools.product(ALIGNED, HOPPER):
-        found = plans.ask(name, m, n, k, "bfloat16", "ieee", gpu=gpu.numbers)
+        found = ask_planner(name, m, n, k, "bfloat16", "ieee", gpu=gpu.numbers)
         what = "a fused kernel" if found["fused"] else "PyTorch's GEMM and one elementwise kernel"
         expected.append(f"mixed: ({m}, {n}, {k}) in torch.bfloat16 on {gpu.name} is {what}")
         if found["fused"]:

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -27,25 +28,19 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal, to be put in stderr's place by the test: pytest puts its own there after fixtures. No rich."""
+    """A terminal, to be put in stderr's place by the test: pytest puts its own there after fixtures."""
     found = Terminal()
     logger = logging.getLogger("epigemm")
     monkeypatch.setattr(logger, "level", logging.WARNING)
     monkeypatch.setattr(logger, "_cache", {})  # of what is enabled
     monkeypatch.setattr(progress, "AFTER", 0.01)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delenv("EPIGEMM_PROGRESS", raising=False)
     return found
 
 
-def take_long(task: progress.Task) -> None:
+def take_long(told: threading.Event) -> None:
     """Wait until it was told, as a thread does after `AFTER`."""
-    deadline = time.monotonic() + 20
-    while not task._is_told and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert task._is_told
-    with task._lock:  # which the telling thread holds until the line is there
-        pass
+    assert told.wait(20)
 
 
 @pytest.fixture
@@ -113,22 +108,6 @@ def test_no_line_where_there_is_no_terminal(stderr: Any, monkeypatch: pytest.Mon
     with doing("counting") as task:
         take_long(task)
     assert stderr is None or stderr.getvalue() == ""
-
-
-def test_richs_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.delitem(sys.modules, "rich.console")
-    pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    with doing("counting [2] sheep", 4) as task:
-        task.advance()
-        take_long(task)
-        task.advance()
-        task._line.refresh()
-    text = terminal.getvalue()
-    assert "epigemm: counting [2] sheep" in text and "2 of 4" in text and "..." not in text
-    assert not progress._one_line.locked()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

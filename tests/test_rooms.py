@@ -16,11 +16,11 @@ import epigemm
 PACKAGE = Path(__file__).parents[1] / "python" / "epigemm"
 # From the ground up: a room imports from itself and from those before it. A name without a folder is a file.
 ROOMS = (
-    *("_native", "compilers", "cuda_graphs", "docstrings", "progress"),
+    *("_native", "compilers", "docstrings", "progress"),
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
-    *("route", "batch_statistics", "decoration", "user_epilogue", "results_epilogue", "decorator"),
+    *("route", "batch_statistics", "decoration", "results_epilogue", "decorator"),
     *("functional", "glu", "precompilation"),
-    *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__", "bench"),
+    *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
 )
 MODULES = {
     ".".join(("epigemm", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file
@@ -78,7 +78,7 @@ def test_imports_go_in_no_circle() -> None:
     # `from epigemm import name` of a public name: the package's own file imports everything.
     below = {module: each - {"epigemm", module} for module, each in imports.items() if module != "epigemm"}
     assert not circle(below)
-    low, high = "epigemm.epilogues.registry", "epigemm.user_epilogue"
+    low, high = "epigemm.epilogues.registry", "epigemm.decorator"
     assert {low, high} <= set(circle({**below, low: {*below[low], high}})), "a planted one is found"
 
 
@@ -118,7 +118,7 @@ def test_tests_mirror_the_rooms() -> None:
     assert all((TESTS / table).is_file() for table in TABLES.values())
 
 
-GROUND = {"_native", "compilers", "cuda_graphs", "docstrings", "progress"}
+GROUND = {"_native", "compilers", "docstrings", "progress"}
 EXACT = ("epilogues", "linker", "packs", "autograd", "operators", "nn", "fusion")
 
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.declaration import traced
 from epigemm.epilogues.kinds import SCALAR, Operand
 from epigemm.epilogues.tracer import cost
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import words
-from epigemm.user_epilogue import UserEpilogue
 
 Primitive = Callable[[Tensor, Tensor], Tensor]
 """Of the accumulator, and of a number near 1 as a tensor."""

@@ -33,7 +33,7 @@ from epigemm.calls import elementwise_kernels
 from epigemm.calls.resolve import Forced
 from epigemm.epilogues.registry import typed
 from epigemm.linker import cubins, loader
-from epigemm.linker.toolchain import side_by_side
+from epigemm.linker.libraries import side_by_side
 from epigemm.planner import dry_runs
 from epigemm.tuner.timing import Effort
 from tools import cost_table

@@ -37,7 +37,7 @@ from benchmarks.harness.runner import describe_error, matmul_precision
 from benchmarks.harness.sampling import SampledReference
 from epigemm.arguments import precision
 from epigemm.epilogues.registry import EPILOGUES, typed
-from epigemm.tuner.candidates import SWAP_AB
+from epigemm.tuner.tuner import SWAP_AB
 from tools.run_every_kernel import divides_k, family_number, kernels
 from tools.run_linked_kernels import everything
 

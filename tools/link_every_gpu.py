@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.linker import cubins
-from epigemm.linker.toolchain import compile_functor, link
-from epigemm.planner import plans
+from epigemm.linker.libraries import compile_functor, link
 from tools.check_wheel import cuda_tool
+from tools.planner import ask_planner
 
 FAMILY = "sm80_mma"
 OPERANDS = {
@@ -63,7 +63,9 @@ def tiles(operand: str) -> dict[int, Tile]:
     """All tiles of an operand by number: those for rows of whole 16 bytes, and in 16 bits those for other rows."""
     every = {}
     for columns in (128, 127):
-        answer = plans.ask("bias", 128, 128, columns, *OPERANDS[operand], any_family=True, gpu=_ANY_TILE_FITS)
+        answer = ask_planner(
+            "bias", 128, 128, columns, *OPERANDS[operand], any_family=True, gpu=_ANY_TILE_FITS
+        )
         for each in answer["candidates"]:
             if each["family"] == FAMILY:
                 every[each["plan"][1]] = Tile(each["tile"], each["schedule"], each["shared_bytes"])

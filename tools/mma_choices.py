@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
-from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
+from tools.planner import ask_planner
 
 GPUS = {name: KNOWN[name].numbers for name in ("A100 40 GB", "A100 80 GB", "A10", "L40S", "RTX 4090", "B200")}
-"""As `plans.ask` takes them."""
+"""As `ask_planner` takes them."""
 
 _ROWS = (1, 8, 16, 48, 128, 300, 512, 1024, 2048, 8192)
 _WEIGHTS = (  # N, K
@@ -58,7 +58,7 @@ class Choice:
 def choices(multiplied: tuple[str, str] = BF16) -> Iterator[Choice]:
     """For every GPU and shape."""
     for (name, gpu), shape in product(GPUS.items(), SHAPES):
-        found = plans.ask(EPILOGUE, *shape, *multiplied, packed=multiplied == FP32, gpu=gpu)
+        found = ask_planner(EPILOGUE, *shape, *multiplied, packed=multiplied == FP32, gpu=gpu)
         best_us = min((each["predicted_us"] for each in found["candidates"]), default=math.inf)
         tile = _tile_text(found) if found["fused"] else Choice.FALLBACK
         yield Choice(name, shape, tile, best_us, found["fallback_us"])

@@ -33,7 +33,7 @@ from epigemm.epilogues.registry import (
     fold_batch_norm_reference,
     typed,
 )
-from epigemm.tuner.candidates import SWAP_AB
+from epigemm.tuner.tuner import SWAP_AB
 from tools import sharded
 from tools.operands import EpilogueInputs, sample_inputs
 
@@ -303,8 +303,8 @@ def run_batch_norm(dtype: torch.dtype) -> int:
     shapes, relus = ((70, 264), (70, 263)), (False, True)
     for (rows, columns), relu in product(shapes, relus):
         u, grad = (torch.randn(rows, columns, device=DEVICE).to(dtype) for _ in range(2))
-        vectors = [torch.rand(columns, device=DEVICE).to(dtype) + 0.5 for _ in range(3)]
-        norm = batch_norm.Norm.of(vectors, 1e-3, relu)
+        scale, weight, bias = (torch.rand(columns, device=DEVICE).to(dtype) + 0.5 for _ in range(3))
+        norm = batch_norm.Norm(scale, weight, bias, 1e-3, relu)
         variance, mean = torch.var_mean(u.to(compute_dtype(dtype)), 0, correction=0)
         running = batch_norm.Running(torch.zeros_like(mean), torch.ones_like(mean), None, 0.1)
         y = batch_norm.normalise(u, Moments(mean, variance), norm, running)
@@ -312,8 +312,9 @@ def run_batch_norm(dtype: torch.dtype) -> int:
         merged = batch_norm.normalise(u, blocks, norm, running)
         expect_close(f"{dtype} merged by BatchNorm's kernel", merged, y.double(), TOLERANCE[dtype])
         found = batch_norm.gradients(grad, u, mean, variance, norm, (dtype,) * 5)
-        leaves = [each.double().requires_grad_() for each in (u, *vectors)]
-        expected = batch_norm.reference(leaves[0], norm.of(leaves[1:], 1e-3, False))
+        leaves = [each.double().requires_grad_() for each in (u, scale, weight, bias)]
+        of_wide = batch_norm.Norm(leaves[1], leaves[2], leaves[3], 1e-3, False)
+        expected = batch_norm.reference(leaves[0], of_wide)
         name, masked = f"batch norm {dtype} {columns} {relu}", torch.where(y <= 0, 0.0, grad.double())
         wide = torch.autograd.grad(expected, leaves, masked if relu else grad.double())
         expect_close(name, y, torch.relu(expected) if relu else expected, TOLERANCE[dtype])

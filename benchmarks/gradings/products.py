@@ -21,6 +21,7 @@ from epigemm.linker import loader
 from epigemm.packs.weight_packs import SLICES, pack_bytes
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
+from tools.planner import ask_planner
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -157,7 +158,7 @@ def plan_of(
 ) -> dict[str, Any]:
     """What dispatch chooses for a problem on the current GPU."""
     device = torch.cuda.current_device()
-    return plans.ask(
+    return ask_planner(
         epilogue,
         m,
         n,

@@ -24,7 +24,7 @@ from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.forecast import consider
 from epigemm.explain.log import logged
-from epigemm.tuner import candidates
+from epigemm.tuner import tuner
 from epigemm.tuner.timing import Effort
 
 METHOD = "Medians of calls in turn, the L2 cache flushed before each call. No result is checked."
@@ -78,7 +78,7 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
     call = logged(function, *given, is_single=True)[1].calls[-1].call
     assert isinstance(call, LinearCall)
     answers = {each.arithmetic: each.plan for each in consider(call).found.tried}
-    for family in candidates.families(call, within=float("inf")):
+    for family in tuner.families(call, within=float("inf")):
         arithmetic, left_out = family.arithmetic, list(family.left_out)
         predicted = {tuple(each["plan"]): each for each in answers[arithmetic].get("candidates", [])}
         chosen = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epigemm import compilers, nn, progress
 from epigemm._native import build_info
 from epigemm.arguments.invariance import batch_invariant, is_batch_invariant, set_batch_invariant
-from epigemm.decorator import epilogue
+from epigemm.decorator import UserEpilogue, epilogue
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow, Scalar
 from epigemm.explain.answer import Explanation, ModuleExplanation
 from epigemm.explanations import explain
@@ -38,7 +38,6 @@ from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.precompilation import precompile
 from epigemm.results_epilogue import ResultsEpilogue
 from epigemm.tuner.tuner import Tuning, tune
-from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
     from epigemm import fusion

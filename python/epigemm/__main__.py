@@ -18,7 +18,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU
-from epigemm.linker import cache, libraries
+from epigemm.linker import libraries, store
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _K = 4096
@@ -40,7 +40,7 @@ def report() -> str:
     setting = torch.backends.cuda.matmul.fp32_precision
     lines += [f"  fp32 matmul setting: {setting}{' (as highest)' if setting == 'none' else ''}"]
     lines += [f"  driver: {_driver()}", ""]
-    lines += [*_devices(), "", *_libraries(), "", f"cache: {cache.contents()}", ""]
+    lines += [*_devices(), "", *_libraries(), "", f"cache: {store.contents()}", ""]
     lines += ["what would run here:"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for dtype in (torch.bfloat16, torch.float32):
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "and exit",
     )
     if parser.parse_args(arguments).clear_cache:
-        removed = cache.clear()
+        removed = store.clear()
         print(
             f"removed {len(removed.linked) + len(removed.measured)} files, {removed.nbytes} bytes: {removed.where}"
         )

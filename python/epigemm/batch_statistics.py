@@ -17,9 +17,9 @@ from epigemm.arguments import autocast, checks, invariance
 from epigemm.arguments.calls import LinearCall, Options
 from epigemm.arguments.precision import DEFAULT
 from epigemm.autograd import batch_norm as _nodes
-from epigemm.autograd.batch_norm import BatchNormCall, Vectors
+from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, entry
-from epigemm.calls.batch_norm import NOTHING_RUNS, Running
+from epigemm.calls.batch_norm import NOTHING_RUNS, Norm, Running
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.library import BIAS
@@ -46,7 +46,7 @@ def of_module(
         return None
     precision = DEFAULT if options.precision is None else checks.precision(options.precision)
     product = LinearCall(BIAS, x, weight, (bias,), precision, strict=options.strict)
-    call = BatchNormCall(product, Vectors(scale, bn.weight, bn.bias), _running_of(bn), bn.eps, relu)
+    call = BatchNormCall(product, Norm(scale, bn.weight, bn.bias, bn.eps, relu), _running_of(bn))
     if not _is_plain(bn):
         return _by_torch(call, "the BatchNorm has hooks or a forward of its own, or is a subclass")
     return linear_batch_norm(call)
@@ -62,7 +62,7 @@ def linear_batch_norm(call: BatchNormCall) -> Tensor | None:
         return _by_torch(call, f"epigemm has no kernels for batch statistics on {x.device}")
     if invariance.active and invariance.enabled():
         return _by_torch(call, "in the batch-invariant mode")
-    if _any_autocast() and autocast.promotes(x, call.vectors[:1]):
+    if _any_autocast() and autocast.promotes(x, call.norm[:1]):
         return _by_torch(call, "under autocast a float32 scale makes its input float32")
     x, weight, biases = autocast.cast(x, product.weight, product.bias)
     call = call._replace(product=product._replace(x=x, weight=weight, operands=biases))
@@ -111,8 +111,8 @@ def _running_of(bn: nn.BatchNorm1d) -> Running:
 def _fits(call: BatchNormCall) -> bool:
     """Whether the kernels compute what PyTorch does. Where it raises an error, they do not."""
     x, weight, bias = call.product.x, call.product.weight, call.product.bias
-    (scale, *of_norm), running = call.vectors, call.running
-    if not call.eps > 0:
+    (scale, *of_norm), running = call.norm[:3], call.running
+    if not call.norm.eps > 0:
         return False
     if x.dim() != 2 or weight.dim() != 2 or x.shape[0] < 2 or weight.numel() == 0:
         return False

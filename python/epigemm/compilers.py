@@ -105,3 +105,16 @@ def backend_of(name: Any) -> Callable[..., Any]:
 def is_request(error: Exception) -> bool:
     """Whether a backend raised an error in order to have Dynamo trace a frame again, or not at all."""
     return isinstance(error, (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame))
+
+
+# --- CUDA graphs ------------------------------------------------------------------------------------------------------
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether the current stream of a device is being captured into a CUDA graph."""
+    if device.type != "cuda":
+        return False
+    if device.index == torch._C._cuda_getDevice():
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())

@@ -6,13 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from epigemm import progress
+from epigemm import route as _route
+from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.signatures import call_doc, call_signature
+from epigemm.packs.weight_packs import PackedWeight
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.user_epilogue import UserEpilogue
 
 
 @overload
@@ -73,3 +76,96 @@ def epilogue(function: Callable[..., Any]) -> UserEpilogue | ResultsEpilogue:
     about["__signature__"] = call_signature(traced.operands, takes_out=results is None)
     about["__doc__"] = call_doc(function.__doc__, traced.name, traced.operands, results)
     return made
+
+
+# --- functions with one result ----------------------------------------------------------------------------------------
+
+
+class UserEpilogue(Decorated):
+    """A user's function as the epilogue of a linear layer; made by `epigemm.epilogue`."""
+
+    traced: Traced
+    without: dict[tuple[int, ...], Traced]
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__(traced)
+        # If an operand is None, the epilogue is another one, of the remaining operands.
+        self.without = {(): traced, **traced.without}
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        /,
+        *operands: Tensor | float | None,
+        out: Tensor | None = None,
+        precision: str | None = None,
+        strict: bool = False,
+        x_scale: Tensor | None = None,
+        weight_scale: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        accumulate: str = "promoted",
+        **named: Tensor | float | None,
+    ) -> Tensor:
+        """D = f(x @ weight.T, operands...).
+
+        Args:
+            x: `[..., K]`, fp16, bf16, fp32 or fp64.
+            weight: `[N, K]`, or an `epigemm.PackedWeight`.
+            operands: in the function's order; or by name. PerColumn `[N]`, PerRow x's shape without its last axis,
+                Matrix the result's shape, or that with 1 in place of its last leading axes (`[B, 1, N]` for a result
+                `[B, L, N]`), all of x's dtype, or fp32 beside 16 bits; Scalar a number or a 0-d tensor. One with the
+                default None may be left out, or None.
+            out: `[..., N]`, written in place of a new tensor.
+            precision: of fp32 products, as for `epigemm.linear`.
+            strict: RuntimeError where no fused kernel would run.
+            x_scale: this and the next three of an x of 8 bits, as for `epigemm.linear`.
+            weight_scale: see x_scale.
+            out_dtype: see x_scale. The operands have this type, or fp32.
+            accumulate: see x_scale.
+            named: operands by name.
+
+        Returns:
+            `[..., N]`, of x's dtype; under autocast of what PyTorch promotes the product and the operands to.
+
+        Raises:
+            TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
+            ValueError: unknown precision.
+            RuntimeError: a shape, dtype, device or layout that does not fit; `strict`, and no fused kernel would run.
+            NotImplementedError: under `torch.export` or `torch.jit.trace`.
+
+        Example:
+            >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
+        """
+        traced, given = self.form(operands, named)
+        scaled = (x_scale, weight_scale, out_dtype, accumulate)
+        return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
+
+    def elementwise(
+        self,
+        z: Tensor,
+        /,
+        *operands: Tensor | float | None,
+        out: Tensor | None = None,
+        **named: Tensor | float | None,
+    ) -> Tensor:
+        """D = f(z, operands...), without a product: one elementwise kernel.
+
+        Args:
+            z: `[..., N]`, fp16, bf16, fp32 or fp64; the function's first argument.
+            operands: as of a call.
+            out: of z's shape, or z itself.
+            named: operands by name.
+
+        Returns:
+            A tensor of z's shape and dtype.
+
+        Raises:
+            TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
+            RuntimeError: a shape, dtype, device or layout that does not fit.
+
+        Example:
+            >>> y = swish_clamp.elementwise(z, bias, residual, limit=0.5)
+        """
+        traced, given = self.form(operands, named)
+        return _route.elementwise(traced, z, given, out)

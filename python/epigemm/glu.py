@@ -14,7 +14,7 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import autocast, checks, forms, invariance
-from epigemm.arguments.calls import LinearCall, Options
+from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_traced
@@ -25,57 +25,6 @@ from epigemm.functional import gate_function
 from epigemm.packs.weight_packs import PackedWeight
 
 __all__ = ["linear_glu"]
-
-
-def run(
-    activation: str,
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    bias: Tensor | None,
-    weight2: Tensor | PackedWeight | None,
-    bias2: Tensor | None,
-    out: Tensor | None,
-    options: Options,
-) -> Tensor:
-    """`linear_glu`; `options`: those of both products.
-
-    One kernel runs if it can. Else the second product runs as a call of `linear`. Then the first one runs, and
-    multiplies by it in its epilogue. One product of all 2N rows with an elementwise kernel behind it would write and
-    read N columns more. In fp32 on fp16 slices x is split twice, once for each product.
-    """
-    function = gate_function(activation)
-    if isinstance(weight, PackedWeight):
-        if weight2 is None:
-            raise TypeError(
-                "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
-                "each half, the second one as weight2"
-            )
-        weight = weight.weight
-    other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
-    checks.tensors(x=x, weight=weight)
-    checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
-    if out is not None:
-        _check_out(out, x, {"weight": weight, "bias": bias, "weight2": other, "bias2": bias2})
-    if options.precision is not None:
-        checks.precision(options.precision)
-    if options.strict is not False:
-        checks.flag("strict", options.strict)
-    if autocast.is_any_on():
-        x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
-    checks.pair(x, weight, bias, other, bias2, out)
-    if other is None:
-        # Views, by one node of autograd, which writes both gradients into one tensor.
-        weight, other = weight.chunk(2)
-        if bias is not None:
-            bias, bias2 = bias.chunk(2)
-    if x.dtype.itemsize == 2 and not is_traced():
-        found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
-        if found is not None:
-            return found
-    if options.strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
-        _require_fused(function, x, weight, bias, options)
-    gate = _route.linear(BIAS, x, other, (bias2,), None, options.precision)
-    return _route.linear(function, x, weight, (bias, gate), out, *options)
 
 
 def pair_call(
@@ -97,13 +46,13 @@ def pair_call(
 
 
 def _require_fused(
-    function: Traced, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options
+    function: Traced, x: Tensor, weight: Tensor, bias: Tensor | None, precision: str | None
 ) -> None:
     """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
     operands = (bias, x.new_empty(rows.shape[0], weight.shape[0]))
     epilogue = forms.of_types(function, x, operands)
-    call = LinearCall(epilogue, rows, weight, operands, options.precision or DEFAULT, strict=True)
+    call = LinearCall(epilogue, rows, weight, operands, precision or DEFAULT, strict=True)
     if not call.is_empty:
         forecast.require_fused(call)
 
@@ -154,4 +103,36 @@ def linear_glu(
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(32, 64), weight2=torch.randn(32, 64)).shape
         torch.Size([8, 32])
     """
-    return run(activation, x, weight, bias, weight2, bias2, out, Options(precision, strict))
+    function = gate_function(activation)
+    if isinstance(weight, PackedWeight):
+        if weight2 is None:
+            raise TypeError(
+                "weight: got a PackedWeight with the rows of both products; accepted is a tensor, or a PackedWeight of "
+                "each half, the second one as weight2"
+            )
+        weight = weight.weight
+    other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
+    checks.tensors(x=x, weight=weight)
+    checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
+    if out is not None:
+        _check_out(out, x, {"weight": weight, "bias": bias, "weight2": other, "bias2": bias2})
+    if precision is not None:
+        checks.precision(precision)
+    if strict is not False:
+        checks.flag("strict", strict)
+    if autocast.is_any_on():
+        x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
+    checks.pair(x, weight, bias, other, bias2, out)
+    if other is None:
+        # Views, by one node of autograd, which writes both gradients into one tensor.
+        weight, other = weight.chunk(2)
+        if bias is not None:
+            bias, bias2 = bias.chunk(2)
+    if x.dtype.itemsize == 2 and not is_traced():
+        found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
+        if found is not None:
+            return found
+    if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
+        _require_fused(function, x, weight, bias, precision)
+    gate = _route.linear(BIAS, x, other, (bias2,), None, precision)
+    return _route.linear(function, x, weight, (bias, gate), out, precision, strict)

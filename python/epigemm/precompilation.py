@@ -16,6 +16,7 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import elementwise_kernels, one_kernel
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
@@ -24,7 +25,6 @@ from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import GPU, KNOWN
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.user_epilogue import UserEpilogue
 
 _Types = tuple[torch.dtype, torch.dtype]  # of x and of operands
 _FIXUP = "epigemm_open_sm80_fixup"  # behind every product on fp16 slices
@@ -122,14 +122,13 @@ def precompile(
     place = elementwise_kernels.gpu(device)
     linked = []
     wanted = list(itertools.product(forms, sizes))
-    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls", len(wanted)) as task:
+    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls"):
         for form, size in wanted:
             call = _call(form, size, precision, place)
             for missing in _missing(form, call, training):
                 if reason := loader.link(call.epilogue, missing, place):
                     raise RuntimeError(f"{function.traced.name}: {reason}")
                 linked += missing.split(",") if missing else []
-            task.advance()
     return linked
 
 

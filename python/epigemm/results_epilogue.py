@@ -9,7 +9,7 @@ matrices behind the product, if these are all that is read (`epigemm.calls.one_k
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.parts import Matrix, Parts, take_apart
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracer.results import AMAX, AMIN, Result, filled, structured, written
+from epigemm.epilogues.tracer.results import AMAX, AMIN, filled, structured
 from epigemm.packs.weight_packs import PackedWeight
 
 _tracing_state = torch._C._get_tracing_state
@@ -93,32 +93,21 @@ class ResultsEpilogue(Decorated):
         Example:
             >>> y, z, total = gelu_with_sum(x, weight, bias)
         """
-        return self.call(x, weight, operands, named, out, Options(precision, strict))
-
-    def call(
-        self,
-        x: Tensor,
-        weight: Tensor | PackedWeight,
-        operands: Sequence[Tensor | float | None],
-        named: Mapping[str, Tensor | float | None],
-        out: None,
-        options: Options,
-    ) -> Any:
-        """As calling it."""
+        options = Options(precision, strict)
         form: ResultsEpilogue
         form, given = self.form(operands, named)
         if isinstance(weight, PackedWeight):
             weight = weight.weight
         if _any_autocast() and any(form.promoted_results(x, given)):
-            z, operands = _route.promoted(form.traced, x, weight, given, options)
-            return form._narrowed(form.elementwise(z, *operands, out=out), x, given)
+            z, others = _route.promoted(form.traced, x, weight, given, options)
+            return form._narrowed(form.elementwise(z, *others, out=out), x, given)
         x, weight = form.checked(x, weight, given, out)
         both = form._both(x, weight, given, options)
         if both is not None:
             return form._results(both, given)
         matrix = form.parts(x.dtype).matrices[0]
         function: Function = BIAS if matrix.traced is None else matrix.traced
-        reads = (None,) if matrix.traced is None else matrix.operands(given)
+        reads = (None,) if matrix.traced is None else [given[place] for place in matrix.places]
         shared = _route.linear(function, x, weight, reads, None, *options, promotes=False)
         return form._results({0: shared}, given)
 
@@ -166,22 +155,21 @@ class ResultsEpilogue(Decorated):
         """
         form: ResultsEpilogue
         form, given = self.form(operands, named)
-        form.checked_elementwise(z, given, out)
+        checks.tensors(z=z)
+        checks.matrices(z, "z")
+        form._check(z, "z", tuple(z.shape), given, out)
         matrix = form.parts(z.dtype).matrices[0]
         if matrix.traced is not None:
             shared = form._elementwise(matrix.traced, matrix, z, given)
         else:  # a result is no tensor of the caller's
-            is_result = form.parts(z.dtype).stores_shared(form.results)
+            pairs = zip(form.results, form.parts(z.dtype).sources, strict=True)
+            is_result = any(result.is_stored and source == 0 for result, source in pairs)
             shared = z.clone() if is_result else z
         return form._results({0: shared}, given)
 
     def parts(self, dtype: torch.dtype) -> Parts:
         """What a call computes for an x of this type."""
         return self._parts[dtype is torch.float32 or dtype is torch.float64]
-
-    def named_results(self, names: Sequence[str]) -> str:
-        """What the function returns, each result by a name."""
-        return written(self.traced.results.structure, names)
 
     def checked(
         self, x: Tensor, weight: Tensor, given: Sequence[Tensor | float], out: None
@@ -193,12 +181,6 @@ class ResultsEpilogue(Decorated):
         checks.product(x, weight)
         self._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
         return x, weight
-
-    def checked_elementwise(self, z: Tensor, given: Sequence[Tensor | float], out: None) -> None:
-        """The same of an elementwise call."""
-        checks.tensors(z=z)
-        checks.matrices(z, "z")
-        self._check(z, "z", tuple(z.shape), given, out)
 
     def _check(
         self, x: Tensor, first: str, shape: Sequence[int], given: Sequence[Tensor | float], out: object
@@ -233,7 +215,7 @@ class ResultsEpilogue(Decorated):
         pair, (precision, strict, _) = self.parts(x.dtype).pair, options
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
-        epilogue, seen = forms.seen(pair.traced, x, pair.operands(given))
+        epilogue, seen = forms.seen(pair.traced, x, [given[place] for place in pair.places])
         call = LinearCall(
             epilogue, x, weight, seen, precision or DEFAULT, strict=strict, invariant=invariance.enabled()
         )
@@ -255,7 +237,11 @@ class ResultsEpilogue(Decorated):
         ]
         made: list[Tensor] = []
         for result, source in zip(self.results, parts.sources, strict=True):
-            value = matrices[source] if result.is_stored else _of_pair(result, reduced[source])
+            if result.is_stored:
+                value = matrices[source]
+            else:  # the mean of `var_mean` comes beside its variance
+                value, mean = reduced[source]
+                value = mean if result.comes_with_var and mean is not None else value
             value = value.float() if result.is_fp32 else value
             # Equal results are tensors of their own, as in PyTorch.
             made.append(value.clone() if any(value is each for each in made) else value)
@@ -283,14 +269,8 @@ class ResultsEpilogue(Decorated):
 
     def _elementwise(self, traced: Traced, matrix: Matrix, z: Tensor, given: Sequence[Any]) -> Tensor:
         """A matrix as an elementwise function of another."""
-        operands = matrix.operands(given)
+        operands = [given[place] for place in matrix.places]
         if matrix.is_wide:
             kinds = zip(traced.kinds, operands, strict=True)
             operands = [each if kind == SCALAR else each.to(z.dtype) for kind, each in kinds]
         return _route.elementwise(traced, z, operands)
-
-
-def _of_pair(result: Result, pair: tuple[Tensor, Tensor | None]) -> Tensor:
-    """A reduction; the mean of `var_mean` comes beside its variance."""
-    value, mean = pair
-    return mean if result.comes_with_var and mean is not None else value

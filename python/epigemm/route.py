@@ -43,9 +43,9 @@ from epigemm.epilogues.declaration import Traced, TracedResults
 from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
-from epigemm.operators import flops as _flops  # noqa: F401
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
+from epigemm.operators import vmap as _flops  # noqa: F401
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments import invariance
-from epigemm.planner import plans
 from tests.support.cases import poisoned
 from tests.support.invariance import bits
+from tools.planner import ask_planner
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ H200 = (90, 132, 1980, 4285000)
 
 def fixed_plan(m: int, n: int, k: int, kind: str, gpu: tuple[int, ...] = H200) -> dict[str, Any]:
     dtype, arithmetic = (kind, "ieee") if kind in ("float16", "bfloat16") else ("float32", kind)
-    return plans.ask("bias_relu", m, n, k, dtype, arithmetic, packed=True, invariant=True, gpu=gpu)
+    return ask_planner("bias_relu", m, n, k, dtype, arithmetic, packed=True, invariant=True, gpu=gpu)
 
 
 KINDS = ["float16", "bfloat16", "tf32", "split", "scaled"]

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import batch_norm as nodes
-from epigemm.autograd.batch_norm import BatchNormCall, Vectors
-from epigemm.calls.batch_norm import NOTHING_RUNS, Running
+from epigemm.autograd.batch_norm import BatchNormCall
+from epigemm.calls.batch_norm import NOTHING_RUNS, Norm, Running
 from epigemm.epilogues.library import BIAS
 from tests.support import norm_calls
 from tests.support.untyped import torch
@@ -36,9 +36,11 @@ def draw(device: Any = "cpu") -> list[Any]:
 
 
 def run(inputs: Any, *, relu: bool = False, running: Running = NOTHING_RUNS) -> Tensor:
-    x, weight, bias, *vectors = inputs
+    x, weight, bias, scale, bn_weight, bn_bias = inputs
     product = LinearCall(BIAS, x, weight, (bias,))
-    return nodes.linear_batch_norm(BatchNormCall(product, Vectors(*vectors), running, 0.1, relu))
+    return nodes.linear_batch_norm(
+        BatchNormCall(product, Norm(scale, bn_weight, bn_bias, 0.1, relu), running)
+    )
 
 
 def plain(inputs: Any, *, relu: bool = False) -> Tensor:

@@ -86,7 +86,8 @@ def draw(
     u, grad = matrix(), matrix()
     u += shift
     var, mean = torch.var_mean(u.double(), 0, correction=0)
-    return Case(u, grad, Norm.of(vectors, 1e-3, relu), mean, var)
+    scale, weight, bias = vectors
+    return Case(u, grad, Norm(scale, weight, bias, 1e-3, relu), mean, var)
 
 
 def wide(vector: Tensor | None, like: Tensor, absent: float) -> Tensor:

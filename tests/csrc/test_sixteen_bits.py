@@ -19,8 +19,9 @@ from torch import Tensor
 from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import SLOTS
 from epigemm.epilogues.tracer.accuracy import FEW, POWERS, ROUNDED_TO, short_number
+from epigemm.epilogues.tracer.contract import kernel_functions
 from epigemm.epilogues.tracer.source import POWERS as WRITTEN
-from epigemm.epilogues.tracer.source import kernel_functions, prelude
+from epigemm.epilogues.tracer.source import prelude
 from tests.csrc.test_short_forms import ERRORS, EXP2_ERROR, FAR_ERRORS, RECIPROCAL_ERROR, disturbed
 from tests.support.functors import compiled, needs_compiler
 

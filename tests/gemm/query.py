@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from epigemm._native import build_info
-from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
+from tools.planner import ask_planner
 
 H200 = KNOWN["H200"].numbers[:4]
 SWAP_AB, MMA = "sm90_swap_ab", "sm80_mma"
@@ -39,7 +39,7 @@ class Query:
     any_family: bool = False
 
     def plan(self) -> dict[str, Any]:
-        return plans.ask(
+        return ask_planner(
             self.epilogue,
             self.m,
             self.n,
@@ -119,5 +119,5 @@ def is_one_kernel(
     m: int, n: int, k: int, dtype: str, tf32_allowed: bool, gpu: tuple[int, ...], epilogue: str = "bias"
 ) -> bool:
     """What the planner says of such a product on a GPU that is described."""
-    answer = plans.ask(epilogue, m, n, k, dtype, "ieee", tf32_allowed=tf32_allowed, gpu=gpu)
+    answer = ask_planner(epilogue, m, n, k, dtype, "ieee", tf32_allowed=tf32_allowed, gpu=gpu)
     return bool(answer["is_fallback_one_kernel"])

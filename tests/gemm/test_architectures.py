@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
+from tools.planner import ask_planner
 
 A100, GA102 = "A100 Tensor Core GPU Architecture", "Ampere GA102 GPU Architecture"
 ADA, BLACKWELL = "Ada GPU Architecture", "RTX Blackwell GPU Architecture"
@@ -55,7 +55,9 @@ EFFICIENCY = 0.9  # of cuBLAS, assumed
 def of_cublas(gpu: tuple[int, ...], dtype: str = "bfloat16", size: int = HUGE) -> float:
     """The TFLOPS at which the planner expects PyTorch's GEMM to compute."""
     arithmetic = "split" if dtype == "float32" else "ieee"
-    answer = plans.ask("bias", size, size, size, dtype, arithmetic, has_bias=False, gpu=gpu, any_family=True)
+    answer = ask_planner(
+        "bias", size, size, size, dtype, arithmetic, has_bias=False, gpu=gpu, any_family=True
+    )
     return 2e-6 * float(size) ** 3 / float(answer["fallback_us"])
 
 
@@ -79,7 +81,7 @@ def test_limits_go_by_capability(capability: int, shared_kb: int, of_multiproces
     """Of one that is not known as much as of the smaller ones: every tile that is planned fits."""
     gpu = (capability, 10, 1000, 10**6)
     assert of_cublas(gpu) == pytest.approx(EFFICIENCY * 10 * 1000 * of_multiprocessor * 1e-6, rel=0.02)
-    answer = plans.ask("bias_gelu", 8192, 8192, 8192, "bfloat16", "ieee", gpu=gpu)
+    answer = ask_planner("bias_gelu", 8192, 8192, 8192, "bfloat16", "ieee", gpu=gpu)
     assert max(each["shared_bytes"] for each in answer["candidates"]) <= 1024 * shared_kb
 
 

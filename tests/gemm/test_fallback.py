@@ -13,6 +13,7 @@ import torch
 from epigemm.planner import plans
 from tests.gemm.query import H200 as GPU
 from tests.gemm.query import is_one_kernel
+from tools.planner import ask_planner
 
 H200, SMALL = 132, 40
 Sizes = tuple[int, int, int]
@@ -148,7 +149,7 @@ def test_predictions_follow_the_same_rule(epilogue: str) -> None:
     told = []
     for k in (511, 512):
         answers = [
-            plans.ask(name, 16, 1000, k, "float32", "split", has_bias=has_bias, gpu=GPU)
+            ask_planner(name, 16, 1000, k, "float32", "split", has_bias=has_bias, gpu=GPU)
             for name, has_bias in ((epilogue, True), ("bias_relu", False))
         ]
         told.append(answers[0]["fallback_us"] == answers[1]["fallback_us"])
@@ -165,7 +166,7 @@ def test_a_plain_fp32_product_that_splits_k_comes_without_the_bias(shape: Sizes,
     """As measured on an H200, by a wide margin: 202 us with the bias at 16x8192x8192, 151 without."""
     if not torch.cuda.is_available():
         pytest.skip("gpu: torch sees no CUDA device")
-    answer = plans.ask("bias", *shape, "float32", "ieee", device=0)
+    answer = ask_planner("bias", *shape, "float32", "ieee", device=0)
     assert answer["is_fallback_one_kernel"] is expected
 
 
@@ -180,7 +181,7 @@ SEEN = [
 
 
 def fallback_us(m: int, n: int, k: int, gpu: tuple[int, ...] = GPU, **layout: object) -> float:
-    answer = plans.ask("bias_relu", m, n, k, "bfloat16", "ieee", gpu=gpu, **layout)  # type: ignore[arg-type]
+    answer = ask_planner("bias_relu", m, n, k, "bfloat16", "ieee", gpu=gpu, **layout)  # type: ignore[arg-type]
     return plans.fallback_us(answer)
 
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epigemm._native import build_info, ops
-from epigemm.planner import plans, times
+from epigemm.planner import times
 from epigemm.planner.times import Entry
 from tests.support.choices import forget
+from tools.planner import ask_planner
 
 DEVICE = 40  # of which no test machine has so many
 H200, A100 = (90, 132, 1980, 4285000), (80, 108, 1410, 1555000)
@@ -44,7 +45,7 @@ def ask(
 ) -> dict[str, Any]:
     """What the planner says of the call that an entry is about, aligned, at `m` rows."""
     sizes = (entry.epilogue, entry.m if m is None else m, entry.n, entry.k, entry.dtype, entry.arithmetic)
-    return plans.ask(
+    return ask_planner(
         *sizes,
         packed=entry.packed,
         tf32_allowed=entry.tf32_allowed,

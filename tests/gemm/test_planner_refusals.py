@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epigemm.planner import plans
 from tests.gemm.query import ALL_TYPES, H200, TINY, WINS, Query, assert_well_formed
 from tests.support.cases import ELEMENTWISE, LINEAR
+from tools.planner import ask_planner
 
 TF32: dict[str, Any] = {"dtype": "float32", "arithmetic": "tf32"}
 SPLIT = Query(m=1024, dtype="float32", arithmetic="split", packed=True)
@@ -144,8 +144,8 @@ def test_what_there_is_not_is_an_error(changed: dict[str, Any], words: str) -> N
 def test_a_device_has_an_index(device: int) -> None:
     sizes = ("bias", 1, 8, 8, "bfloat16", "ieee")
     with pytest.raises(RuntimeError, match=f"device must be the index of a CUDA device or -1, got {device}$"):
-        plans.ask(*sizes, gpu=H200, device=device)
-    assert plans.ask(*sizes, gpu=H200, device=63)["source"] == "model"
+        ask_planner(*sizes, gpu=H200, device=device)
+    assert ask_planner(*sizes, gpu=H200, device=63)["source"] == "model"
 
 
 ANY = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70000)

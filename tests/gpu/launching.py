@@ -281,7 +281,7 @@ def both(
     parts = function.parts(problem.x.dtype)
     pair = parts.pair
     assert pair is not None
-    operands = Operands(None, pair.operands(problem.operands.tensors))
+    operands = Operands(None, [problem.operands.tensors[place] for place in pair.places])
     name = typed(pair.traced, [False] * len(pair.places)).name
     asked = Problem(name, problem.arithmetic, problem.x, problem.weight, operands)
     m, n = len(problem.x), len(problem.weight)

@@ -23,12 +23,13 @@ from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import typed
 from epigemm.planner import dry_runs, plans, times
-from epigemm.tuner import candidates
+from epigemm.tuner import tuner
 from tests.gpu.launching import formula_of
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.cases import Operands
 from tests.support.choices import forget
+from tools.planner import ask_planner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels", "empty_table")]
 
@@ -120,9 +121,9 @@ def test_every_candidate_is_right(
         epigemm.pack(weight, precision=precision)
     for uses_pack in (True, False):
         given = (bias, other) if is_made else (bias, 2.0)
-        call = candidates.on_random_x(LinearCall(epilogue, x, weight, given, precision, uses_pack))
+        call = tuner.on_random_x(LinearCall(epilogue, x, weight, given, precision, uses_pack))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
-        (family,) = (each for each in candidates.families(call) if each.arithmetic == name)
+        (family,) = (each for each in tuner.families(call) if each.arithmetic == name)
         bounded = reference.linear(formula, call.x, weight, operands, arithmetic, second_path=False)
         assert not family.left_out
         assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2
@@ -179,7 +180,7 @@ def test_the_device_tells_its_speed() -> None:
     assert plan["is_speed_assumed"] is False
     if torch.cuda.get_device_name(0) == "NVIDIA H200":
         sizes = ("bias_relu", 100, N, K, "bfloat16", "ieee")
-        described = plans.ask(*sizes, gpu=(90, 132, 1980, 4285000))
+        described = ask_planner(*sizes, gpu=(90, 132, 1980, 4285000))
         assert plan["fallback_us"] == pytest.approx(described["fallback_us"], rel=0.03)
         fastest, expected = plan["candidates"][0], described["candidates"][0]
         assert fastest["predicted_us"] == pytest.approx(expected["predicted_us"], rel=0.03)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from torch import Tensor
 from epigemm import progress
 from epigemm._native import ops
 from epigemm.epilogues.library import BIAS_RELU, BIAS_TANH
-from epigemm.linker import cubins, libraries, loader, wheel
+from epigemm.linker import cubins, libraries, loader
 from epigemm.linker.libraries import LinkError
 
 SYMBOL, OTHER = "epigemm_open_sm90_tma_bfloat16_0", "epigemm_open_sm90_tma_bfloat16_1"
@@ -40,7 +40,7 @@ class Driver:
         self.loaded.append((name, symbol, code))
         self.capabilities.append(capability)
 
-    def build_cubins(self, jobs: list[cubins.Job], advance: Callable[[], None]) -> list[bytes]:
+    def build_cubins(self, jobs: list[cubins.Job]) -> list[bytes]:
         if self.cannot_link:
             raise LinkError(self.cannot_link, "")
         self.linked += [job.symbol for job in jobs]
@@ -52,8 +52,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     driver = Driver()
     with zipfile.ZipFile(tmp_path / "bias_relu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(SYMBOL, CODE)
-    monkeypatch.setattr(wheel, "_FOLDER", tmp_path)
-    monkeypatch.setattr(wheel, "_given_up", set())
+    monkeypatch.setattr(cubins, "_FOLDER", tmp_path)
+    monkeypatch.setattr(cubins, "_given_up", set())
     monkeypatch.setattr(loader, "_failed", {})
     monkeypatch.setattr(loader, "capturing", lambda device: driver.capturing)
     monkeypatch.setattr(cubins, "build_cubins", driver.build_cubins)
@@ -63,9 +63,9 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(ops, "_add_kernel", driver.add_kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
-    wheel._names.cache_clear()
+    cubins._names.cache_clear()
     yield driver
-    wheel._names.cache_clear()
+    cubins._names.cache_clear()
 
 
 def test_the_packages_kernel_is_loaded(driver: Driver) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from epigemm.linker import libraries
 from epigemm.linker.cubins import Job, build_cubins, cubin
-from epigemm.linker.libraries import CompileError, LinkError, LinkingError
-from epigemm.linker.toolchain import compile_functor, link
+from epigemm.linker.libraries import CompileError, LinkError, LinkingError, compile_functor, link
 
 pytestmark = pytest.mark.skipif(
     bool(libraries.unavailable()), reason=libraries.unavailable().partition(";")[0]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from epigemm.planner import plans
+from tools.planner import ask_planner
 
 H200 = (90, 132, 1980, 4285000)
 
@@ -21,7 +22,7 @@ def test_times_are_measured_before_they_are_predicted() -> None:
 
 
 def test_a_plan_in_words() -> None:
-    answer = plans.ask("bias_silu", 8192, 4096, 1024, "bfloat16", "ieee", gpu=H200)
+    answer = ask_planner("bias_silu", 8192, 4096, 1024, "bfloat16", "ieee", gpu=H200)
     assert answer["fused"] and answer["predicted_us"] < answer["fallback_us"]
     text = plans.tile_text(answer)
     assert text.startswith(f"tile {answer['tile']}, cluster ") and "parts" not in text
@@ -31,9 +32,9 @@ def test_a_plan_in_words() -> None:
 @pytest.mark.parametrize("circumstances", [{"alignment": 8}, {"strides": (1025, 1024, 4096)}], ids=str)
 def test_what_is_known_of_strides_and_alignment_counts(circumstances: dict[str, Any]) -> None:
     sizes = (8192, 4096, 1024)
-    in_tf32 = plans.ask("bias_silu", *sizes, "float32", "tf32", gpu=H200, **circumstances)
+    in_tf32 = ask_planner("bias_silu", *sizes, "float32", "tf32", gpu=H200, **circumstances)
     assert not in_tf32["fused"] and in_tf32["why_not_covered"]
-    by_elements = plans.ask("bias_silu", *sizes, "bfloat16", "ieee", gpu=H200, **circumstances)
+    by_elements = ask_planner("bias_silu", *sizes, "bfloat16", "ieee", gpu=H200, **circumstances)
     assert not by_elements["fused"] and not by_elements["why_not_covered"]
     assert {each["schedule"] for each in by_elements["candidates"]} == {"by elements"}
 

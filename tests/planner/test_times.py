@@ -19,6 +19,7 @@ from epigemm._native import build_info, registry
 from epigemm.planner import plans, times
 from epigemm.planner.times import Entry
 from tests.support.choices import forget
+from tools.planner import ask_planner
 
 GPU = "NVIDIA H200"
 DEVICE = 41
@@ -40,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def source(entry: Entry) -> str:
     """Where the planner's choice for the call that an entry is about comes from."""
     sizes = (entry.epilogue, entry.m, entry.n, entry.k, entry.dtype, entry.arithmetic)
-    return str(plans.ask(*sizes, has_bias=entry.bias, gpu=(90, 132), device=DEVICE)["source"])
+    return str(ask_planner(*sizes, has_bias=entry.bias, gpu=(90, 132), device=DEVICE)["source"])
 
 
 def by_key(*entries: Entry) -> times.Entries:

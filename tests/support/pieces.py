@@ -28,6 +28,7 @@ from tests.support.packs import decode as decode
 from tests.support.packs import held as held
 from tests.support.packs import pack_size as pack_size
 from tests.support.pretended import Launch, Pretended
+from tools.planner import ask_planner
 
 HOPPER = (90, 132)
 DEVICE = 43
@@ -97,9 +98,9 @@ class Road:
         _, n, k = self.size
         for rows in range(16, 4096, 16):
             fused = [
-                plans.ask("bias", rows, n, k, "float32", "split", packed=packed, gpu=HOPPER, has_bias=False)[
-                    "fused"
-                ]
+                ask_planner(
+                    "bias", rows, n, k, "float32", "split", packed=packed, gpu=HOPPER, has_bias=False
+                )["fused"]
                 for packed in (True, False)
             ]
             if fused == [True, False]:

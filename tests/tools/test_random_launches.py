@@ -17,7 +17,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import named
 from epigemm.planner import dry_runs
 from epigemm.planner.gpus import KNOWN
-from epigemm.tuner.candidates import SWAP_AB
+from epigemm.tuner.tuner import SWAP_AB
 from tools import launches, random_launches
 from tools.launches import PROBLEMS, Launch, Layout, Outcome
 from tools.run_every_kernel import divides_k, family_number, kernels

@@ -17,18 +17,19 @@ from epigemm.epilogues.library import FUNCTIONS, RELU_DIV
 from epigemm.epilogues.registry import typed
 from epigemm.planner import plans, times
 from epigemm.planner.times import Entry
-from epigemm.tuner import candidates
+from epigemm.tuner import tuner
 from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends
+from tools.planner import ask_planner
 
 # --- tune() -----------------------------------------------------------------------------------------------------------
 
 
 def asked(epilogue: str = "relu_div", m: int = 40) -> dict[str, Any]:
     """What the planner says of `draw`'s call."""
-    return plans.ask(epilogue, m, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
+    return ask_planner(epilogue, m, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
 
 
 def worth_measuring(epilogue: str = "relu_div") -> list[tuple[int, ...]]:
@@ -133,9 +134,9 @@ def test_between_fused_and_torch_noise_decides_nothing(
     most = max(fused_us, torch_us) + 2e-3 if is_noise else 0.0
     assert entry.fused_us == pytest.approx(fused_us, abs=max(most - fused_us, 2e-3))
     assert entry.torch_us == pytest.approx(torch_us, abs=max(most - torch_us, 2e-3))
-    assert [each.plan for each in found.candidates if each.chosen] == [plan if expected else candidates.TORCH]
+    assert [each.plan for each in found.candidates if each.chosen] == [plan if expected else tuner.TORCH]
     shown = {each.plan: each.measured_us for each in found.candidates}
-    assert shown[plan] == pytest.approx(fused_us) and shown[candidates.TORCH] == pytest.approx(torch_us)
+    assert shown[plan] == pytest.approx(fused_us) and shown[tuner.TORCH] == pytest.approx(torch_us)
     forget(DEVICE)
     times.load(DEVICE)
     assert asked()["fused"] == expected, "as the next process reads it"
@@ -150,17 +151,17 @@ def at_present(epilogue: str, plan: tuple[int, ...]) -> Entry:
 def test_the_plan_that_runs_now_is_tried_though_it_is_predicted_to_be_slow(stage: Stage) -> None:
     """The other kernels whose predictions are that far behind are not."""
     m, n, k = 40, 256, 1024
-    found = plans.ask("relu_div", m, n, k, "bfloat16", "ieee", gpu=HOPPER)["candidates"]
+    found = ask_planner("relu_div", m, n, k, "bfloat16", "ieee", gpu=HOPPER)["candidates"]
     hopeless = [
         tuple(each["plan"]) for each in found if each["predicted_us"] > 1.7 * found[0]["predicted_us"]
     ]
     now = hopeless[-1]
     x, weight, bias = draw(m, n, k)
     call = LinearCall(RELU_DIV, x, weight, (bias, 2.0), uses_pack=False)
-    (family,) = candidates.families(call)
+    (family,) = tuner.families(call)
     assert family.candidates and not {each.plan for each in family.candidates} & set(hopeless)
     times.install(DEVICE, [replace(at_present("relu_div", now), k=k)])
-    (family,) = candidates.families(call)
+    (family,) = tuner.families(call)
     tried = {each.plan for each in family.candidates}
     assert family.now == now and now in tried
     assert {kernel_of(plan) for plan in tried & set(hopeless)} == {kernel_of(now)}
@@ -173,7 +174,7 @@ def test_a_call_is_measured_on_random_x_of_its_own_rows() -> None:
     nan = torch.full((256,), math.nan)
     epilogue = typed(FUNCTIONS["gated_relu_bias2"], [False] * 3)
     call = LinearCall(epilogue, x, weight, (bias, nan, torch.ones(3, 5, 256)), uses_pack=False)
-    first, second = candidates.on_random_x(call), candidates.on_random_x(call)
+    first, second = tuner.on_random_x(call), tuner.on_random_x(call)
     assert first.x.shape == (15, 128) and first.rows == call.rows == 15
     assert torch.equal(first.x, second.x) and bool(first.x.isfinite().all())
     assert first.weight is weight and first.bias is bias

@@ -10,16 +10,45 @@ another order. `docs/numerics.md` says what the mode promises, what it costs, an
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
+from typing import Any, TypeVar
+
 from epigemm.arguments import checks
-from epigemm.arguments.modes import Block, Mode, Shared
 from epigemm.compilers import is_traced, outside_of_graphs
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 active = False
-"""Whether the mode is on in some thread. If not, a call reads nothing else. Compiled code is guarded by it."""
+"""Whether the mode is on in some thread. If not, a call reads nothing else.
+
+Dynamo traces neither locks nor thread-locals: compiled code is guarded by this.
+"""
+
+_lock = threading.RLock()
+_everywhere = False
+_threads_on = 0
 
 
-_shared = Shared(__name__)
-_mode = Mode(_shared)
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        # What the blocks around the current call say; without any the switch for all threads decides.
+        self.choices: list[bool] = []
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _changing() -> Iterator[list[bool]]:
+    """The choices of this thread, which change in the block, as the switch for all threads may."""
+    global active, _threads_on
+    with _lock:
+        before = _thread.choices[-1:] == [True]
+        yield _thread.choices
+        _threads_on += (_thread.choices[-1:] == [True]) - before
+        active = _everywhere or _threads_on > 0
 
 
 def enabled() -> bool:
@@ -32,7 +61,7 @@ def enabled() -> bool:
         return False
     if is_traced():
         return True
-    return _mode.enabled()
+    return _thread.choices[-1] if _thread.choices else _everywhere
 
 
 def is_batch_invariant() -> bool:
@@ -62,10 +91,26 @@ def set_batch_invariant(enabled: bool) -> None:
         >>> epigemm.set_batch_invariant(False)
     """
     checks.flag("enabled", enabled)
-    outside_of_graphs(_shared.switch)(enabled)
+    outside_of_graphs(_switch)(enabled)
 
 
-class batch_invariant(Block):
+def _switch(enabled: bool) -> None:
+    global _everywhere
+    with _changing():
+        _everywhere = enabled
+
+
+def _enter(enabled: bool) -> None:
+    with _changing() as choices:
+        choices.append(enabled)
+
+
+def _exit() -> None:
+    with _changing() as choices:
+        choices.pop()
+
+
+class batch_invariant(ContextDecorator):
     """A mode in which a row's bits do not depend on M, nor on the row's position in x.
 
     For every linear function, module and dtype: `f(x)[i]` has the bits of `f(x[i : i + 1])[0]`, of `f(x[p])[j]` for any
@@ -95,9 +140,21 @@ class batch_invariant(Block):
         True
     """
 
+    def __init__(self, enabled: bool = True) -> None:
+        checks.flag("enabled", enabled)
+        self._enabled = enabled
+
+    def __call__(self, func: _Function) -> _Function:
+        """`func`, run inside the mode."""
+        checks.runs_when_called(func, "with epigemm.batch_invariant():")
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> batch_invariant:
+        return type(self)(self._enabled)  # each call of a decorated function has an object of its own
+
     def __enter__(self) -> batch_invariant:
-        outside_of_graphs(_mode.enter)(self._enabled)
+        outside_of_graphs(_enter)(self._enabled)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        outside_of_graphs(_mode.exit)()
+        outside_of_graphs(_exit)()

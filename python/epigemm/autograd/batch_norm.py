@@ -28,27 +28,17 @@ from epigemm.packs import weight_packs
 _grad_enabled = torch.is_grad_enabled
 
 
-class Vectors(NamedTuple):
-    """What follows the product and its bias, `[N]` or None: y = batch_norm(u * scale) * weight + bias."""
-
-    scale: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-
 class BatchNormCall(NamedTuple):
     """batch_norm((x @ weight.T + bias) * scale), and perhaps its ReLU."""
 
     product: LinearCall  # of `BIAS`
-    vectors: Vectors
+    norm: Norm
     running: Running
-    eps: float
-    relu: bool
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         """x, the linear layer's weight and bias, and the vectors."""
-        return (self.product.x, self.product.weight, self.product.bias, *self.vectors)
+        return (self.product.x, self.product.weight, self.product.bias, *self.norm[:3])
 
 
 def linear_batch_norm(call: BatchNormCall) -> Tensor:
@@ -64,7 +54,7 @@ def forward(call: BatchNormCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not call.product.uses_pack:
         weight_packs.expire(call.product.weight)
     u, of_u = moments.with_moments(call.product, leaves_blocks=True)
-    y = batch_norm.normalise(u, of_u, Norm.of(call.vectors, call.eps, call.relu), call.running)
+    y = batch_norm.normalise(u, of_u, call.norm, call.running)
     return y, u, of_u.mean, of_u.var
 
 
@@ -74,25 +64,25 @@ class _LinearBatchNorm(Function):
         y, u, mean, var = forward(call)
         x, weight, _, scale, bn_weight, bn_bias = inputs
         # no tensor here: autograd would not see it
-        ctx.eps, ctx.relu, ctx.precision = call.eps, call.relu, call.product.precision
+        ctx.eps, ctx.relu, ctx.precision = call.norm.eps, call.norm.relu, call.product.precision
         ctx.dtypes = [None if each is None else each.dtype for each in inputs]
         # Both, for derivatives of a higher order have both.
         product = (x, weight) if any(ctx.needs_input_grad[1:3]) else (None, None)
         # The bias of BatchNorm tells where its ReLU has cut.
-        ctx.save_for_backward(u, mean, var, *product, scale, bn_weight, bn_bias if call.relu else None)
+        ctx.save_for_backward(u, mean, var, *product, scale, bn_weight, bn_bias if call.norm.relu else None)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Gradients:
         saved = ctx.saved_tensors  # once: a checkpoint makes them again each time
-        u, mean, var, x, weight, *vectors = saved
+        u, mean, var, x, weight, scale, bn_weight, bn_bias = saved
         needs = ctx.needs_input_grad[1:]
         if _grad_enabled() or not gradient_products.runs_directly(grad, *saved):
             return None, *_by_reference(ctx, grad, saved, needs)
         needs_x, needs_weight, *needs_vectors = needs
         dtypes = [dtype if need else None for dtype, need in zip(ctx.dtypes[2:], needs_vectors, strict=True)]
         of_product = u.dtype if needs_x or needs_weight else None
-        norm = Norm.of(vectors, ctx.eps, ctx.relu)
+        norm = Norm(scale, bn_weight, bn_bias, ctx.eps, ctx.relu)
         found = batch_norm.gradients(grad, u, mean, var, norm, (of_product, *dtypes))
         if found.u is None:
             return None, None, None, *found[1:]
@@ -110,13 +100,14 @@ def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[
     def zeros(dtype: torch.dtype | None) -> Tensor | None:  # whose values change no gradient
         return None if dtype is None else known_u.new_zeros(known_u.shape[1], dtype=dtype)
 
-    def apply(x: Tensor | None, weight: Tensor, shift: Tensor | None, *vectors: Tensor | None) -> Tensor:
+    def apply(x: Tensor | None, weight: Tensor, shift: Tensor | None, *vectors: Any) -> Tensor:
         u: Tensor = known_u
         if x is not None:
             u = ops.linear(BIAS.name, x, weight, None, [], [], ctx.precision)
         if shift is not None:
             u = u + shift.to(u.dtype)
-        return batch_norm.reference(u, Norm.of(vectors, ctx.eps, ctx.relu))
+        scale, bn_weight, bn_bias = vectors
+        return batch_norm.reference(u, Norm(scale, bn_weight, bn_bias, ctx.eps, ctx.relu))
 
     inputs = (x, weight, zeros(shift_dtype), scale, bn_weight, bn_bias if ctx.relu else zeros(bias_dtype))
     return gradients.gradients_of(apply, inputs, grad, needs)

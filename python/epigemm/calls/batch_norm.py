@@ -45,12 +45,6 @@ class Norm(NamedTuple):
     eps: float
     relu: bool
 
-    @classmethod
-    def of(cls, vectors: Sequence[Tensor | None], eps: float, relu: bool) -> Norm:
-        """Of scale, weight and bias."""
-        scale, weight, bias = vectors
-        return cls(scale, weight, bias, eps, relu)
-
 
 def normalise(u: Tensor, moments: Moments, norm: Norm, running: Running) -> Tensor:
     """y, of u's dtype; the running statistics follow, and a batch is counted. `moments`: those of u.

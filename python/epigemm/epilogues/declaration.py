@@ -23,7 +23,7 @@ from typing import Any, overload
 
 from torch import Tensor, fx
 
-from epigemm.epilogues import constants, formulas, hints
+from epigemm.epilogues import constants, formulas, signatures
 from epigemm.epilogues.kinds import (
     ANNOTATIONS,
     MATRIX,
@@ -34,10 +34,9 @@ from epigemm.epilogues.kinds import (
     slots_of,
     too_many,
 )
-from epigemm.epilogues.tracer import cost, reference, source
+from epigemm.epilogues.tracer import contract, cost, reference, source
 from epigemm.epilogues.tracer.program import Program, words
 from epigemm.epilogues.tracer.results import Results, filled
-from epigemm.epilogues.tracer.stores import STORED
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 _KEYWORDS = words("out precision strict x_scale weight_scale out_dtype accumulate")  # of the calls
@@ -119,7 +118,7 @@ class Traced(Declared):
         self.graph = reference.reference_module(program)
         self.source = source.functor_text(program, self.kinds)
         if stored is not None:
-            self.source += source.functor_text(stored, self.kinds, STORED)
+            self.source += source.functor_text(stored, self.kinds, contract.STORED)
         self.digest = formulas.digest(self.source, self.kinds)
         self.key = str(next(_keys))
         self.forms: dict[tuple[bool, ...], Any] = {}
@@ -167,7 +166,7 @@ class Traced(Declared):
         `own`: the name of a functor's header in csrc/epilogue and of its struct, in place of that of the program.
         """
         long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
-        functions = source.kernel_functions(
+        functions = contract.kernel_functions(
             self.program, self.kinds, elements, parts, long, self.stored, shared
         )
         if own is None:
@@ -339,8 +338,8 @@ def _operand(function: FunctionType, parameter: inspect.Parameter, place: str) -
 def _annotation(function: FunctionType, parameter: inspect.Parameter, place: str, accepted: str) -> object:
     """The value of a parameter's annotation, which may be a string."""
     try:
-        return hints.evaluated(function, parameter.annotation)
-    except hints.UnknownError as error:
+        return signatures.evaluated(function, parameter.annotation)
+    except signatures.UnknownError as error:
         raise TypeError(
             f"{place}: {parameter.name!r} has the annotation {parameter.annotation!r}, which names nothing here "
             f"({error}); accepted is {accepted}, by a name that is there when the function is decorated"

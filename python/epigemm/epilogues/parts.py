@@ -8,9 +8,8 @@ computes two of them at once (`Parts.pair`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from epigemm.epilogues.declaration import Traced, TracedResults
 from epigemm.epilogues.tracer import cost
@@ -37,10 +36,6 @@ class Matrix:
     is_wide: bool = False
     source: int = 0
 
-    def operands(self, given: Sequence[Any]) -> list[Any]:
-        """Of a call's operands those that it reads."""
-        return [given[place] for place in self.places]
-
 
 class MatrixPair(NamedTuple):
     """Two matrices that one kernel may compute behind the product, both from the accumulator itself."""
@@ -49,10 +44,6 @@ class MatrixPair(NamedTuple):
     places: tuple[int, ...]  # of the operands that they read, among the function's
     result: int  # the matrices' numbers
     stored: int
-
-    def operands(self, given: Sequence[Any]) -> list[Any]:
-        """Of a call's operands those that they read."""
-        return [given[place] for place in self.places]
 
 
 class Reduction(NamedTuple):
@@ -80,11 +71,6 @@ class Parts:
     sources: list[int] = field(default_factory=list)
     pair: MatrixPair | None = None
 
-    def stores_shared(self, results: Sequence[Result]) -> bool:
-        """Whether the first matrix is a result."""
-        pairs = zip(results, self.sources, strict=True)
-        return any(result.is_stored and source == 0 for result, source in pairs)
-
 
 def take_apart(traced: TracedResults, *, is_exact: bool) -> Parts:
     """The parts of a function, for tensors of its arithmetic's type (`is_exact`), or of 16 bits.
@@ -107,7 +93,9 @@ class _Apart:
         self.parts.matrices.append(self._matrix(first, "shared", is_wide=False))
         every = traced.results.results
         of_stored = {
-            number: self._stored(each, number) for number, each in enumerate(every) if each.is_stored
+            number: self._number(each.value, number, is_wide=each.is_fp32 and not is_exact)
+            for number, each in enumerate(every)
+            if each.is_stored
         }
         for number, each in enumerate(every):
             source = of_stored[number] if each.is_stored else self._reduced(each, number)
@@ -138,9 +126,6 @@ class _Apart:
         if cost.is_long(of_stored, both.kinds, "apply" if self._is_exact else "apply_bfloat16"):
             return None
         return MatrixPair(both, places, result, stored)
-
-    def _stored(self, result: Result, number: int) -> int:
-        return self._number(result.value, number, is_wide=result.is_fp32 and not self._is_exact)
 
     def _reduced(self, result: Result, number: int) -> int:
         wide, as_it_is = (repr(result.value), True), (repr(result.value), False)

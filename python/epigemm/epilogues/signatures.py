@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
-from collections.abc import Sequence
-from typing import Any
+import sys
+import typing
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType, UnionType
+from typing import Any, Union, get_args, get_origin
 
-from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
+from torch import Tensor
+
+from epigemm.epilogues import constants
+from epigemm.epilogues.kinds import ANNOTATIONS, KINDS, SCALAR, Operand
 from epigemm.epilogues.tracer.results import Results, written
 
 _OF_8_BITS = {"x_scale": None, "weight_scale": None, "out_dtype": None, "accumulate": "promoted"}
@@ -19,7 +27,8 @@ def call_signature(operands: Sequence[Operand], *, takes_out: bool = True) -> in
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     given = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in first_names(operands)]
-    last = max((place for place, each in enumerate(operands, 1) if not _is_setting(each)), default=0)
+    settings = [each.kind == SCALAR and each.default is not None for each in operands]
+    last = max((place for place, is_setting in enumerate(settings, 1) if not is_setting), default=0)
     given += [_parameter(each, kind) for each in operands[:last]]
     given += [_parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in operands[last:]]
     options: dict[str, Any] = {"precision": None, "strict": False}
@@ -40,10 +49,6 @@ def first_names(operands: Sequence[Operand]) -> list[str]:
         return free(f"{name}_") if name in taken else name
 
     return [free("x"), free("weight")]
-
-
-def _is_setting(operand: Operand) -> bool:
-    return operand.kind == SCALAR and operand.default is not None
 
 
 def _parameter(operand: Operand, kind: Any) -> inspect.Parameter:
@@ -72,3 +77,86 @@ def call_doc(doc: str | None, name: str, operands: Sequence[Operand], results: R
         lines += ["", "Returns:", f"    {written(results.structure, names)}"]
         lines += [f"    {name}: {each}." for name, each in zip(names, results.results, strict=True)]
     return "\n".join(lines)
+
+
+# --- annotations that are strings, as under from __future__ import annotations ----------------------------------------
+
+
+_OURS: dict[str, Any] = {kind.__name__: kind for kind in ANNOTATIONS} | {"Tensor": Tensor}
+
+
+class UnknownError(Exception):
+    """An annotation that is a string and names nothing."""
+
+
+def evaluated(function: FunctionType, annotation: object) -> object:
+    """The value of an annotation that may be a string; of `PerColumn | None`, the kind alone.
+
+    Names are looked up in the function's cells, in the enclosing functions and classes that are being executed, and in
+    its module. What is imported under `TYPE_CHECKING` is in none of them: it is recognised by its own name, as in
+    `PerColumn`, `epigemm.PerColumn` or `Optional[PerColumn]`.
+
+    Raises:
+        UnknownError: a string that cannot be evaluated. It says why.
+    """
+    if isinstance(annotation, str):
+        annotation = _evaluated_text(function, annotation)
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation
+    choices = [choice for choice in get_args(annotation) if choice is not type(None)]
+    return choices[0] if len(choices) == 1 else annotation
+
+
+def _evaluated_text(function: FunctionType, annotation: str) -> object:
+    values = map(constants.contents, function.__closure__ or ())
+    cells = dict(zip(function.__code__.co_freevars, values, strict=True))
+    known = dict(ChainMap(cells, *map(dict, _around(function))))
+    found: object = annotation
+    unknown = ""
+    for names in (known, _Imported(known, function.__globals__)):
+        found = annotation
+        try:
+            while isinstance(found, str):  # an annotation in quotes is a string within a string
+                found = eval(found, function.__globals__, names)
+        except Exception as error:  # whatever it is
+            unknown = unknown or f"{type(error).__name__}: {error}"
+            continue
+        if not isinstance(found, _Module):
+            return found
+    raise UnknownError(unknown)
+
+
+class _Imported(dict[str, Any]):
+    """Replaces names that are imported only for type checkers: epigemm's annotations, and modules that have them."""
+
+    def __init__(self, known: Mapping[str, Any], module: Mapping[str, Any]) -> None:
+        super().__init__(known)
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._module or hasattr(builtins, name):
+            raise KeyError(name)
+        return _named(name) if _named(name) is not None else _Module()
+
+
+class _Module:
+    """A module that is imported only for type checkers."""
+
+    def __getattr__(self, name: str) -> Any:
+        if (found := _named(name)) is None:
+            raise AttributeError(f"{name} is no annotation of an operand")
+        return found
+
+
+def _named(name: str) -> Any:
+    return _OURS.get(name, getattr(typing, name, None) if name in ("Optional", "Union") else None)
+
+
+def _around(function: FunctionType) -> Iterator[Mapping[str, Any]]:
+    """The local names of the enclosing functions and classes that are being executed, the innermost first."""
+    names = function.__qualname__.split(".")[:-1]
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals is function.__globals__ and frame.f_code.co_name in names:
+            yield frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]

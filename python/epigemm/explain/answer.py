@@ -64,7 +64,11 @@ class Explanation:
         lines += _listed("results", self.results)
         lines += _listed("because", self.reasons)
         lines += _listed("launches", [f"{i}. {kernel}" for i, kernel in enumerate(self.kernels, 1)])
-        lines += _listed("compared", [_candidate_text(candidate) for candidate in self.candidates])
+        compared = list[str]()
+        for each in self.candidates:
+            how = "measured" if "measured_us" in each else "predicted"
+            compared.append(f"{plans.fused_us(each):9.1f} us {how:<9}  {plans.tile_text(each)}")
+        lines += _listed("compared", compared)
         lines += [f"  backward:   {self.backward}"]
         return "\n".join(lines)
 
@@ -175,12 +179,6 @@ def numbered(products: list[Product]) -> list[Product]:
         count = seen[each.name] = seen.get(each.name, 0) + 1
         named.append(each if count == 1 else replace(each, name=f"{each.name}#{count}"))
     return named
-
-
-def _candidate_text(candidate: dict[str, Any]) -> str:
-    """One line of the kernels that were compared."""
-    how = "measured" if "measured_us" in candidate else "predicted"
-    return f"{plans.fused_us(candidate):9.1f} us {how:<9}  {plans.tile_text(candidate)}"
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:

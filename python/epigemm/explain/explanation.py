@@ -46,6 +46,8 @@ _NONE_FOR_FUSED = (
 _INVARIANT = (
     "batch invariant: N, K, dtype and precision choose the kernel, not M; nothing splits a sum over K"
 )
+_BY_ROWS = "on a CPU each row is a call of its own"
+_WAS_SHORT = "the last call of these sizes found no memory for fp16 slices and ran without them"
 _BOTH = "one kernel multiplies x by both weights; the second product is never stored"
 _AS_IT_LIES = "the weight is read as it lies, in fp32: no slices of it are made"
 _STALE = "; its kept pack is stale until repack(), as the weight has changed"
@@ -219,14 +221,10 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
     fastest = f"{fastest}: {times.source_text(source, plan)}"
     if choice is None:
         return [fastest]
-    slices = _slices_of_weight(call, tried, choice)
-    return [fastest, slices, _GUARD, *_memory_notes(call, tried.arithmetic)]
-
-
-def _slices_of_weight(call: LinearCall, tried: Tried, choice: Choice) -> str:
+    slices = weight_slices.describe_source(choice) if call.uses_pack else _CHANGING
     if tried.reads_weight:
-        return _AS_IT_LIES + _STALE * (choice.pack is not None and call.uses_pack)
-    return weight_slices.describe_source(choice) if call.uses_pack else _CHANGING
+        slices = _AS_IT_LIES + _STALE * (choice.pack is not None and call.uses_pack)
+    return [fastest, slices, _GUARD, *_memory_notes(call, tried.arithmetic)]
 
 
 def _explain_fused(call: LinearCall, dry: DryRun, tried: Tried, reasons: list[str]) -> Explanation:
@@ -257,7 +255,10 @@ def _explain_invariant(call: LinearCall) -> Explanation:
     if invariant.runs_by_rows(call):
         if call.strict:
             require_fused(call)
-        return _explain_rows(call)
+        kernel = f"torch GEMM ({'addmm' if call.epilogue.is_bias else 'mm'}) of one row"
+        after = [] if call.epilogue.is_bias else [f"{in_its_own_kernel(call)}, in place on the product"]
+        launches = [f"for each row: {launch}" for launch in (kernel, *after)]
+        return _by_torch(call, launches, [_INVARIANT, _BY_ROWS], kernel=kernel)
     invariant.refuse(call)
     considered = consider(call)
     reasons, choices, found = [_INVARIANT], considered.choices, considered.found
@@ -271,21 +272,8 @@ def _explain_invariant(call: LinearCall) -> Explanation:
     return _explain_fused(call, found, tried, [*reasons, _COPIED] if are_copied else reasons)
 
 
-def _explain_rows(call: LinearCall) -> Explanation:
-    """The same on a CPU."""
-    kernel = f"torch GEMM ({'addmm' if call.epilogue.is_bias else 'mm'}) of one row"
-    after = [] if call.epilogue.is_bias else [f"{in_its_own_kernel(call)}, in place on the product"]
-    launches = [f"for each row: {launch}" for launch in (kernel, *after)]
-    return _by_torch(call, launches, [_INVARIANT, "on a CPU each row is a call of its own"], kernel=kernel)
-
-
 def _memory_notes(call: LinearCall, arithmetic: str) -> list[str]:
-    lacked = weight_slices.lacked_memory(call, arithmetic)
-    return (
-        ["the last call of these sizes found no memory for fp16 slices and ran without them"]
-        if lacked
-        else []
-    )
+    return [_WAS_SHORT] if weight_slices.lacked_memory(call, arithmetic) else []
 
 
 def of_elementwise(call: ElementwiseCall) -> Explanation:

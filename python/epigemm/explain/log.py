@@ -20,6 +20,7 @@ from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, reductions, resolve, resolve_elementwise
 from epigemm.calls.by_reference import unfolded
 from epigemm.calls.log import Log, current
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
 from epigemm.explain import explanation, norms
@@ -27,7 +28,6 @@ from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Exp
 from epigemm.explain.explanation import dtype_name
 from epigemm.planner.reasons import Reason
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.user_epilogue import UserEpilogue
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     name: getattr(module, name) for module in (functional, glu) for name in module.__all__

@@ -16,8 +16,8 @@ from epigemm.explain.explanation import LAUNCHES, PRODUCTS, explain_linear
 
 def function_of(call: BatchNormCall) -> str:
     """The name of what is computed."""
-    scale = "" if call.vectors.scale is None else "_scale"
-    return f"linear{scale}_batch_norm{'_relu' if call.relu else ''}"
+    scale = "" if call.norm.scale is None else "_scale"
+    return f"linear{scale}_batch_norm{'_relu' if call.norm.relu else ''}"
 
 
 def explained(call: BatchNormCall) -> Explanation:
@@ -41,11 +41,11 @@ def explained(call: BatchNormCall) -> Explanation:
 
 def behind(found: Explanation, epilogue: Epilogue, call: BatchNormCall, why: str) -> Explanation:
     """The explanation of a product, with a BatchNorm by PyTorch's operators behind it."""
-    is_apart = call.vectors.scale is not None and epilogue.is_bias
+    is_apart = call.norm.scale is not None and epilogue.is_bias
     kernels = [
         *(["torch mul"] if is_apart else []),
         "torch batch_norm",
-        *(["torch relu"] if call.relu else []),
+        *(["torch relu"] if call.norm.relu else []),
     ]
     backward = found.backward
     if not backward.startswith("not needed"):
@@ -58,7 +58,7 @@ def _normalising(call: BatchNormCall, *, merges: bool) -> list[str]:
     """What normalises the product. `merges`: the moments of few blocks, in the same kernel."""
     running = call.running
     counts = running.tracked is not None and running.momentum is None
-    relu = " and ReLU" if call.relu else ""
+    relu = " and ReLU" if call.norm.relu else ""
     written = "" if running.mean is None else "; the running statistics"
     kernel = f"{_OF_COLUMNS};" if merges else "epigemm CUDA kernel,"
     return [

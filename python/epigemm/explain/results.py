@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.tracer.results import structured
+from epigemm.epilogues.tracer.results import structured, written
 from epigemm.explain import explanation, log
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, Explanation, Product
 from epigemm.explain.log import Call, CallLog, Launch, explained
@@ -64,7 +64,7 @@ def explain(fn: Any, /, *args: Any, **kwargs: Any) -> Explanation:
         path = GEMM_ELEMENTWISE if found.path == ELEMENTWISE else found.path
         reasons = [explanation.PROMOTED, *of_product.reasons, *found.reasons]
         found = replace(found, op=of_product.op, path=path, reasons=reasons)
-    return replace(found, op=f"{function}: {form.named_results(names)}, of {found.op}")
+    return replace(found, op=f"{function}: {written(form.traced.results.structure, names)}, of {found.op}")
 
 
 def _named(opened: CallLog, product: Call | None, z: Sequence[Tensor]) -> tuple[list[str], list[str]]:

@@ -6,13 +6,11 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 _BUILT_IN = (nn.Module, object)
-_Items = list[tuple[str, Any]]
 
 
 @contextmanager
@@ -52,11 +50,9 @@ def kept(module: nn.Module) -> Iterator[None]:
                 if vars(kind).get(name) is not value:
                     setattr(kind, name, value)
         for own, items in was:
-            if not _are_same(list(own.items()), items):
+            now = list(own.items())
+            if len(now) != len(items) or any(
+                a != b or x is not y for (a, x), (b, y) in zip(now, items, strict=True)
+            ):
                 own.clear()
                 own.update(items)
-
-
-def _are_same(now: _Items, before: _Items) -> bool:
-    pairs = zip(now, before, strict=False)
-    return len(now) == len(before) and all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)

@@ -13,6 +13,7 @@ from functools import cache
 
 from torch import fx
 
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, too_many
 from epigemm.fusion import matmuls
 from epigemm.fusion.effects import effects_of
@@ -30,7 +31,6 @@ from epigemm.fusion.values import (
     tensors_of,
     value_at,
 )
-from epigemm.user_epilogue import UserEpilogue
 
 # Reasons that are given only if there is no other: most results are read by other products.
 _TAKEN = "is a part of another product's chain"

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import declaration
 from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.tracer.program import Ref, words
 from epigemm.epilogues.tracer.steps import Refusal
-from epigemm.user_epilogue import UserEpilogue
 
 _LONGEST_NAME, _LONGEST_TEXT = 40, 160
 

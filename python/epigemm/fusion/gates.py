@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
@@ -26,7 +27,6 @@ from epigemm.fusion.site import FusedCall, Site
 from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
-from epigemm.user_epilogue import UserEpilogue
 
 
 class Joined(NamedTuple):
@@ -156,17 +156,13 @@ class TwoSites(FusedCall):
         """Compute both chains."""
         place = self._others + self._place
         operands = (*sources[:place], None, *sources[place:])
-        epilogue = self._linked or self._find_linked(x, operands)
+        if self._linked is None:  # the operands' types are the same at each call of a graph
+            self._linked = forms.of_types(self._epilogue.traced, x, operands)
         is_invariant = invariance.active and invariance.enabled()
-        call = LinearCall(epilogue, x, weight, operands, invariant=is_invariant, weight2=weight2)
+        call = LinearCall(self._linked, x, weight, operands, invariant=is_invariant, weight2=weight2)
         found = one_kernel.pair(call)
         if found is not None:
             return found
         others, rest = sources[: self._others], sources[self._others :]
         gate = self._second(x, weight2, *others)
         return self._first(x, weight, *rest[: self._place], gate, *rest[self._place :])
-
-    def _find_linked(self, x: Tensor, operands: tuple[Tensor | None, ...]) -> Epilogue:
-        """The epilogue for the operands' types, which are the same at each call of a graph."""
-        self._linked = forms.of_types(self._epilogue.traced, x, operands)
-        return self._linked

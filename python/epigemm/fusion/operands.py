@@ -165,7 +165,8 @@ class _Maker:
             # A copy of it for each batch would be written and read, as the sum is.
             is_repeated = 1 < axes < beside.dim() and same_sizes(value.shape[ones:], beside.shape[-axes:])
             raise Refused(f"{text}; to repeat it takes as long as to add it" if is_repeated else text)
-        shared = kind == MATRIX and not _has_all_rows(value, beside)
+        padded = (*(1,) * (beside.dim() - value.dim()), *value.shape)
+        shared = kind == MATRIX and not same_sizes(padded, beside.shape)
         if shared:
             self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
         operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None, shared)
@@ -296,11 +297,6 @@ def _shares_rows(shape: Sequence[Any], result: Sequence[Any]) -> bool:
     while kept > 0 and known(shape[kept - 1] == 1):
         kept -= 1
     return len(shape) == len(result) and same_sizes((*shape[:kept], shape[-1]), (*result[:kept], result[-1]))
-
-
-def _has_all_rows(value: Tensor, beside: Tensor) -> bool:
-    """Whether a matrix has the shape of what it is read beside."""
-    return same_sizes((*(1,) * (beside.dim() - value.dim()), *value.shape), beside.shape)
 
 
 # --- BatchNorm -------------------------------------------------------------------------------------------------------

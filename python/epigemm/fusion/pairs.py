@@ -27,7 +27,7 @@ from torch.autograd import grad_mode
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of, run_again
-from epigemm.fusion.insertion import Inserter
+from epigemm.fusion.layers import Inserter
 from epigemm.fusion.matmuls import Product
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.values import (
@@ -179,8 +179,9 @@ def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
         if user.op == "output" or not effects.known or effects.writes:
             return False
         if user.target is F.glu:
-            if not _is_of_last_axis(user, product):
-                return False
+            gated, whole = tensor_of(user), product.value.shape
+            if gated is None or not same_sizes(gated.shape, (*whole[:-1], int(whole[-1]) // 2)):
+                return False  # of another axis
             found.glus.append(user)
             continue
         value, parts = value_of(user), tensors_of(user)
@@ -228,12 +229,6 @@ def _half(value: Any, product: Product) -> int | None:
         return None
     offset = value.storage_offset() - whole.storage_offset()
     return next((half for half in (0, 1) if known(offset == half * columns)), None)
-
-
-def _is_of_last_axis(node: fx.Node, product: Product) -> bool:
-    """Whether a call of `F.glu` has the product's shape with half of its columns."""
-    value, whole = tensor_of(node), product.value
-    return value is not None and same_sizes(value.shape, (*whole.shape[:-1], int(whole.shape[-1]) // 2))
 
 
 def _made_two(node: fx.Node, us: float) -> Pair:

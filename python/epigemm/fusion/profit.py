@@ -218,11 +218,8 @@ def device_us(node: fx.Node) -> float:
 def moved_us(tensors: Sequence[Tensor]) -> float:
     """The time of a kernel that moves some tensors and computes little."""
     device = next((tensor.get_device() for tensor in tensors if tensor.is_cuda), -1)
-    return _LEAST_US + sum(map(_bytes, tensors)) / _bytes_per_us(device)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return math.prod(map(hint, tensor.shape)) * tensor.element_size()
+    moved = sum(math.prod(map(hint, tensor.shape)) * tensor.element_size() for tensor in tensors)
+    return _LEAST_US + moved / _bytes_per_us(device)
 
 
 @functools.cache

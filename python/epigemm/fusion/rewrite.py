@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, fx
 
-from epigemm.fusion import formula, gates, layers, layouts, matmuls, norms, pairs, profit
+from epigemm.fusion import formula, gates, layers, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.site import Site
+from epigemm.fusion.site import NormedProduct, NormSite, Site, find_normed
 from epigemm.fusion.values import origin_of
 
 T = TypeVar("T")
@@ -149,12 +149,12 @@ def fuse_graph(
     """
     settings, notes = _Settings(one_by_one, traced), list[str]()
     found = settings.find(_copied(graph))
-    for rewriting in (_layers_that_pay, _rows_that_pay, _pairs_that_pay):
+    for rewriting in (_layers_that_pay, _pairs_that_pay):
         found, said = rewriting(found, settings)
         notes += said
     judged = found.judged
     report = FusionReport(skipped=found.skipped, notes=notes)
-    normed = {} if traced else norms.find(found.finder, judged)
+    normed = {} if traced else find_normed(found.finder, judged)
     fused = _replace_all(found, normed)
     for chain in judged:
         reason = judged[chain].why_not
@@ -183,18 +183,6 @@ def _layers_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[s
     return found, list(dict.fromkeys(notes))
 
 
-def _rows_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
-    """Copy operands with reordered axes where that allows sums to be fused."""
-
-    def pays(copied: layouts.Copied, tried: _Found) -> bool:
-        return copied.pays(node for chain in tried.taken for node in chain.nodes)
-
-    found, made = settings.tried(found, layouts.sums(found.graph), layouts.put_in_rows, pays)
-    return found, [
-        f"{each.copy.args[0]} is copied once: sums with it then lie in rows" for each in made.values()
-    ]
-
-
 def _pairs_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
     """Replace products that are read by halves by two, where that is expected to be faster."""
     us = pairs.read_by_halves(found.graph, found.judged)
@@ -207,7 +195,7 @@ def _pairs_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[st
     return found, [f"{name_of(pair.first)}: {said}" for pair in made.values()]
 
 
-def _replace_all(found: _Found, normed: dict[Chain, norms.Found]) -> dict[Chain, FusedSite]:
+def _replace_all(found: _Found, normed: dict[Chain, NormedProduct]) -> dict[Chain, FusedSite]:
     """Replace chains by calls, the one that ends last first, because a chain may read results of those before it.
 
     So no call reads a node that has been removed. This is not the order of the products: in `a(x) * b(x)` the first
@@ -226,7 +214,7 @@ def _replace_all(found: _Found, normed: dict[Chain, norms.Found]) -> dict[Chain,
             matched = tuple(node.name for node in norm.nodes)
             name = name_of(chain.product.node)
             sites[chain] = site = FusedSite(name, norm.function, matched, norm.text, (_OWN_STATISTICS,))
-            _replace(norms.NormSite(norm), norm.sources, norm.nodes, site, at=norm.norm)
+            _replace(NormSite(norm), norm.sources, norm.nodes, site, at=norm.norm)
         elif both is None:
             sites[chain] = site = _site_of(chain, profit.notes(chain, estimate))
             _replace(Site(chain), chain.sources, chain.nodes, site, views=chain.views)

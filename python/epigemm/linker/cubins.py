@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from epigemm.linker import store
-from epigemm.linker.libraries import LinkingError
+from epigemm.linker.libraries import LinkingError, compile_functor, link, side_by_side
 from epigemm.linker.store import Once
-from epigemm.linker.toolchain import compile_functor, link, side_by_side
 
 _SHIPPED = Path(__file__).parents[1] / "ir"
 
@@ -48,18 +48,9 @@ def cubin(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int
     return store.made.get(key, lambda: store.read(key) or _make(job, key))
 
 
-def build_cubins(jobs: Sequence[Job], advance: Callable[[], None] = lambda: None) -> list[bytes]:
-    """Several kernels, linked in parallel. An epilogue is compiled once for all of them. Errors are those of `cubin`.
-
-    `advance` is called after each kernel.
-    """
-
-    def build(job: Job) -> bytes:
-        made = cubin(*job)
-        advance()
-        return made
-
-    return side_by_side(build, jobs)
+def build_cubins(jobs: Sequence[Job]) -> list[bytes]:
+    """Several kernels, linked in parallel. An epilogue is compiled once for all of them. Errors as of `cubin`."""
+    return side_by_side(lambda job: cubin(*job), jobs)
 
 
 def find(source: str, symbol: str, ir: bytes | Path, capability: tuple[int, int]) -> bytes | None:
@@ -148,3 +139,70 @@ def architecture(symbol: str, capability: tuple[int, int]) -> str:
     if capability < (8, 0) or "_sm90_" in symbol:
         raise ValueError(f"{symbol} does not run on GPUs of compute capability {major}.{minor}")
     return f"sm_{major}{minor}"
+
+
+# --- kernels of the package ------------------------------------------------------------------------------------------
+
+# Linked when the package was built: built-in epilogues in Hopper's kernels. `cubins/NAME.zip` of the package has the
+# machine code of each kernel of an epilogue, under the kernel's symbol.
+
+
+_FOLDER = Path(__file__).parents[1] / "cubins"
+_CAPABILITY = (9, 0)
+_given_up: set[str] = set()
+
+
+class DamagedError(Exception):
+    """A file cannot be read, or is damaged."""
+
+
+def is_prelinked(epilogue: str, symbol: str, capability: tuple[int, int]) -> bool:
+    """Whether the package has a kernel for this GPU, and `give_up` was not called for the epilogue.
+
+    Kernels from another folder (`EPIGEMM_IR_DIR`) are linked at run time.
+    """
+    if capability != _CAPABILITY or epilogue in _given_up or os.environ.get("EPIGEMM_IR_DIR"):
+        return False
+    try:
+        return symbol in _names(_FOLDER / f"{epilogue}.zip")
+    except DamagedError:
+        return True  # `prelinked` reports the damage
+
+
+def prelinked(epilogue: str, symbol: str, capability: tuple[int, int]) -> bytes | None:
+    """A kernel's machine code; None if the package does not have it.
+
+    Raises:
+        DamagedError: its file is damaged.
+    """
+    if not is_prelinked(epilogue, symbol, capability):
+        return None
+    file = _FOLDER / f"{epilogue}.zip"
+    with _opened(file) as archive:
+        cubin = archive.read(symbol)  # which compares the checksum
+    if not cubin.startswith(b"\x7fELF"):
+        raise DamagedError(f"{file.name}: it has no machine code")
+    return cubin
+
+
+def give_up(epilogue: str) -> None:
+    """Do not use the package's kernels of an epilogue in this process any more: one warning is enough."""
+    _given_up.add(epilogue)
+
+
+@functools.cache
+def _names(file: Path) -> frozenset[str]:
+    """The names of the kernels in a file; none if there is no file."""
+    if not file.is_file():
+        return frozenset()
+    with _opened(file) as archive:
+        return frozenset(archive.namelist())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+    except Exception as error:  # zipfile raises errors of many types for a damaged file
+        raise DamagedError(f"{file.name}: {error or type(error).__name__}") from error

@@ -1,7 +1,7 @@
 """Gets the kernels that a call needs, with the epilogue linked into them, and loads them.
 
 It serves all epilogues, built in or made at run time. The kernels of the most used built-in ones are in the package
-(`epigemm.linker.wheel`). The others are linked when a call first needs them (`epigemm.linker.cubins`).
+(`epigemm.linker.cubins`). The others are linked when a call first needs them (`epigemm.linker.cubins`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 from epigemm import progress
 from epigemm._native import ops
-from epigemm.cuda_graphs import capturing
+from epigemm.compilers import capturing
 from epigemm.epilogues.registry import Epilogue
-from epigemm.linker import cubins, libraries, wheel
+from epigemm.linker import cubins, libraries
 
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
 _lock = threading.Lock()
@@ -58,7 +58,9 @@ def link_for(
     Raises:
         libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
     """
-    symbols = [symbol for symbol in symbols if not wheel.has(epilogue.prelinked, symbol, capability)]
+    symbols = [
+        symbol for symbol in symbols if not cubins.is_prelinked(epilogue.prelinked, symbol, capability)
+    ]
     if missing := next((symbol for symbol in symbols if cubins.ir_path(symbol) is None), ""):
         return [], f"this build has no kernel {missing} that epilogues are linked into"
     jobs = _jobs(epilogue, symbols, capability)
@@ -79,7 +81,7 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
     wanted = [
         symbol
         for symbol in sorted(symbols)
-        if not wheel.has(epilogue.prelinked, symbol, capability)
+        if not cubins.is_prelinked(epilogue.prelinked, symbol, capability)
         and not why_not(epilogue, [symbol], capability)
     ]
     if wanted and not capturing(device):
@@ -94,7 +96,9 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
         return ""
     capability = torch.cuda.get_device_capability(device)
     symbols = [
-        symbol for symbol in missing.split(",") if not wheel.has(epilogue.prelinked, symbol, capability)
+        symbol
+        for symbol in missing.split(",")
+        if not cubins.is_prelinked(epilogue.prelinked, symbol, capability)
     ]
     if reason := why_not(epilogue, symbols, capability):
         return reason
@@ -120,11 +124,11 @@ def why_not(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, i
 def _load_prelinked(epilogue: Epilogue, symbol: str, capability: tuple[int, int]) -> bool:
     """Load a kernel of the package; whether there is one and the driver accepts it."""
     try:
-        cubin = wheel.read(epilogue.prelinked, symbol, capability)
+        cubin = cubins.prelinked(epilogue.prelinked, symbol, capability)
         if cubin is not None:
             _add(epilogue, symbol, capability, cubin)
-    except (wheel.DamagedError, RuntimeError) as error:
-        wheel.give_up(epilogue.prelinked)
+    except (cubins.DamagedError, RuntimeError) as error:
+        cubins.give_up(epilogue.prelinked)
         warnings.warn(
             f"epigemm's own kernel {symbol} for {epilogue.name!r} is of no use ({error}); those of this epilogue are "
             "linked anew, or PyTorch's operators stand in. Installing epigemm again may help",
@@ -155,8 +159,8 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
 def _built(epilogue: Epilogue, jobs: Sequence[cubins.Job]) -> list[bytes]:
     """The kernels' machine code, which may take seconds."""
     count = f"{len(jobs)} kernel{'s' if len(jobs) != 1 else ''}"
-    with progress.doing(f"linking {count} of {epilogue.name.partition('.')[0]}", len(jobs)) as task:
-        return cubins.build_cubins(jobs, task.advance)
+    with progress.doing(f"linking {count} of {epilogue.name.partition('.')[0]}"):
+        return cubins.build_cubins(jobs)
 
 
 def _add(epilogue: Epilogue, symbol: str, capability: tuple[int, int], cubin: bytes) -> None:

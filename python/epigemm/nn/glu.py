@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from epigemm import docstrings, functional, glu
-from epigemm.arguments import calls
 from epigemm.arguments.forms import Function
 from epigemm.nn.base import CallOptions, FusedLinear, Options, reset_linear
 
@@ -110,9 +109,9 @@ class LinearGLU(FusedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        weight, bias, weight2, bias2 = self.weight, self.bias, self.weight2, self.bias2
-        options = calls.Options(self.precision, self.strict)
-        return glu.run(self.activation, x, weight, bias, weight2, bias2, None, options)
+        second: Any = {"weight2": self.weight2, "bias2": self.bias2, "activation": self.activation}
+        options: Any = {"precision": self.precision, "strict": self.strict}
+        return glu.linear_glu(x, self.weight, self.bias, **second, **options)
 
     @property
     def _function(self) -> Function:

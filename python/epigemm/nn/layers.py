@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from epigemm import docstrings, functional
-from epigemm.arguments import calls, checks
+from epigemm.arguments import checks
 from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
+from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import library
 from epigemm.nn.base import CallOptions, FusedLinear, Options
 from epigemm.results_epilogue import ResultsEpilogue
-from epigemm.user_epilogue import UserEpilogue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -353,8 +353,8 @@ class Linear(FusedLinear):
             if twice := by_place.keys() & named.keys():
                 raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
             operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
-        options = calls.Options(self.precision, self.strict)
-        return self.epilogue.call(x, weight, operands, named, None, options)
+        given: Any = {**named, "precision": self.precision, "strict": self.strict}
+        return self.epilogue(x, weight, *operands, **given)
 
     @property
     def _epilogue_name(self) -> str | None:

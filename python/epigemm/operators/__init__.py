@@ -1,5 +1,5 @@
 """`torch.ops.epigemm.*`: implementation, fake kernels, derivatives and vmap rules; and what compiled graphs call.
 
 Imports: `epilogues`, `arguments`, `planner`, `calls`, `autograd`. Taken by `route`, `decoration`,
-`user_epilogue`, `explain`, `fusion`.
+`decorator`, `explain`, `fusion`.
 """

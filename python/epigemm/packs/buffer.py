@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from epigemm._native import operator
-from epigemm.cuda_graphs import capturing
+from epigemm.compilers import capturing
 
 _Mark = tuple[Any, ...]
 _split_rows_out = operator("_split_rows_out")

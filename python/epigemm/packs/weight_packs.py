@@ -21,8 +21,8 @@ from epigemm._native import ops
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
+from epigemm.compilers import capturing as capturing
 from epigemm.compilers import outside_of_graphs
-from epigemm.cuda_graphs import capturing as capturing
 from epigemm.epilogues.library import BIAS
 from epigemm.packs.buffer import KeptPack as KeptPack  # "as": users of this module take both from here
 from epigemm.planner import dry_runs, plans

@@ -107,7 +107,7 @@ def dry_run(
     `slices`: what is known of the weight's slices, at `SHIFTS`. `place`: for meta tensors, a tensor on the device in
     question. `order`: the arithmetics to try; None: those of the call's precision. `circumstances`, `plan`: see
     csrc/call/forced.h. The launches "blocks" and "merge" are those of the result's statistics. `gpu`: a GPU that this
-    machine need not have, as `plans.ask` takes it, in place of the tensors' device; `missing` has all kernels then.
+    machine need not have, as `GPU.numbers` has it, in place of the tensors' device; `missing` has all kernels then.
 
     Raises:
         RuntimeError: the numbers of `plan` name none.

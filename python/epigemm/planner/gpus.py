@@ -25,7 +25,7 @@ class GPU(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """As `epigemm.planner.plans.ask` takes them."""
+        """As C++ takes them: see csrc/torch/plans.cpp."""
         major, minor = self.capability
         return (
             10 * major + minor,

@@ -22,7 +22,7 @@ from benchmarks.cli import main
 from benchmarks.harness.runner import Bench
 from benchmarks.kinds import plans
 from epigemm.arguments.calls import LinearCall
-from epigemm.tuner.candidates import Candidate
+from epigemm.tuner.tuner import Candidate
 from tools import judge_costs
 
 SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
@@ -57,7 +57,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         {"plan": list(plan), "predicted_us": 2.0, "tile": str(plan[1])} for plan in (RIGHT, OTHER, REFUSED)
     ]
     considered = [SimpleNamespace(arithmetic="any", plan={"candidates": answers})]
-    monkeypatch.setattr("epigemm.tuner.candidates.families", families)
+    monkeypatch.setattr("epigemm.tuner.tuner.families", families)
     monkeypatch.setattr(
         "benchmarks.kinds.plans.consider",
         lambda call: SimpleNamespace(found=SimpleNamespace(tried=considered)),

@@ -43,7 +43,7 @@ def primitives(program: Program, kinds: Sequence[str]) -> str:
 def is_long(program: Program, kinds: Sequence[str], part: str) -> bool:
     """Whether the functor is too long to be inlined into each of a thread's sums (csrc/open/contract.h).
 
-    `part`: the function, as `source.kernel_functions` names it.
+    `part`: the function, as `contract.kernel_functions` names it.
     """
     form = ROUNDED_TO.get(part.removeprefix("apply_"))
     column = int(form is not None and short_number(program, form) is not None)

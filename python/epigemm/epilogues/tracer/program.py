@@ -5,7 +5,7 @@ The C++ functor (`source`) and the PyTorch reference (`reference`) are both writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 REAL = "real"  # a number in the epilogue's arithmetic
@@ -157,17 +157,26 @@ def _derivative_inputs(step: Step, has_gradient: Sequence[bool]) -> Sequence[Val
     return step.inputs if step.op != "div" or has_gradient[1] else step.inputs[1:]
 
 
-def rewritten(program: Program, change: Callable[[int, Step], Step | Value]) -> Program:
-    """The program with `change(number, step)`, a step or a value, in place of each step; `step` has the new inputs."""
-    moved: dict[Value, Value] = {}
+def rewritten(
+    program: Program,
+    change: Callable[[int, Step], Step | Value],
+    operands: int | None = None,
+    places: Mapping[Value, Value] | None = None,
+) -> Program:
+    """The program with `change(number, step)`, a step or a value, in place of each step; `step` has the new inputs.
+
+    `operands`: how many there are then, if they are others; `places`: what stands for the former ones.
+    """
+    operands = program.operands if operands is None else operands
+    moved: dict[Value, Value] = dict(places or {})
     steps: list[Step] = []
     for number, step in enumerate(program.steps, program.operands + 1):
         made = change(number, replace(step, inputs=tuple(moved.get(value, value) for value in step.inputs)))
         if isinstance(made, Step):
             steps.append(made)
-            made = Ref(program.operands + len(steps))
+            made = Ref(operands + len(steps))
         moved[Ref(number)] = made
-    return Program(program.operands, tuple(steps), moved.get(program.result, program.result))
+    return Program(operands, tuple(steps), moved.get(program.result, program.result))
 
 
 def without_dead_steps(program: Program) -> Program:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from epigemm.epilogues.tracer.program import (
     BOOL,
+    REAL,
     Program,
     Ref,
     Step,
@@ -148,53 +149,19 @@ class Results:
             found.append(frozenset((number,)).union(ways[0].intersection(*ways)) if ways else frozenset())
         return found
 
-    def _biased(self) -> int:
-        """The number of the sum of the accumulator and a bias, if the accumulator is read nowhere else; or 0."""
-        live = set().union(*(self._live(each.value) for each in self.results))
-        readers = [number for number in live for each in self._inputs(number) if each == Ref(0)]
-        if len(readers) != 1 or any(each.value == Ref(0) for each in self.results):
-            return 0
-        return readers[0] if self.program(Ref(readers[0])).bias() is not None else 0
-
     def bias(self) -> int | None:
         """The number of an operand that is added to the accumulator, if no result reads either anywhere else."""
-        found = self.program(Ref(self._biased())).bias()
-        live = set().union(*(self._live(each.value) for each in self.results))
-        read = [value for number in live for value in self._inputs(number)] + [
-            each.value for each in self.results
-        ]
-        return found if found is not None and read.count(Ref(found)) == 1 else None
-
-    def _live(self, value: Value) -> set[int]:
-        """The steps that a value depends on, and itself."""
-        live: set[int] = set()
-        waiting = [value]
-        while waiting:
-            each = waiting.pop()
-            if isinstance(each, Ref) and each.number > self.operands and each.number not in live:
-                live.add(each.number)
-                waiting += self._inputs(each.number)
-        return live
-
-    def _inputs(self, number: int) -> tuple[Value, ...]:
-        return self.steps[number - self.operands - 1].inputs
+        read = Step("results", tuple(each.value for each in self.results), REAL, "")
+        last = Ref(self.operands + len(self.steps) + 1)
+        return without_dead_steps(Program(self.operands, (*self.steps, read), last)).bias()
 
 
 def narrowed(*programs: Program) -> tuple[list[Program], tuple[int, ...]]:
     """Programs of the operands alone that some of them reads, and the places of these."""
     read = sorted(frozenset[int]().union(*(each.reads() for each in programs)) - {0})
-    return [_renumbered(each, read) for each in programs], tuple(number - 1 for number in read)
-
-
-def _renumbered(program: Program, read: Sequence[int]) -> Program:
     moved: dict[Value, Value] = {Ref(number): Ref(place) for place, number in enumerate(read, 1)}
-    moved[Ref(0)] = Ref(0)
-    for number in range(len(program.steps)):
-        moved[Ref(program.operands + 1 + number)] = Ref(len(read) + 1 + number)
-    steps = tuple(
-        replace(step, inputs=tuple(moved.get(each, each) for each in step.inputs)) for step in program.steps
-    )
-    return Program(len(read), steps, moved.get(program.result, program.result))
+    narrow = [rewritten(each, lambda _, step: step, len(read), moved) for each in programs]
+    return narrow, tuple(number - 1 for number in read)
 
 
 def structured(returned: object) -> tuple[list[Any], Structure]:

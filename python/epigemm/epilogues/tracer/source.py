@@ -1,4 +1,4 @@
-"""A program -> C++: the functor, and the functions that the open kernels leave undefined.
+"""A program -> C++: the functor.
 
 Of the user's code the text has only numbers: operands are named by their slots, results `v0`, `v1` and so on.
 """
@@ -8,23 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from epigemm.epilogues.kinds import SLOTS, slots_of
-from epigemm.epilogues.tracer import quads, stores
-from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
-from epigemm.epilogues.tracer.program import (
-    BFLOAT16,
-    BOOL,
-    FLOAT,
-    HALF,
-    Program,
-    Ref,
-    Step,
-    Value,
-    words,
-)
+from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value, words
 
 OPERATORS = {
     "add": "+",
@@ -171,87 +159,3 @@ def prelude(*headers: str) -> str:
 def named_functor(name: str) -> str:
     """The functor that is a struct of csrc/epilogue, in place of `functor_text`."""
     return f"using Functor = epigemm::{name};\n"
-
-
-def kernel_functions(
-    program: Program,
-    kinds: Sequence[str],
-    elements: Sequence[int],  # for each operand 1 for x's element type, 2 for float; for scalars 2
-    # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
-    # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
-    parts: Sequence[str] = ("operand", "apply"),
-    long_parts: Container[str] = (),  # those for which the functor is long (`cost.is_long`)
-    beside: Program | None = None,  # of the second value (`stored`)
-    shared: Sequence[int] = (),  # the slots of matrices that share rows; they go with "operand"
-) -> str:
-    """The functions that open kernels leave undefined, by `Functor`."""
-    slots = slots_of(kinds)
-    read = program.reads() | (frozenset() if beside is None else beside.reads())
-    text = []
-    if "operand" in parts:
-        table = "".join(
-            f"  if (slot == {slot}) return {element};\n"
-            for number, (slot, element) in enumerate(zip(slots, elements, strict=True), 1)
-            if number in read
-        )
-        text.append(f'extern "C" __device__ int epigemm_operand(int slot) {{\n{table}  return 0;\n}}\n')
-        any_of = " || ".join(f"slot == {slot}" for slot in shared) or "false"
-        text.append(f'extern "C" __device__ bool epigemm_shares_rows(int slot) {{\n  return {any_of};\n}}\n')
-    for part in parts:
-        if part != "operand":
-            form = ROUNDED_TO.get(part.removeprefix("apply_"))
-            short = short_number(program, form) if form else None
-            text.append(_function(part, slots, short))
-            near = short if form and has_near_form(program) else None
-            if form:
-                text.append(_near_functions(slots, near))
-            if form or part == "apply":
-                is_long = part in long_parts
-                text.append(quads.functions(slots, short, is_long=is_long, near=False))
-                second = short_number(beside, form) if beside is not None and form else None
-                has_far = beside is not None and has_near_form(beside)
-                text.append(stores.functions(beside is not None, slots, second, form is not None, has_far))
-            if form:
-                apart = (
-                    quads.functions(slots, near, is_long=is_long, near=True) if near else quads.same_as_near()
-                )
-                text.append(apart)
-    return "\n".join(text)
-
-
-def _near_functions(slots: Sequence[int], short: str | None) -> str:
-    """`epigemm_apply_near` and `epigemm_has_far`. `short`: the type of the near form, None if there is none."""
-    parameters = ", ".join(f"float {value}" for value in ("acc", *SLOTS))
-    if short:
-        used = ["acc", *(SLOTS[slot] for slot in slots)]
-        call = f"Functor::apply({', '.join(f'epigemm::{short}({value})' for value in used)}, is_far).value"
-    else:
-        call = f"epigemm_apply({', '.join(('acc', *SLOTS))})"
-    near = f'extern "C" __device__ float epigemm_apply_near({parameters}, bool& is_far)'
-    has_far = f"return {'true' if short else 'false'};"
-    return (
-        f'{near} {{\n  return {call};\n}}\nextern "C" __device__ bool epigemm_has_far() {{\n  {has_far}\n}}\n'
-    )
-
-
-def _function(part: str, slots: Sequence[int], short: str | None) -> str:
-    number = "double" if part.endswith("_double") else "float"
-    values = ["acc", *SLOTS]
-    used = ["acc", *(SLOTS[slot] for slot in slots)]
-    parameters = ", ".join(f"{number} {value}" for value in values)
-    if part.startswith("slope"):
-        dual = f"epigemm::Dual<{number}>"
-        given = ", ".join(
-            f"{dual}({value}, {number}(slot == {slot}), slot != {slot})"
-            for value, slot in zip(used, [-1, *slots], strict=True)
-        )
-        body = f"  const {dual} result = Functor::apply({given});\n"
-        body += f"  return result.constant ? {number}(0) : result.derivative;\n"
-        name = "epigemm_slope" + ("_double" if number == "double" else "")
-        return f'extern "C" __device__ {number} {name}({parameters}, int slot) {{\n{body}}}\n'
-    if short:
-        call = f"Functor::apply({', '.join(f'epigemm::{short}({value})' for value in used)}).value"
-    else:
-        call = f"Functor::apply({', '.join(used)})"
-    name = "epigemm_apply" + ("_double" if number == "double" else "")
-    return f'extern "C" __device__ {number} {name}({parameters}) {{\n  return {call};\n}}\n'

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from epigemm.epilogues.tracer import aten, reductions
+from epigemm.epilogues.tracer import aten
 from epigemm.epilogues.tracer import program as programs
 from epigemm.epilogues.tracer.aten import ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, REAL, Program, Ref, Step, Value
@@ -54,7 +54,7 @@ class Builder:
             if node.op == "call_function":
                 try:
                     self._call(node)
-                except reductions.NotAResult as error:
+                except aten.NotAResult as error:
                     raise Refusal(str(error)) from None
             elif node.op == "get_attr":
                 constant = getattr(self.module, str(node.target))
@@ -92,14 +92,14 @@ class Builder:
             self.reduced[node] = (self.reduced[source][place],)  # type: ignore[index]
             return
         arguments = _arguments(node)
-        found = reductions.reduced(node, arguments, self.whole, self.hints)
+        found = aten.reduced(node, arguments, self.whole, self.hints)
         value = self._value(arguments[0])
         self.reduced[node] = tuple(self._in_its_type(replace(each, value=value)) for each in found)
 
     def _value(self, given: Any) -> Value:
         if isinstance(given, fx.Node):
             if given in self.reduced:
-                reductions.refuse_reader(given)
+                aten.refuse_reader(given)
             if given not in self.values:
                 raise Refusal("the size of a tensor is used as a number")
             return self.values[given]
@@ -182,7 +182,7 @@ class Builder:
 
     def _call(self, node: fx.Node) -> None:
         target = node.target
-        if reductions.name_of(node) in reductions.OPERATORS:
+        if aten.name_of(node) in aten.OPERATORS:
             self._reduce(node)
             return
         if target in self.python_operators:
@@ -223,7 +223,7 @@ class Builder:
             raise Refusal(
                 "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
             )
-        reductions.refuse(name)
+        aten.refuse(name)
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full", "full_like"):

@@ -21,12 +21,13 @@ from epigemm.epilogues.registry import LINKED, typed
 from epigemm.linker import cubins, libraries, store
 from epigemm.linker import loader as linker_module
 from epigemm.linker.store import Once
-from epigemm.planner import plans, times
-from epigemm.tuner import candidates
+from epigemm.planner import times
+from epigemm.tuner import tuner
 from tests.linker.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
 from tests.support.choices import forget
 from tests.support.pieces import HOPPER
 from tests.support.stage import DEVICE, Stage, draw
+from tools.planner import ask_planner
 
 
 @epigemm.epilogue
@@ -85,7 +86,7 @@ def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link
 
 
 def source(name: str = NAME) -> str:
-    answer = plans.ask(name, 40, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
+    answer = ask_planner(name, 40, 256, 128, "bfloat16", "ieee", gpu=HOPPER, device=DEVICE)
     return str(answer["source"])
 
 
@@ -180,6 +181,6 @@ def test_x_keeps_its_leading_axes_beside_a_matrix_with_a_row_for_each_batch() ->
     for other, lead in ((torch.randn(3, 1, 16), (3, 4)), (rows, (12,))):
         given = x if other.dim() == 3 else x.flatten(0, 1)
         epilogue = forms.of_types(residual.traced, given, [bias, other])
-        made = candidates.on_random_x(LinearCall(epilogue, given, weight, [bias, other]))
+        made = tuner.on_random_x(LinearCall(epilogue, given, weight, [bias, other]))
         assert made.x.shape == (*lead, 8) and made.operands[1] is other
         assert made.operands[0] is bias and not torch.equal(made.x, given)

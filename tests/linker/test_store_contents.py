@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linker import cache, store
-from epigemm.linker.folder import SUFFIX
+from epigemm.linker import store
+from epigemm.linker.store import SUFFIX
 from epigemm.planner import times
 
 
@@ -43,7 +43,7 @@ def files(where: Path) -> set[str]:
 
 
 def test_contents(filled: Path) -> None:
-    found = cache.contents()
+    found = store.contents()
     outer = filled.parent
     ours = files(outer) - {*OTHERS, "cubins/link.cubin"}
     assert {*found.measured, *(f"cubins/{name}" for name in found.linked)} == ours
@@ -52,23 +52,23 @@ def test_contents(filled: Path) -> None:
 
 
 def test_what_others_wrote_stays(filled: Path) -> None:
-    found = cache.contents()
-    assert cache.clear() == found
+    found = store.contents()
+    assert store.clear() == found
     assert files(filled.parent) == {*OTHERS, "cubins/link.cubin"}
-    assert cache.contents().nbytes == cache.clear().nbytes == 0
+    assert store.contents().nbytes == store.clear().nbytes == 0
     assert store.read("a" * 64) is None
 
 
 def test_no_folder(folder: Path) -> None:
-    assert str(cache.contents()) == f"{folder.parent} (not there yet)"
-    assert cache.clear().nbytes == 0 and not folder.parent.exists()
+    assert str(store.contents()) == f"{folder.parent} (not there yet)"
+    assert store.clear().nbytes == 0 and not folder.parent.exists()
 
 
 def test_kernels_that_others_could_have_written_are_left(filled: Path) -> None:
     filled.chmod(0o777)
-    found = cache.clear()
+    found = store.clear()
     assert found.linked == {} and "others may write it" in found.why_not_linked
-    assert "others may write it" in str(cache.contents())
+    assert "others may write it" in str(store.contents())
     assert (filled / f"{'a' * 64}{SUFFIX}").exists() and len(found.measured) == 3
 
 
@@ -82,5 +82,5 @@ def test_what_cannot_be_removed_is_not_counted(filled: Path, monkeypatch: pytest
         unlink(name, **where)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    assert kept.name not in cache.clear().linked
+    assert kept.name not in store.clear().linked
     assert kept.exists()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epigemm.linker.cubins import architecture
-from epigemm.linker.libraries import CompileError, LinkError
-from epigemm.linker.toolchain import compile_functor, link, side_by_side
+from epigemm.linker.libraries import CompileError, LinkError, compile_functor, link, side_by_side
 from tests.linker.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]

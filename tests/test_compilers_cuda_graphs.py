@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from epigemm.cuda_graphs import capturing
+from epigemm.compilers import capturing
 
 
 def test_no_cpu_captures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm.epilogues.tracer.decompositions import decompositions
+from epigemm.epilogues.tracer.graphs import decompositions
 from epigemm.epilogues.tracer.steps import KEPT
 
 aten: Any = torch.ops.aten

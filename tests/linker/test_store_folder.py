@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from epigemm.linker import cubins, libraries, store
-from epigemm.linker import folder as kept
 from epigemm.linker.cubins import Job, cubin, find, key_for
 from epigemm.linker.store import Once, encoded
 from epigemm.planner import times
@@ -207,7 +206,7 @@ def test_what_was_checked_is_what_is_read(fake: Fakes, folder: Path, monkeypatch
 
 
 def test_the_oldest_used_go_first(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kept.LIMIT == 1 << 30
+    assert store.LIMIT == 1 << 30
     for index, job in enumerate(JOBS[:3]):
         cubin(*job)
         os.utime(file_of(folder, job), (0, 1000 + index))
@@ -218,7 +217,7 @@ def test_the_oldest_used_go_first(fake: Fakes, folder: Path, monkeypatch: pytest
     os.utime(folder / "notes.txt", (0, 1))
     forget(monkeypatch)
     assert find(*JOBS[0]) is not None  # the last used one from now on
-    monkeypatch.setattr(kept, "LIMIT", 2 * size + size // 2)
+    monkeypatch.setattr(store, "LIMIT", 2 * size + size // 2)
     cubin(*JOBS[3])
     left = {file_of(folder, job).name for job in (JOBS[0], JOBS[3])}
     assert {each.name for each in folder.iterdir()} == {*left, "notes.txt"}
@@ -236,7 +235,7 @@ def _make_all(rounds: int) -> None:
 def test_several_processes_at_the_limit(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files vanish at any time: nobody fails, and nobody warns."""
     cubin(*JOB)
-    monkeypatch.setattr(kept, "LIMIT", 3 * file_of(folder).stat().st_size)
+    monkeypatch.setattr(store, "LIMIT", 3 * file_of(folder).stat().st_size)
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_make_all, args=(30,)) for _ in range(4)]
     for worker in workers:
