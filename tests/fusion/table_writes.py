@@ -189,6 +189,41 @@ HALVES = [
     ),
 ]
 
+_ONCE = "is copied once"
+COPIES = [
+    *rows(
+        """
+        return self.block(self.block(self.block(y.mT))).sum(1)
+        return self.norm(self.block(self.block(y.mT + self.weight))), x
+        z = y.mT + self.column * F.dropout(self.fc0(y).relu(), 0.5, False); return self.block(z).contiguous() * 1
+        z = self.block(self.block(y.mT)); a, b = z.chunk(2, 1); return torch.cat([b, a], 1), z.reshape(-1).sum(0)
+        b = self.block; z = b(b(b(b(b(y.mT))))); return z, z.contiguous(), z.sum(1)
+        """,
+        rows=SQUARE,
+        says=_ONCE,
+    ),
+    *rows(
+        """
+        b = self.block; z = b(b(b(b(y.mT)))); return z, z.mT
+        return self.block(self.block(y.mT))
+        z = self.block(self.block(y.mT)); return z.sum(1), z[:, 0]
+        return self.block(y.mT).sum(1)
+        z = self.block(self.block(y.mT)); kept = z.contiguous(); kept.add_(1); return z.sum(1), kept * 1
+        z = self.block(self.block(y.mT)); t = z.mT.reshape(2, -1); t.add_(1); return z.sum(1), t.sum(1)
+        z = self.block(self.block(y.mT)); return z.as_strided((2, 4), (64, 1)) * 1
+        z = y.mT + self.fc0(y).mT; z = self.block(z); z = z + self.fc0(z.mT).mT; return self.block(z).sum(1)
+        """,
+        rows=SQUARE,
+        says_not=_ONCE,
+    ),
+    Row(
+        "torch.manual_seed(3); z = F.dropout(self.block(self.block(y.mT)), 0.5, True); return z.sum(1)",
+        rows=SQUARE,
+        says_not=_ONCE,
+        backends=("eager",),
+    ),
+]
+
 _INSIDE = "it is inside of a transform"
 TRANSFORMS = [
     *rows(
@@ -230,4 +265,4 @@ TRANSFORMS = [
     ),
 ]
 
-ROWS = [*WRITES, *MODES, *HALVES, *TRANSFORMS]
+ROWS = [*WRITES, *MODES, *HALVES, *COPIES, *TRANSFORMS]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, fx
 
-from epigemm.fusion import formula, gates, layers, matmuls, pairs, profit
+from epigemm.fusion import formula, gates, layers, layouts, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
 from epigemm.fusion.site import NormedProduct, NormSite, Site, find_normed
@@ -149,7 +149,7 @@ def fuse_graph(
     """
     settings, notes = _Settings(one_by_one, traced), list[str]()
     found = settings.find(_copied(graph))
-    for rewriting in (_layers_that_pay, _pairs_that_pay):
+    for rewriting in (_layers_that_pay, _rows_that_pay, _pairs_that_pay):
         found, said = rewriting(found, settings)
         notes += said
     judged = found.judged
@@ -181,6 +181,18 @@ def _layers_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[s
     others = [(function, left.get(name)) for name, function in functions.items() if name not in made]
     notes = (f"{function} stays as it is: {why or profit.SLOWER}" for function, why in others)
     return found, list(dict.fromkeys(notes))
+
+
+def _rows_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
+    """Copy operands with reordered axes where that allows sums to be fused."""
+
+    def pays(copied: layouts.Copied, tried: _Found) -> bool:
+        return copied.pays(node for chain in tried.taken for node in chain.nodes)
+
+    found, made = settings.tried(found, layouts.sums(found.graph), layouts.put_in_rows, pays)
+    return found, [
+        f"{each.copy.args[0]} is copied once: sums with it then lie in rows" for each in made.values()
+    ]
 
 
 def _pairs_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
