@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm import PerColumn, Scalar
-from epigemm.calls import by_reference
+from epigemm.calls import by_reference, eight_bits
 from epigemm.epilogues import registry
 
 ROOT = Path(__file__).parents[2]
@@ -156,6 +156,7 @@ _KERNELS = {
     for each in (
         by_reference.linear_by_reference,
         by_reference.of_call,
+        eight_bits.of_call,
         by_reference.elementwise_by_reference,
         registry.fold_batch_norm_reference,
     )

@@ -20,8 +20,8 @@ from epigemm import _native
 from epigemm._native import ops
 from epigemm.arguments import forms, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled
-from epigemm.calls import by_reference, eight_bits, weight_slices
+from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall, Scaled
+from epigemm.calls import by_reference, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
@@ -256,10 +256,13 @@ def _of_eight_bits(call: LinearCall) -> Tensor | Reason:
     assert call.eight_bits is not None
     about = (call.order.number, None, 0, call.strict, call.invariant, 0)
     tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
-    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], eight_bits.native(call.eight_bits))
-    if type(found) is not int:
-        return found  # type: ignore[no-any-return]
-    return eight_bits.of_call(call) if found == _BY_REFERENCE else _REASONS[found]
+    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], native(call.eight_bits))
+    return _REASONS[found] if type(found) is int else found
+
+
+def native(eight_bits: EightBits) -> tuple[Any, ...]:
+    """What `ask` takes (csrc/python/entry.cpp)."""
+    return *eight_bits[:3], dry_runs.ELEMENTS.index(eight_bits.out_dtype)
 
 
 def elementwise(
