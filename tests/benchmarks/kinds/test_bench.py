@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-
 import pytest
 
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
-from benchmarks.cases import CUSTOM, ELEMENTWISE, GLU, LINEAR, Setting, custom, glu, problems
-from benchmarks.harness import environment
+from benchmarks.cases import problems
 from benchmarks.harness.records import CaseResult, Group, Measurement, Timing
 from benchmarks.kinds import bench
 
@@ -49,22 +45,3 @@ def test_the_real_sizes_are_those_of_the_problem_set() -> None:
         }
         squares = {(model, square) for model in ("2/76", "2/70", "2/33", "2/63")}
         assert found == {*squares, ("2/39", batch), ("1/21", wide)}
-
-
-def test_what_is_measured_unless_cases_are_named() -> None:
-    setting = [Setting("bf16", "highest")]
-    five = problems.select([], [], setting, real=True)
-    assert {case.problem.kind for case in five} == {LINEAR, ELEMENTWISE}
-    others = problems.select(["custom/*", "glu/*"], [], setting, real=True)
-    sizes = Counter(case.problem.kind for case in others)
-    assert sizes == {CUSTOM: 3 * len(custom.problems()), GLU: sum(map(len, glu.LAYERS.values()))}
-    assert all(case.models for case in others if case.problem.kind == GLU)
-
-
-def test_trees_of_a_checkout() -> None:
-    trees = environment.source_trees()
-    if trees:
-        assert set(trees) == {"csrc", "python", "modified"}
-        assert all(re.fullmatch("[0-9a-f]{40}", trees[name]) for name in ("csrc", "python"))
-    with pytest.raises(ValueError, match="--trees"):
-        environment.parse_trees("csrc=abc,python=def")

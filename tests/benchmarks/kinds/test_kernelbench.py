@@ -61,13 +61,6 @@ def test_a_run_on_a_gpu(tmp_path: Path) -> None:
     assert all(ratio in case for case in summary["cases"].values() for ratio in kernelbench.RATIOS)
 
 
-def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
-    flags = ["--cases", "level1/*", "--output", str(tmp_path / "output"), "--time-budget", "0"]
-    assert main(command(make_checkout(tmp_path), *flags)) == 0
-    summary = json.loads((tmp_path / "output/summary.json").read_text())
-    assert summary["cases"] == {} and len(summary["not_reached"]) == 2
-
-
 def test_the_list_and_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_checkout(tmp_path)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from benchmarks.models.jobs import INFERENCE, TRAINING, Case, cases, jobs
+from benchmarks.models.jobs import INFERENCE, Case, cases, jobs
 from benchmarks.models.registry import NETWORKS, PRECISIONS
 
 
@@ -15,21 +13,6 @@ def test_every_network_at_every_precision_and_batch() -> None:
         for batch in network.batches:
             for precision in PRECISIONS:
                 assert f"{name}/{precision}/{INFERENCE}/{'x'.join(map(str, batch))}" in found
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_most_telling_cases_come_first(network: str) -> None:
-    own = [case for case in cases(quick=False) if case.network == network]
-    first, second, *_ = own
-    assert (first.precision, second.precision) == ("fp32_highest", "bf16")
-    assert first.is_large and second.is_large and first.mode == INFERENCE
-    training = [case for case in own if case.mode == TRAINING]
-    assert [case.precision for case in training] == ["fp32_highest", "bf16"]
-    assert all(case.is_large for case in training)
-
-
-def test_a_quick_run_has_batches_of_two() -> None:
-    assert {case.batch[0] for case in cases(quick=True)} == {2}
 
 
 def test_names_and_back() -> None:

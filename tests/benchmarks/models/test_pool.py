@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -108,24 +107,6 @@ def test_what_does_not_end_in_time_is_ended_before_the_next(monkeypatch: pytest.
     stage, told = run(monkeypatch, answers)
     assert dict(told)[1] == "failed"
     assert stage.log.index(("kill", 1)) < stage.log.index(("measure", 2))
-
-
-def test_several_gpus_measure_one_job_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, most, lock = set[str](), [0], threading.Lock()
-
-    def answers(job: Job, word: str) -> Any:
-        if word == "result":
-            with lock:
-                together.add(str(job))
-                most[0] = max(most[0], len(together))
-            time.sleep(0.05)
-            with lock:
-                together.discard(str(job))
-        return fine(job, word)
-
-    _, told = run(monkeypatch, answers, gpus=2, size=2)
-    assert sorted(told) == [(number, "result") for number in range(1, 8)]
-    assert most[0] == 2
 
 
 class Line:
