@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, Scalar, precompilation, progress
-from epigemm.calls import elementwise_kernels
+from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linker import cubins, libraries, loader, store
 from epigemm.planner import plans
@@ -32,12 +31,6 @@ def test_other_errors_than_those_of_the_net() -> None:
         ValueError, match=f"arch: got 'sm_103' beside shapes; accepted are {known}, or arch alone"
     ):
         epigemm.precompile(mixed, [(1, 8, 8)], arch="sm_103")
-
-
-def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
-        epigemm.precompile(mixed, [(1, 8, 8)])
 
 
 class Linker:
@@ -194,15 +187,3 @@ def test_operands_of_fp32_have_an_epilogue_of_their_own(is_wide: bool, linker: L
     of_operands = torch.float32 if is_wide else torch.bfloat16
     epigemm.precompile(mixed, SIZES, operand_dtype=of_operands, arch="sm_90")
     assert linker.asked[0][0] == typed(mixed.traced, [is_wide, is_wide, is_wide, True]).name
-
-
-def test_it_says_that_it_takes_long(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "NOTED", 0.0)
-    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
-    monkeypatch.setattr(precompilation, "_missing", lambda *_: iter(["a,b", ""]))
-    monkeypatch.setattr(loader, "link", lambda *_: "")
-    caplog.set_level("DEBUG", "epigemm")
-    assert epigemm.precompile(mixed, [(1, 8, 8), (2, 8, 8)], device="cpu") == ["a", "b", "a", "b"]
-    assert [text.rpartition(": ")[0] for text in caplog.messages] == ["precompiling mixed for 2 calls"]

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import epigemm
-from epigemm import PerColumn, progress
+from epigemm import progress
 from epigemm.progress import doing
 from tests.support.stage import Stage
 
@@ -115,34 +114,9 @@ def test_no_line_where_there_is_no_terminal(stderr: Any, monkeypatch: pytest.Mon
     assert stderr is None or stderr.getvalue() == ""
 
 
-def test_richs_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.delitem(sys.modules, "rich.console")
-    pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    with doing("counting [2] sheep", 4) as task:
-        task.advance()
-        take_long(task)
-        task.advance()
-        task._line.refresh()
-    text = terminal.getvalue()
-    assert "epigemm: counting [2] sheep" in text and "2 of 4" in text and "..." not in text
-    assert not progress._one_line.locked()
-
-
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was told, without the seconds."""
     return [text.rpartition(": ")[0] for text in caplog.messages]
-
-
-def test_a_decoration_says_so(notes_all: pytest.LogCaptureFixture) -> None:
-
-    @epigemm.epilogue
-    def shifted(acc: Tensor, bias: PerColumn) -> Tensor:
-        return torch.tanh(acc + bias) - 0.25
-
-    assert "tracing the epilogue shifted" in told(notes_all)
 
 
 def test_tuning_says_so(stage: Stage, notes_all: pytest.LogCaptureFixture) -> None:

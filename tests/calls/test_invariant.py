@@ -236,13 +236,3 @@ def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
         assert len(explanation.candidates) == (precision != "ieee")
     assert "K = 64 is below 128" in str(epigemm.explain("linear_relu", x[:, :64], weight[:, :64], bias))
     assert not launches.seen
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n", "k"), [(64, 60), (60, 64), (15, 21)])
-def test_a_vector_is_one_row(launches: Launches, dtype: torch.dtype, n: int, k: int) -> None:
-    x, weight, bias = product(1, n, k, dtype)
-    actual = epigemm.linear_relu(x[0], weight, bias)
-    assert actual.shape == (n,)
-    check(actual[None], x, weight, bias)
-    assert "padded" in str(epigemm.explain("linear_relu", x[0], weight, bias))

@@ -151,21 +151,6 @@ def test_live_changes_take_effect(model: Block, x: Tensor) -> None:
     assert_same(fused, fresh, x, fused=True)
 
 
-def test_optimisers_step_both(model: Block, x: Tensor) -> None:
-    """An optimiser made before fusing trains the fused model."""
-    model.train()
-    reference = copy.deepcopy(model)
-    optimisers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, reference)]
-    fused = fuse_eagerly(model)
-    for step in range(3):
-        for m, optimiser in zip((fused, reference), optimisers, strict=True):
-            torch.manual_seed(step)
-            optimiser.zero_grad()
-            backward(m(x).square().mean())
-            optimiser.step()
-    torch.testing.assert_close(fused.state_dict(), reference.state_dict(), rtol=1e-4, atol=1e-5)
-
-
 def test_modes(model: Block, x: Tensor) -> None:
     """Both plans run fused as far as BatchNorm allows; statistics and dropout are those of the original."""
     for start in (True, False):
@@ -222,16 +207,6 @@ def test_hooks_fire(model: Block, x: Tensor, register: Any, before: bool, target
         results.append((result, argument.grad))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     assert seen == [[1], [1]]
-
-
-def test_global_hooks_fire(model: Block, x: Tensor) -> None:
-    fused, seen = fuse_eagerly(model), []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
-    try:
-        assert_same(fused, model, x)
-    finally:
-        handle.remove()
-    assert seen.count(nn.ReLU) == 2 and seen.count(nn.BatchNorm1d) == 2
 
 
 # --- weights that are not the layer's own -----------------------------------------------------------------------------
@@ -350,14 +325,6 @@ def test_a_shallow_copy_is_a_plain_model(model: Block, x: Tensor) -> None:
     again = copy.copy(fused)
     assert_same(again, model, x)
     assert "is not fused" in str(epigemm.explain(again, x)) and "fused by" in str(epigemm.explain(fused, x))
-
-
-def test_slices_of_a_fused_sequential(x: Tensor) -> None:
-    model = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU())
-    fused = fuse_eagerly(model)
-    for part in (slice(0, 2), slice(2, None), slice(0, 0)):
-        assert_same(fused[part], model[part], x)
-    assert_same(fused + fused, model + model, x)
 
 
 class Other(Block):

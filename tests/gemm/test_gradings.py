@@ -65,23 +65,6 @@ def passed(verdicts: Any) -> dict[str, bool]:
     return {verdict.name: verdict.ok for verdict in verdicts}
 
 
-@pytest.mark.parametrize("name", data.BY_NAME)
-def test_classes_draw_what_they_say(name: str) -> None:
-    x, weight = data.BY_NAME[name].make(64, 32, 128, 3, CPU)
-    assert x.shape == (64, 128) and weight.shape == (32, 128)
-    assert x.dtype is weight.dtype is torch.float32
-    assert bool(x.isfinite().all() and weight.isfinite().all())
-    again = data.BY_NAME[name].make(64, 32, 128, 3, CPU)
-    assert torch.equal(again[0], x) and torch.equal(again[1], weight)
-    assert not torch.equal(data.BY_NAME[name].make(64, 32, 128, 4, CPU)[0], x)
-    exact_ = Exact.of(x, weight)
-    assert float(exact_.product.abs().max()) < special.LARGEST
-    if name.startswith("sparse"):
-        _, zeros, pruned = name.split("_")
-        assert float((x == 0).double().mean()) == pytest.approx(int(zeros) / 100, abs=0.03)
-        assert float((weight == 0).double().mean()) == pytest.approx(int(pruned) / 100, abs=0.03)
-
-
 def test_measures_of_a_known_error() -> None:
     x, weight = data.BY_NAME["positive"].make(8, 8, 16, 0, CPU)
     exact_ = Exact.of(x, weight)
@@ -92,15 +75,6 @@ def test_measures_of_a_known_error() -> None:
     norms = float(torch.linalg.matrix_norm(x.double()) * torch.linalg.matrix_norm(weight.double()))
     expected = 3 * float(torch.linalg.matrix_norm(exact_.product)) / (18**0.5 * norms)
     assert found.blas == pytest.approx(expected, rel=1e-6)
-
-
-def test_measures_of_zeros_and_nan() -> None:
-    x, weight = torch.zeros(2, 3), torch.ones(2, 3)
-    exact_ = Exact.of(x, weight)
-    assert float(ratios(torch.zeros(2, 2), exact_).max()) == 0
-    assert errors(torch.full((2, 2), 1e-40), exact_).max_ratio == math.inf
-    found = errors(torch.full((2, 2), math.nan), exact_)
-    assert found.max_ratio == math.inf and found.not_finite == 4
 
 
 def test_blas_measure_rejects_low_precision() -> None:
@@ -238,16 +212,6 @@ def test_emulated_tensor_cores_stay_within_the_derived_bounds() -> None:
             assert scaled > 10 * split or name in ("wide_20", "columns_15"), "only repaired results agree"
 
 
-@pytest.mark.parametrize("k", [1, 31, 32, 33, 63, 64, 65, 1000, 4032, 4095, 4096, 100_000])
-def test_one_bound_covers_both_promotions(k: int) -> None:
-    """Its truncation and promotions are those of every 64; every 32, where the kernels do that, is no worse."""
-    every = emulation.promotion(k)
-    assert every == (32 if k <= 4032 else 64)
-    within = min(k, every)
-    lost = 2 * EPS * (within + -(-within // emulation.MMA_K)) + EPS * (-(-k // every) + 1)
-    assert bounds.SPLIT_SLICES + bounds.SPLIT_RANGE + lost <= bounds.split(k)
-
-
 def test_scaled_rounds_as_tf32_does() -> None:
     x, weight = data.BY_NAME["uniform_linear"].make(*SMALL, 256, 0, CPU)
     exact_ = Exact.of(x, weight)
@@ -310,10 +274,3 @@ def test_the_record_is_complete_and_can_be_shown(
 def test_the_planner_asks_for_this_k() -> None:
     text = (Path(__file__).parents[2] / "csrc/gemm/fp16_slices/coverage.cpp").read_text(encoding="utf-8")
     assert re.findall(r"\bkLeastK = (\d+)[,;]", text) == [str(cli.LEAST_K)]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_the_command_says_why_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    assert cli.main([]) == 2
-    assert "need a GPU" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import progress
 from epigemm._native import ops
 from epigemm.epilogues.library import BIAS_RELU, BIAS_TANH
 from epigemm.linker import cubins, libraries, loader, wheel
@@ -160,18 +159,6 @@ def test_what_the_driver_refuses_of_what_was_linked_is_left_alone(driver: Driver
         assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
     assert driver.linked == [SYMBOL]
     assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
-
-
-def test_it_says_how_many_kernels_are_linked(
-    driver: Driver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "NOTED", 0.0)
-    caplog.set_level("DEBUG", "epigemm")
-    loader.link(BIAS_TANH, f"{SYMBOL},{OTHER}", DEVICE)
-    loader.link_each(BIAS_RELU, [SYMBOL, OTHER], DEVICE)  # of which the package has one
-    told = [text for text in caplog.messages if text.startswith("linking")]
-    assert told[0].startswith("linking 2 kernels of bias_tanh: ")
-    assert told[1].startswith("linking 1 kernel of bias_relu: ")
 
 
 def test_code_that_cannot_be_read_is_a_reason(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

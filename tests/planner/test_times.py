@@ -50,17 +50,6 @@ def by_key(*entries: Entry) -> times.Entries:
 # --- where ------------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EPIGEMM_CACHE_DIR", "/chosen")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert times.cache_dir() == Path("/chosen")
-    monkeypatch.delenv("EPIGEMM_CACHE_DIR")
-    assert times.cache_dir() == Path("/xdg/epigemm")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert times.cache_dir() == Path("/home/someone/.cache/epigemm")
-
-
 def kept(gpu: str = GPU) -> times.Entries:
     """What the file has for a GPU."""
     return times.in_table(times.read(), gpu)
@@ -298,9 +287,3 @@ def test_what_cannot_be_written(
     assert source(ENTRY) == "cache" and str(times.cache_dir()) in str(warning.message)
     if change is unwritable:
         assert kept() == by_key(replace(ENTRY, m=64))
-
-
-def test_an_assumed_speed_is_said() -> None:
-    assert times.source_text("model", {"is_speed_assumed": False}) == "cost model"
-    assert "an H100's is assumed" in times.source_text("model", {"is_speed_assumed": True})
-    assert times.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"
