@@ -18,7 +18,6 @@ from tests.support.results import (
     Given,
     assert_results,
     draw,
-    gelu_and_product,
     in_fp32,
     of_every_operand,
     statistics,
@@ -73,15 +72,6 @@ def test_every_arithmetic_of_fp32(precision: str, rng: torch.Generator) -> None:
     torch.testing.assert_close(rest[2].double(), wide.amax(1, keepdim=True), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_product_is_one_kernel(dtype: torch.dtype, rng: torch.Generator) -> None:
-    given = draw(statistics, rng, dtype, "cuda", (2048,), 4096, 4096)
-    weight = epigemm.pack(given.weight) if dtype == torch.float32 else given.weight
-    statistics(given.x, weight, *given.operands, strict=True)
-    found = epigemm.explain(statistics, given.x, weight, *given.operands, strict=True)
-    assert found.path == "fused" and found.kernels[-1].startswith("torch ")
-
-
 def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a call had to link")
@@ -99,11 +89,3 @@ def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: to
         assert_results(
             function, results, wanted(function, given.product, given.operands), torch.bfloat16, (512, 1024)
         )
-
-
-def test_a_batch_invariant_call_on_a_gpu(rng: torch.Generator) -> None:
-    given = draw(gelu_and_product, rng, torch.bfloat16, "cuda", (300,), 512, 512)
-    with epigemm.batch_invariant():
-        every = call(gelu_and_product, given)
-        some = gelu_and_product(given.x[77:80], given.weight, *given.operands)
-    assert all(torch.equal(a[77:80], b) for a, b in zip(every, some, strict=True))

@@ -218,6 +218,14 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 
 
+def test_a_gated_call(stage: Stage) -> None:
+    """The product that the other one reads, and that one."""
+    x, weight, _ = draw()
+    found = epigemm.tune("linear_glu", x, weight, weight2=weight.flip(0))
+    assert [entry.epilogue for entry in found.entries[:1]] == ["bias"] and len(found.entries) == 2
+    assert "; gated_silu" in found.problem and sum(each.chosen for each in found.candidates) == 2
+
+
 def test_what_cannot_be_tuned(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = draw()
     with pytest.raises(ValueError, match="fn_or_name: got 'sigmoid', which has one kernel only"):
