@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -18,7 +17,6 @@ from benchmarks.gradings import bounds, cli, data, sweep
 from benchmarks.gradings.bounds import EPS
 from benchmarks.gradings.measures import Errors, Exact, errors, ratios
 from benchmarks.gradings.products import Product
-from benchmarks.harness import environment
 from tests.support import exact, special
 from tests.support import split_emulation as emulation
 
@@ -37,19 +35,6 @@ def split_rounded(x: Tensor, weight: Tensor) -> Tensor:
 
 def unguarded(x: Tensor, weight: Tensor) -> Tensor:
     return emulation.split_product(x, weight, tensor_cores=False, guard=False)
-
-
-def strassen(x: Tensor, weight: Tensor) -> Tensor:
-    """One step of Strassen's algorithm: stable in norm only."""
-    h = x.shape[0] // 2
-    a11, a12, a21, a22 = x[:h, :h], x[:h, h:], x[h:, :h], x[h:, h:]
-    b = weight.T
-    b11, b12, b21, b22 = b[:h, :h], b[:h, h:], b[h:, :h], b[h:, h:]
-    m1, m2, m3 = (a11 + a22) @ (b11 + b22), (a21 + a22) @ b11, a11 @ (b12 - b22)
-    m4, m5 = a22 @ (b21 - b11), (a11 + a12) @ b22
-    m6, m7 = (a21 - a11) @ (b11 + b12), (a12 - a22) @ (b21 + b22)
-    top = torch.cat([m1 + m4 - m5 + m7, m3 + m5], 1)
-    return torch.cat([top, torch.cat([m2 + m4, m1 - m2 + m3 + m6], 1)])
 
 
 def fixed_point(x: Tensor, weight: Tensor) -> Tensor:
@@ -77,23 +62,10 @@ def test_measures_of_a_known_error() -> None:
     assert found.blas == pytest.approx(expected, rel=1e-6)
 
 
-def test_blas_measure_rejects_low_precision() -> None:
-    x, weight = data.BY_NAME["normal"].make(64, 64, 256, 0, CPU)
-    exact_ = Exact.of(x, weight)
-    assert errors(mm(x, weight), exact_).blas < 1
-    assert errors(split_rounded(x, weight), exact_).blas < 1
-    assert errors(emulation.tf32_product(x, weight), exact_).blas > 10
-
-
 @pytest.mark.parametrize("product", [mm, split_rounded])
 def test_demmel_passes_conventional_products(product: Product) -> None:
     found = passed(exact.demmel_verdicts(product, CPU, 128))
     assert len(found) == 1 + len(exact.CIRCULANT_SPREADS) and all(found.values()), found
-
-
-def test_demmel_rejects_strassen() -> None:
-    found = passed(exact.demmel_verdicts(strassen, CPU, 128))
-    assert not found["exact zeros: entries that are not"]
 
 
 @pytest.mark.parametrize("product", [fixed_point, unguarded])
@@ -116,11 +88,12 @@ def test_demmel_rejects_fixed_points(product: Product) -> None:
     ],
 )
 def test_integers(product: Product, right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "INTEGER_KS", (1, 7, 1000))
+    monkeypatch.setattr(exact, "INTEGER_KS", (1, 7, 100))
     found = passed(exact.integer_verdicts(product, CPU, 24))
     assert set(found.values()) == {right}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("case", special.CASES, ids=lambda case: case.name)
 def test_special_values_have_one_right_answer(case: special.Special) -> None:
     """The rounded float64 product passes, the emulated split too; a result with anything misplaced does not."""
@@ -238,37 +211,6 @@ def test_threshold_is_where_every_larger_k_is_as_accurate() -> None:
     assert sweep.thresholds(both, "split") == {"normal": 2, "wide_20": 4, "all": 4}
     extreme = point(4, *bad, name=data.EXTREME[0].name)
     assert sweep.thresholds([*both, extreme], "split")["all"] == 4
-
-
-EMULATED: dict[str, Product] = {
-    "sgemm": mm,
-    "tf32": emulation.tf32_product,
-    "split": emulation.split_product,
-    "scaled": emulation.scaled_product,
-}
-
-
-@pytest.mark.parametrize(("threshold", "status"), [(64, 0), (128, 0), (256, 1), (None, 1)])
-def test_the_record_is_complete_and_can_be_shown(
-    threshold: int | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its exit status says whether fp16x3 is as accurate as SGEMM wherever the planner may choose it."""
-    pytest.importorskip("rich")
-    pytest.importorskip("matplotlib")
-    found = cli.grade(EMULATED, CPU, classes=data.CLASSES[:2], ks=[64, 128], size=SMALL)
-    assert len(found["sweep"]) == 4 and set(found["thresholds"]) == {"split", "scaled"}
-    assert all(set(p["errors"]) == set(EMULATED) for p in found["sweep"])
-    found["few_rows"] = found["sweep"][:1]
-    found["thresholds"]["split"]["all"] = threshold
-    about = environment.describe(CPU, "csrc=" + "0" * 40 + ",python=" + "1" * 40)
-    assert cli.finish(about, found, tmp_path) == status
-    record = json.loads((tmp_path / "gradings.json").read_text())
-    assert record["schema"] == 1 and record["environment"]["trees"]["csrc"] == "0" * 40
-    assert {name: record[name] for name in found} == json.loads(json.dumps(found))
-    assert ("FAILED: fp16x3" in capsys.readouterr().out) == bool(status)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["kind"] == "gradings" and summary["thresholds"] == found["thresholds"]
-    assert set(summary["cases"]["uniform_linear"]) == {"max_vs_sgemm", "rms_vs_sgemm"}
 
 
 def test_the_planner_asks_for_this_k() -> None:

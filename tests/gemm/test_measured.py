@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import timeit
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -227,17 +226,3 @@ def test_lookups_beside_loads() -> None:
     for thread in threads:
         thread.join()
     assert found and all(found)
-
-
-def test_asking_does_not_slow_down_with_the_table() -> None:
-    """A lookup is a hash, not a walk: 20000 choices cost a question no more than twice its time.
-
-    Other processes only make a time longer, in either half of a turn: one turn of five decides.
-    """
-    many = [replace(BASE, n=8 * i, k=8) for i in range(1, 20001)]
-
-    def seconds(choices: list[Entry]) -> float:
-        times.install(DEVICE, choices)
-        return min(timeit.repeat(lambda: ask(BASE), number=100, repeat=7))
-
-    assert any(seconds(many) < 2 * seconds([BASE]) for _ in range(5))

@@ -102,26 +102,6 @@ def test_what_is_remembered_decides_and_lasts(cache: Path) -> None:
     assert source(better) == source(replace(ENTRY, m=64)) == "cache"
 
 
-def test_no_file_is_no_matter(cache: Path) -> None:
-    assert kept() == {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        times.load(DEVICE)
-    assert source(ENTRY) == "model"
-
-
-def test_the_first_question_about_a_device_loads_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[int] = []
-    monkeypatch.setattr(plans, "cuda_status", lambda device: "" if device == DEVICE else "too old")
-    monkeypatch.setattr(times, "load", loaded.append)
-    plans.usable.cache_clear()
-    try:
-        assert [plans.usable(device) for device in (DEVICE, DEVICE, DEVICE + 1)] == [True, True, False]
-    finally:
-        plans.usable.cache_clear()
-    assert loaded == [DEVICE]
-
-
 # --- several processes ------------------------------------------------------------------------------------------------
 
 WRITERS, EACH = 4, 12
@@ -199,15 +179,6 @@ DAMAGED = {
     ),
     "bytes that are no text": "\udcff\udcfe\0",
 }
-
-
-def test_it_is_the_change_that_damages(cache: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    cache.write_text(damaged(lambda entries: None))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        times.load(DEVICE)
-    assert source(ENTRY) == "cache"
 
 
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)

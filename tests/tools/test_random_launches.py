@@ -28,10 +28,6 @@ DRAWN = [launches.draw(0, number) for number in range(2000)]
 # --- the drawing ------------------------------------------------------------------------------------------------------
 
 
-def test_a_launch_follows_from_seed_and_number_alone() -> None:
-    assert launches.draw(0, 77) == DRAWN[77] != replace(launches.draw(1, 77), seed=0)
-
-
 def test_sides_are_ragged_and_bounded() -> None:
     for side in "mnk":
         found = [getattr(launch.shape, side) for launch in DRAWN]
@@ -185,11 +181,6 @@ def test_what_hangs_is_reported_and_its_process_replaced(
     assert "FAILED: seed 0 number 1: " in capsys.readouterr().out
 
 
-def test_no_launch_starts_when_the_time_is_up(scripted: type[Scripted]) -> None:
-    found = random_launches.run(DRAWN[:4], CPU, 5.0, -1.0)
-    assert (found.launched, found.left_out, scripted.started) == (0, 4, 0)
-
-
 ABSENT = torch.device("cuda", 99)
 
 
@@ -223,15 +214,6 @@ def test_a_failure_exits_with_one(scripted: type[Scripted], capsys: pytest.Captu
     scripted.script = [Outcome(wrong="3 elements")]
     assert random_launches.main(["--device", "cpu", "--only", "5", "--trees", TREES]) == 1
     assert "FAILED: seed 0 number 5: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--count", "0"], ["--only", "-1"], ["--shard", "3/2"], ["--largest", "0"]]
-)
-def test_wrong_usage(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        random_launches.main(["--device", "cpu", *arguments])
-    assert ended.value.code == 2
 
 
 @pytest.mark.gpu
