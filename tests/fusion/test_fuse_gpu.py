@@ -44,25 +44,6 @@ def test_weights_that_nobody_counts_the_writes_of(road: str) -> None:
                 layer.weight.data.mul_(1.5)
 
 
-@hopper
-@pytest.mark.parametrize("road", ["fuse", "compile"])
-def test_packs_that_were_made_on_purpose(road: str) -> None:
-    torch._dynamo.reset()
-    model = wide()
-    packed = [epigemm.pack(layer.weight) for layer in (model[0], model[2])]
-    fast = fuse_eagerly(model) if road == "fuse" else compiled(model)
-    x = torch.randn(4096, 1024, device="cuda")
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-        for layer in (model[0], model[2]):
-            layer.weight.mul_(2)
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-        for layer, pack in zip((model[0], model[2]), packed, strict=True):
-            layer.weight.data.mul_(0.5)
-            pack.repack()
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-
-
 MODES = [None, "reduce-overhead", "max-autotune"]
 ROADS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "fuse": lambda model, options: epigemm.fuse(model, options=options),

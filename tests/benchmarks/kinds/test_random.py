@@ -23,7 +23,7 @@ from benchmarks.cli import main
 from benchmarks.harness import records
 from benchmarks.harness.runner import Bench, Budget, Ready
 from benchmarks.kinds import random as kind
-from benchmarks.kinds.points import peer_tables, summarise, summary_table, worst_table
+from benchmarks.kinds.points import summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
 from epigemm.tuner.timing import Effort, Run, Timer
 
@@ -137,30 +137,6 @@ def test_the_summary_by_hand() -> None:
 
 
 # --- which cases ----------------------------------------------------------------------------------------------
-
-
-def test_calls_of_one_shape_share_their_baselines() -> None:
-    together = [[s.name for s in group] for group in points.groups(SERIES)]
-    assert [PACKED.name, PLAIN.name] in together and len(together) == len(SERIES) - 1
-
-
-def test_other_libraries_have_figures_of_their_own() -> None:
-    found = [
-        point(1, (100, 200), quack=90),
-        point(2, (100, 200), quack=160, cutlass=50),
-        point(3, (100, 200)),
-    ]
-    summary = summarise(RELU, found)
-    assert summary["vs_quack"] == {
-        "points": 2,
-        "geomean": pytest.approx(1.2),
-        "worst": pytest.approx(0.9),
-        "worst_at": "1x8x16",
-    }
-    assert summary["vs_cutlass"]["points"] == 1 and summary["geomean"] == pytest.approx(2.0)
-    (table,) = peer_tables({"case": summary})
-    assert [row[:3] for row in table.rows] == [["case", "quack", "2"], ["case", "cutlass", "1"]]
-    assert not peer_tables({"case": summarise(RELU, found[2:])})
 
 
 # --- measuring ------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,20 +13,6 @@ from benchmarks.models.measures import Effort
 from tests.support.threads import processes
 
 CPU = torch.device("cpu")
-
-
-def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[tuple[str, int]] = []
-
-    def row(call: Any, count: int, device: torch.device) -> float:
-        log.append((call, count))
-        return 1.0
-
-    monkeypatch.setattr(measures, "row_ms", row)
-    calls: Any = {"a": "a", "b": "b"}
-    times = measures.in_turn(calls, {"a": 1.0, "b": 16.0}, CPU, Effort(turns=3, least_turns=3))
-    assert log == [("a", 8), ("b", 1), ("b", 1), ("a", 8), ("a", 8), ("b", 1)]
-    assert times == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
 def test_a_cpus_times_are_of_whole_calls() -> None:
