@@ -13,8 +13,8 @@ import epigemm
 from epigemm import __main__ as main
 from epigemm._native import registry
 from epigemm.calls import elementwise_kernels
-from epigemm.planner import plans
 from tests.support.pieces import pretend_gpu
+from tests.support.pretended import describe
 
 
 def test_the_report() -> None:
@@ -58,7 +58,7 @@ def test_which_kernels_run_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
         pretend_gpu(patch, 44)
         assert [line.rpartition(": ")[2] for line in main._kernels(cpu)] == ["run"] * 4
         pretend_gpu(patch, 45)
-        patch.setattr(plans, "gpu_numbers", lambda device: (75, 40))
+        describe(patch, (75, 40))
         assert all(line.rpartition(": ")[2] != "run" for line in main._kernels(cpu)[1:])
     monkeypatch.setattr(elementwise_kernels, "why_none", lambda like: "the driver is too old")
     assert all(line.endswith(": the driver is too old") for line in main._kernels(cpu))

@@ -23,12 +23,12 @@ from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.reasons import Reason
-from tests.gemm.query import H200
 from tests.support.answers import Answers
 from tests.support.plans import FAMILIES, FP16X3, MMA, SWAP_AB, TMA, numbers
+from tests.support.pretended import describe
 from tests.support.untyped import backends
 
 M, N, K = 4096, 2048, 1024
@@ -38,8 +38,7 @@ RESULT = torch.empty(M, N)
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+    describe(monkeypatch, kernels=True)
     monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
 
 

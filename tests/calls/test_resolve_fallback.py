@@ -13,12 +13,13 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import Epilogue
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from tests.gemm.query import is_one_kernel
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
 from tests.support.cases import Operands
+from tests.support.pretended import describe
 from tests.support.untyped import backends
 
 WITH_RELU = [FP16, BF16, FP32]
@@ -113,7 +114,7 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
 )
 def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's GEMM adds their bias, where that was measured to be no slower."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: WITH_KERNELS)
+    describe(monkeypatch, WITH_KERNELS)
     setting = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
@@ -127,8 +128,7 @@ def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.Mon
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors count as lying on a GPU with epigemm's kernels."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: WITH_KERNELS)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+    describe(monkeypatch, WITH_KERNELS, kernels=True)
 
 
 @pytest.mark.parametrize("tf32", [True, False])

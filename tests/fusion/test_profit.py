@@ -22,6 +22,7 @@ from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
 from tests.fusion.eager import report_of
 from tests.fusion.table_writes import COPIES
+from tests.support.pretended import describe
 
 M, N, K = 4096, 4096, 4096
 
@@ -97,7 +98,7 @@ def test_a_kernel_that_cannot_be_linked_gains_nothing(
 ) -> None:
     """On other GPUs than Hopper no kernel is in the package."""
     asked = call(48, torch.bfloat16, 64, 1024)._replace(epilogue=EPILOGUES["bias_gelu"])
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: KNOWN["A100 80 GB"].numbers)
+    describe(monkeypatch, KNOWN["A100 80 GB"].numbers)
     for reason in ("", "nvJitLink was not found"):
         monkeypatch.setattr(loader, "would_link", lambda *call, reason=reason: reason)
         found = profit.judged_there(asked, hopper)

@@ -14,21 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linker import cubins, libraries, store
+from epigemm.linker import libraries, store
 from epigemm.linker.cubins import Job, build_cubins, cubin, find, key_for
 from epigemm.linker.libraries import CompileError, LibrariesMissingError, LinkError
 from epigemm.linker.store import MAGIC, Once, encoded
-from tests.linker.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
+from tests.linker.fakes import (
+    BAD_IR,
+    BAD_SOURCE,
+    KERNEL_IR,
+    SOURCE,
+    SYMBOL,
+    FakeNvJitLink,
+    FakeNvrtc,
+    fakes,
+    forget,
+)
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 JOB = Job(SOURCE, SYMBOL, KERNEL_IR, (9, 0))
 CODE = b"\x7fELF code"
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another process: nothing in memory."""
-    monkeypatch.setattr(store, "made", Once())
-    monkeypatch.setattr(cubins, "_functors", Once())
 
 
 def test_made_once_then_from_memory_then_from_disk(

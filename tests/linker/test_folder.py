@@ -10,23 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linker import cubins, store
 from epigemm.linker import folder as kept
 from epigemm.linker.cubins import Job, cubin, find, key_for
-from epigemm.linker.store import Once, encoded
+from epigemm.linker.store import encoded
 from epigemm.planner import times
-from tests.linker.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
+from tests.linker.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, forget
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 JOBS = [Job(f"{SOURCE}// {index}", SYMBOL, KERNEL_IR, (9, 0)) for index in range(6)]
 JOB = JOBS[0]
 FOREIGN = b"\x7fELF planted"
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another process: nothing in memory."""
-    monkeypatch.setattr(store, "made", Once())
-    monkeypatch.setattr(cubins, "_functors", Once())
 
 
 def file_of(cubin_folder: Path, job: Job = JOB) -> Path:

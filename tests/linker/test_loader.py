@@ -13,8 +13,9 @@ from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.epilogues.library import BIAS_RELU, BIAS_TANH
-from epigemm.linker import cubins, libraries, loader, wheel
+from epigemm.linker import cubins, libraries, loader
 from epigemm.linker.libraries import LinkError
+from tests.linker.fakes import packaged
 
 SYMBOL, OTHER = "epigemm_open_sm90_tma_bfloat16_0", "epigemm_open_sm90_tma_bfloat16_1"
 DEVICE = torch.device("cuda", 0)
@@ -51,8 +52,6 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     driver = Driver()
     with zipfile.ZipFile(tmp_path / "bias_relu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(SYMBOL, CODE)
-    monkeypatch.setattr(wheel, "_FOLDER", tmp_path)
-    monkeypatch.setattr(wheel, "_given_up", set())
     monkeypatch.setattr(loader, "_failed", {})
     monkeypatch.setattr(loader, "capturing", lambda device: driver.capturing)
     monkeypatch.setattr(cubins, "build_cubins", driver.build_cubins)
@@ -61,10 +60,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(libraries, "unavailable", lambda: "no libraries")
     monkeypatch.setattr(ops, "_add_kernel", driver.add_kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
-    wheel._names.cache_clear()
-    yield driver
-    wheel._names.cache_clear()
+    for _ in packaged(monkeypatch, tmp_path):
+        yield driver
 
 
 def test_the_packages_kernel_is_loaded(driver: Driver) -> None:

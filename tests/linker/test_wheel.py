@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from epigemm.linker import wheel
+from tests.linker.fakes import packaged
 
 HOPPER, CODE = (9, 0), b"\x7fELF machine code"
 
@@ -16,15 +17,11 @@ HOPPER, CODE = (9, 0), b"\x7fELF machine code"
 @pytest.fixture
 def cubins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of kernels of the package's: of one epilogue, with one kernel."""
-    monkeypatch.setattr(wheel, "_FOLDER", tmp_path)
-    monkeypatch.setattr(wheel, "_given_up", set())
-    monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
     with zipfile.ZipFile(tmp_path / "bias.zip", "w") as archive:
         archive.writestr("kernel", CODE)
         archive.writestr("text", b"no machine code")
-    wheel._names.cache_clear()
-    yield tmp_path
-    wheel._names.cache_clear()
+    for _ in packaged(monkeypatch, tmp_path):
+        yield tmp_path
 
 
 def test_what_is_there(cubins: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import SHIFTS, SHORT, THERE, DryRun
 from epigemm.planner.reasons import Reason
+from tests.support.pretended import describe
 
 H200 = (90, 132, 1980, 4285000)
 IEEE, HIGHEST, IN_TF32, HIGH, TF32 = ORDERS[:5]
@@ -26,7 +27,7 @@ FALLBACK = (False, "")
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
 
 
 def call_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> LinearCall:
@@ -117,7 +118,7 @@ def test_what_is_tried(order: Any, arithmetics: list[str], monkeypatch: pytest.M
     assert list(order.fused) == arithmetics
     assert [each.arithmetic for each in told(call, order)] == arithmetics
     assert [each.arithmetic for each in told(call_of(64, 64, 128, torch.float16), order)] == ["ieee"]
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: ())
+    describe(monkeypatch, ())
     on_cpu = told(call, order)
     assert [each.arithmetic for each in on_cpu] == [each for each in arithmetics if each not in SHIFTS]
     assert all("not on a CUDA device" in each.why_not for each in on_cpu)

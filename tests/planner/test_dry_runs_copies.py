@@ -15,14 +15,14 @@ from epigemm.calls.resolve import _Linear
 from epigemm.epilogues.library import BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import profit
-from epigemm.linker import loader
-from epigemm.planner import dry_runs, plans, times
+from epigemm.planner import dry_runs, times
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import KNOWN
 from epigemm.planner.times import Entry
 from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
 from tests.support.plans import MMA, ON_COPIES, TMA, numbers
+from tests.support.pretended import describe
 
 Sizes = tuple[int, int, int]
 H200 = (90, 132, 1980, 4285000)
@@ -39,7 +39,7 @@ DEVICE = 41  # of which no test machine has so many
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
 
 
 def call_of(
@@ -234,7 +234,7 @@ def test_without_memory_the_fallback_runs() -> None:
 def test_chains_count_the_copies(
     m: int, is_kn: bool, k: int, fuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
+    describe(monkeypatch, linked=True)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
