@@ -172,20 +172,6 @@ def test_forced_plans() -> None:
     assert "x is not a row-major matrix" in refused.refused and not refused.reasons
 
 
-def test_a_kernel_that_has_not_been_run_runs_where_its_plan_is_named() -> None:
-    """The fastest plan is none of its plans. Rows that are no whole 16 bytes are read as they lie, or copied."""
-    mma, multistage, by_elements = 3, 4, 8
-    call = call_of(256, 256, 512, torch.bfloat16)
-    found = dry_runs.dry_run(call, plan=(0, mma, multistage, 0, 8, 1))
-    assert found.fused and found.missing == ["epigemm_open_sm80_mma_bfloat16_4"]
-    assert dry_runs.dry_run(call, plan=(0,)).plan[0] != mma
-    odd = call_of(257, 255, 513, torch.bfloat16)
-    read = dry_runs.dry_run(odd, plan=(0, mma, by_elements, 0, 8, 1))
-    assert read.fused and read.launches == ["fused"]
-    copied = dry_runs.dry_run(odd, plan=(0, mma, multistage, 0, 8, 1))
-    assert copied.fused and copied.launches == ["copy", "fused", "copy"]
-
-
 def test_an_mma_kernel_whose_k_is_divided() -> None:
     """With its sums in a workspace, which is limited."""
     mma, multistage, by_elements, few_rows = 3, 4, 8, 7

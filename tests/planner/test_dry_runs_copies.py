@@ -108,15 +108,6 @@ def test_few_tiles_are_read_as_they_lie(sizes: Sizes, x: str, dtype: torch.dtype
     assert tried.plan["fallback_us"] >= 1.2 * tried.plan["predicted_us"]
 
 
-@pytest.mark.parametrize("sizes", FEW_TILES, ids=str)
-@pytest.mark.parametrize("gpu", ["A100 80 GB", "L40S", "B200"])
-def test_other_gpus_have_no_others(sizes: Sizes, gpu: str) -> None:
-    """Or they multiply copies, whichever is expected to be faster."""
-    (tried,) = run(call_of(sizes), gpu).tried
-    on_copies = "multistage" if tried.copies else "by elements"
-    assert {(each["family"], each["schedule"]) for each in tried.plan["candidates"]} == {(MMA, on_copies)}
-
-
 def test_an_out_that_is_refused() -> None:
     """Rows that are no whole 16 bytes; a result by columns is stored elsewhere, as before."""
     call = call_of((1024, 1024, 1024))
@@ -164,16 +155,6 @@ def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.Mo
     for first, second, device in ((3072, 3073, 14), (3073, 3072, 15)):
         found = [fuses(pitch, device) for pitch in (first, second)]
         assert found == [fuses(pitch, -1) for pitch in (first, second)] == [first == 3073, second == 3073]
-
-
-def test_plans_by_force() -> None:
-    """A plan runs on the copies, too; the fallback takes none; the fastest may be one of both."""
-    call = call_of((1024, 1023, 1023))
-    found = run(call, plan=(0, 0, 1, 1, 2, 1))
-    assert not found.refused and found.launches == ["copy", "fused", "copy"]
-    assert run(call, plan=dry_runs.FALLBACK).launches == ["torch_gemm", "elementwise"]
-    assert run(call_of(FEW_TILES[0]), plan=(0,)).launches == ["fused"]
-    assert run(call_of((1024, 1024, 1023)), plan=(0,)).launches == ["copy", "fused"]
 
 
 def test_without_memory_the_fallback_runs() -> None:
