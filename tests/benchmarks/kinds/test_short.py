@@ -25,19 +25,9 @@ RELU, RESIDUAL = SERIES["bias_relu/bf16"], SERIES["residual/bf16"]
 
 
 def test_shapes_follow_from_the_seed_alone() -> None:
+    assert short.draw(7, 2) == [Shape(18251, 408, 56), Shape(20908, 704, 288)]
     assert short.draw(7, 50)[:20] == short.draw(7, 20) != short.draw(8, 20)
     assert len(set(short.draw(7, 500))) == 500
-
-
-def test_the_ranges_of_shapes() -> None:
-    shapes = short.draw(0, 4000)
-    sides = {name: [getattr(s, name) for s in shapes] for name in "mnk"}
-    for name, (low, high) in {"m": (16, 200_000), "n": (48, 4096), "k": (48, 2048)}.items():
-        assert low <= min(sides[name]) and max(sides[name]) <= high, name
-        assert min(sides[name]) < 2 * low and max(sides[name]) > 0.8 * high, name
-    products = [m * n * k for m, n, k in zip(*sides.values(), strict=True)]
-    assert min(products) >= 1e7 and max(products) <= 2e11
-    assert all(m * n < 4e8 for m, n in zip(sides["m"], sides["n"], strict=True))
 
 
 # --- the bars ---------------------------------------------------------------------------------------------------------
