@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels
+from epigemm.linker import loader  # noqa: F401 # of asked.txt
 from epigemm.planner import plans
 from tests.net import errors
 from tests.support import norm_calls, splitting  # noqa: F401 # which registers an operator

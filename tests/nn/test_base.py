@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.testing._internal import two_tensor as _two_tensor
 
 import epigemm
@@ -19,6 +19,7 @@ from tests.support.untyped import torch as untyped
 ROWS, IN, OUT = 9, 24, 16
 VECTOR = torch.ones(OUT)
 
+_prune: Any = prune
 two_tensor: Any = _two_tensor.TwoTensor
 """A wrapper of two tensors: torch's example of its kind."""
 
@@ -81,7 +82,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Linear], Any], str]] = {
     "spectral": (parametrizations.spectral_norm, "got ParametrizedLinear"),
     "old weight norm": (untyped.nn.utils.weight_norm, "weight_g, weight_v"),
     "old spectral norm": (untyped.nn.utils.spectral_norm, "weight_orig"),
-    "pruned": (lambda layer: untyped.nn.utils.prune.random_unstructured(layer, "weight", 0.5), "weight_mask"),
+    "pruned": (lambda layer: _prune.random_unstructured(layer, "weight", 0.5), "weight_mask"),
     "patched": (patch("forward"), "in forward;"),
     "patched call": (patch("_call_impl"), "in _call_impl;"),
     "buffer": (lambda layer: layer.register_buffer("zero_point", VECTOR), "in zero_point;"),
