@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,19 +159,6 @@ def test_a_point_below_its_bar_is_measured_twice_more(scripted: list[float]) -> 
     found = measure(drawing(), RELU, SHAPES[:3])
     ratios = [[RELU.ratio(group.us()) for group in result.groups] for result in found]
     assert ratios == [[1.0], pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2]), [2.0]] and not scripted
-
-
-def test_what_does_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left out is not wrong: small GPUs measure the other points."""
-    small = SimpleNamespace(total_memory=10**9)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: small)
-    budget = Budget()
-    cases = [
-        Case(SERIES[0].problem, shape, SERIES[0].setting)
-        for shape in (Shape(64, 64, 64), Shape(2**15, 2**15, 64))
-    ]
-    assert list(budget.spend(cases, torch.device("cuda"))) == cases[:1]
-    assert "GB of memory" in budget.left_out[cases[1].name]
 
 
 # --- from end to end ------------------------------------------------------------------------------------------
