@@ -69,25 +69,6 @@ def test_what_other_threads_do_is_not_asked(what: str) -> None:
             torch.testing.assert_close(call(), alone[name], rtol=0, atol=0, msg=name)
 
 
-def test_a_graph_that_is_compiled_while_another_thread_exports() -> None:
-    """It holds the operators of compiled graphs, and functions that no file can hold."""
-    graphs = list[torch.fx.Graph]()
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(graph.graph)
-        return graph.forward
-
-    def both(x: Tensor) -> Tensor:
-        return epigemm.linear_relu(x, WEIGHT) + own(x, WEIGHT, BIAS)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(both, backend=backend, fullgraph=True)
-    with others(export_until), torch.no_grad():
-        found = compiled(X)
-    torch.testing.assert_close(found, F.linear(X, WEIGHT).relu() + torch.tanh(F.linear(X, WEIGHT, BIAS)))
-    assert any(node.target is torch.ops.epigemm._into.default for node in graphs[0].nodes)
-
-
 class Asks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 2 * is_exporting() + 1 * is_traced()

@@ -17,7 +17,7 @@ import epigemm
 from benchmarks.gradings.products import forced_into
 from epigemm import Matrix, PerColumn, Scalar
 from epigemm.epilogues.registry import typed
-from epigemm.linker import cubins, libraries
+from epigemm.linker import cubins
 from epigemm.planner import dry_runs
 
 pytestmark = pytest.mark.gpu
@@ -42,18 +42,6 @@ def negated(acc: Tensor, bias: PerColumn) -> Tensor:
 def tensors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     x, weight = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype)
     return x, weight / k**0.5, torch.randn(n, device="cuda", dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("size", [(1024, 2048, 2048), (64, 4096, 4096), (300, 520, 1024)], ids=str)
-def test_a_copy_of_a_built_in_has_its_bits(size: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Where one kernel runs, for fp32 on slices: the same functor, the same kernel."""
-    x, weight, bias = tensors(*size, dtype)
-    copied = copy_of_sigmoid(x, weight, bias, 0.5)
-    built_in = epigemm.linear_sigmoid_scale_residual(x, weight, bias, 0.5)
-    # Two kernels of the fallback may round apart.
-    rtol, atol = 2 * torch.finfo(dtype).eps, 1e-2 if dtype.itemsize == 2 else 1e-5
-    torch.testing.assert_close(copied, built_in, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -132,19 +120,6 @@ def test_gradients_of_strict_calls(dtype: torch.dtype) -> None:
         assert float(error) < 4 * torch.finfo(dtype).eps
 
 
-def test_a_stream_of_its_own() -> None:
-    x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
-    want = copy_of_sigmoid(x, weight, bias, 0.5)
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    later = torch.full_like(x, float("nan"))
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
-        later.copy_(x)
-        found = copy_of_sigmoid(later, weight, bias, 0.5)
-    stream.synchronize()
-    assert torch.equal(found, want)
-
-
 def test_operands_written_right_before() -> None:
     """The kernel starts while the one ahead drains: it must wait before it reads."""
     x, weight, bias = tensors(2048, 2048, 256, torch.bfloat16)
@@ -206,17 +181,3 @@ def test_precompile_links_what_training_takes(
     torch.autograd.grad(trained(x, weight, bias, 0.5).sum(), leaves)
     with torch.no_grad():
         trained.elementwise(trained(x, weight, bias, 0.5), bias, 0.5)
-
-
-def test_without_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    @epigemm.epilogue
-    def lonely(acc: Tensor, bias: PerColumn) -> Tensor:
-        return torch.tanh(acc + bias) * 1.5
-
-    monkeypatch.setattr(libraries, "_found", "nvJitLink was not found")
-    x, weight, bias = tensors(1024, 1024, 1024, torch.bfloat16)
-    want = torch.tanh(torch.nn.functional.linear(x.double(), weight.double()) + bias.double()) * 1.5
-    assert float((lonely(x, weight, bias).double() - want).abs().max()) < 0.1
-    assert "nvJitLink was not found" in str(epigemm.explain(lonely, x, weight, bias))
-    with pytest.raises(RuntimeError, match="nvJitLink was not found"):
-        lonely(x, weight, bias, strict=True)

@@ -61,27 +61,6 @@ def test_a_fence_names_its_language(page: Path) -> None:
         assert fence.language == "python" or ">>> " not in fence.text, fence.line
 
 
-def test_blocks_of_a_page(tmp_path: Path) -> None:
-    """A first block that the page asks for is pasted ahead of the others, and lines are those of the page."""
-    page = tmp_path / "page.md"
-    later = "```python\nprint(a + 1)\n```\n\n```text\n2\n```\n\n```sh\nls\n```\n\n```text\nno output\n```\n"
-    page.write_text(f"Paste this\nblock first.\n\n```python\na = 1\n```\n\n{later}")
-    first, second = pages.blocks(page)
-    assert (first.expected, second.expected) == (None, "2\n")
-    assert pages.as_expected(second.expected, pages.printed(second))
-    assert second.paste.splitlines()[second.line - 1] == "print(a + 1)"
-    page.write_text(f"```python\na = 1\n```\n\n{later}")
-    with pytest.raises(NameError, match="'a'"):
-        pages.printed(pages.blocks(page)[1])
-
-
-@pytest.mark.parametrize(
-    ("expected", "got"), [(None, "1\n"), ("1\n", ""), ("1\n", "2\n"), ("a ... b\n", "a c\n")]
-)
-def test_another_output_is_refused(expected: str | None, got: str) -> None:
-    assert not pages.as_expected(expected, got)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_placeholders_are_left(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
@@ -172,30 +151,3 @@ def test_old_names_do_not_come_back_in_the_code(folder: str) -> None:
         (path, text) for path in sources for text in prose.of_file(path) if UNWANTED_IN_CODE.search(text)
     ]
     assert not found
-
-
-PLANTED = {
-    "strings.py": 'text = "the second "\n\ndef f(a):\n    return ("PyTorch\'s own "\n        f"path {a}")\n',
-    "docstring.py": 'def f():\n    """It runs PyTorch\'s own\n    road."""\n',
-    "comment.py": "# repair of what the range\n# guard rejected\n",
-    "string.cpp": 'auto a = text("PyTorch\'s own "\n              "path was faster");\n',
-    "comment.h": "int a;  // the guard of the\n        // split\n",
-    "block.cuh": "/* it stands\n * elsewhere */\n",
-}
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_name_is_found(name: str, tmp_path: Path) -> None:
-    """Across the lines that it is written on."""
-    file = tmp_path / name
-    file.write_text(PLANTED[name])
-    assert [text for text in prose.of_file(file) if UNWANTED_IN_CODE.search(text)]
-
-
-def test_code_is_no_prose(tmp_path: Path) -> None:
-    file = tmp_path / "code.py"
-    file.write_text('def unfused(pieces):\n    """An example.\n\n    >>> unfused(repair)\n    """\n')
-    assert prose.of_file(file) == ["An example."]
-    file = tmp_path / "code.cpp"
-    file.write_text('int pieces = 1;  // one\n// two\nauto url = "https://a";\nint rival;  // three\n')
-    assert sorted(prose.of_file(file)) == ['"https://a"', "one two", "three"]

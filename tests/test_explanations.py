@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
-from epigemm import ModuleExplanation
 from tests.net.explanations import Calls
 
 
@@ -28,17 +27,6 @@ class Mixed(nn.Module):
 
 
 x = torch.randn(4, 8)
-
-
-def test_a_layer() -> None:
-    layer = epigemm.nn.LinearGELU(8, 6)
-    found = epigemm.explain(layer, x)
-    assert isinstance(found, ModuleExplanation) and found.about == "LinearGELU as it is, not fused"
-    with torch.no_grad():
-        (product,) = epigemm.explain(layer, x)
-        call = epigemm.explain("linear_gelu", x, layer.weight, layer.bias)
-    assert product.explanation is not None and product.explanation.kernels == call.kernels
-    assert product.name == "LinearGELU" and product.size == (4, 6, 8)
 
 
 def test_a_model_with_layers_of_epigemms_is_told_as_it_is() -> None:
@@ -113,13 +101,6 @@ def test_tensors_without_data(kind: str) -> None:
         found = epigemm.explain(Mixed(), torch.empty(4, 8))
     assert [each.size for each in found] == [(4, 8, 8)] * 3
     assert found["ours"].runs == ("fallback" if kind == "fake" else "PyTorch's operators")
-
-
-def test_hooks_run_and_stay() -> None:
-    layer, seen = epigemm.nn.LinearReLU(8, 6), []
-    layer.register_forward_hook(lambda *_: seen.append(1))
-    epigemm.explain(layer, x)
-    assert seen == [1] and len(layer._forward_hooks) == 1
 
 
 def test_a_model_that_runs_is_explained_where_its_fused_form_raises() -> None:

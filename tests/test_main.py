@@ -13,10 +13,8 @@ import epigemm
 from epigemm import __main__ as main
 from epigemm._native import registry
 from epigemm.calls import elementwise_kernels
-from epigemm.linker import libraries
-from epigemm.linker.libraries import Libraries, Library
-from epigemm.planner import plans
 from tests.support.pieces import pretend_gpu
+from tests.support.pretended import describe
 
 
 def test_the_report() -> None:
@@ -60,35 +58,10 @@ def test_which_kernels_run_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
         pretend_gpu(patch, 44)
         assert [line.rpartition(": ")[2] for line in main._kernels(cpu)] == ["run"] * 4
         pretend_gpu(patch, 45)
-        patch.setattr(plans, "gpu_numbers", lambda device: (75, 40))
+        describe(patch, (75, 40))
         assert all(line.rpartition(": ")[2] != "run" for line in main._kernels(cpu)[1:])
     monkeypatch.setattr(elementwise_kernels, "why_none", lambda like: "the driver is too old")
     assert all(line.endswith(": the driver is too old") for line in main._kernels(cpu))
-
-
-def test_the_libraries_and_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nvrtc, linker = (
-        Library(None, "/a/libnvrtc.so.13", (13, 0)),
-        Library(None, "/b/libnvJitLink.so.13", (13, 1)),
-    )
-    monkeypatch.setattr(libraries, "_found", Libraries(nvrtc, linker))
-    assert main._libraries()[1:] == [
-        "  NVRTC 13.0: /a/libnvrtc.so.13",
-        "  nvJitLink 13.1: /b/libnvJitLink.so.13",
-    ]
-    monkeypatch.setattr(libraries, "_found", "NVRTC was not found")
-    monkeypatch.setattr(libraries, "nvjitlink", lambda: linker)
-    assert main._libraries()[1:] == [
-        "  none is linked in here: NVRTC was not found",
-        "  nvJitLink 13.1: /b/libnvJitLink.so.13",
-    ]
-    version = tmp_path / "version"
-    monkeypatch.setattr(main, "_DRIVER", version)
-    assert main._driver() == "none"
-    version.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (a@b)\n"
-    )
-    assert main._driver() == "580.159.04"
 
 
 def test_the_command_line(

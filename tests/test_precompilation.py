@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, Scalar, precompilation, progress
-from epigemm.calls import elementwise_kernels
+from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.linker import cubins, libraries, loader, store
 from epigemm.planner.gpus import KNOWN
@@ -32,12 +31,6 @@ def test_other_errors_than_those_of_the_net() -> None:
         ValueError, match=f"arch: got 'sm_103' beside shapes; accepted are {known}, or arch alone"
     ):
         epigemm.precompile(mixed, [(1, 8, 8)], arch="sm_103")
-
-
-def test_precompile_needs_a_gpu_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"device: got cuda, .* .no CUDA GPUs are available"):
-        epigemm.precompile(mixed, [(1, 8, 8)])
 
 
 class Linker:
@@ -146,25 +139,6 @@ def test_sizes_on_hopper_without_a_gpu(caplog: pytest.LogCaptureFixture, linker:
     assert [text for text in caplog.messages if text.startswith("mixed: ")] == expected
 
 
-def test_fp32_for_a_gpu_that_is_not_here(linker: Linker) -> None:
-    """With a packed weight and without one: as calls there would take it under the setting here."""
-    epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="highest", arch="sm_90")
-    symbols = linker.asked.pop()[1]
-    assert any("_sm90_fp16x3_split_" in each for each in symbols) and "epigemm_open_fixup" in symbols
-    epigemm.precompile(mixed, SIZES[1:2], dtype=torch.float32, precision="ieee", arch="sm_90")
-    assert linker.asked.pop()[1] == ["epigemm_open_elementwise_float32"]
-
-
-def test_every_form_is_linked_and_a_copy_of_the_packages_own_is_not(linker: Linker) -> None:
-    @epigemm.epilogue
-    def optional(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
-        return torch.relu(acc if bias is None else acc + bias)
-
-    epigemm.precompile(optional, SIZES[1:2], arch="sm_90")
-    ((name, symbols, _),) = linker.asked
-    assert ALONE in symbols and name == typed(optional.without[0,], []).name
-
-
 def test_for_training_on_hopper_the_product_is_stored_beside_the_result(linker: Linker) -> None:
     """And both matrices of a function that returns two, where no gradient is recorded."""
     for training in (False, True):
@@ -187,22 +161,3 @@ def test_it_is_linked_without_a_driver(arch: str, tmp_path: Path, monkeypatch: p
     assert epigemm.precompile(mixed, SIZES, arch=arch) == [ALONE]
     assert len(list((tmp_path / "cubins").glob("*.cubin"))) == 1
     assert epigemm.precompile(mixed, SIZES, arch=arch) == []
-
-
-@pytest.mark.parametrize("is_wide", [False, True])
-def test_operands_of_fp32_have_an_epilogue_of_their_own(is_wide: bool, linker: Linker) -> None:
-    of_operands = torch.float32 if is_wide else torch.bfloat16
-    epigemm.precompile(mixed, SIZES, operand_dtype=of_operands, arch="sm_90")
-    assert linker.asked[0][0] == typed(mixed.traced, [is_wide, is_wide, is_wide, True]).name
-
-
-def test_it_says_that_it_takes_long(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "NOTED", 0.0)
-    monkeypatch.setattr(elementwise_kernels, "gpu", torch.device)
-    monkeypatch.setattr(precompilation, "_missing", lambda *_: iter(["a,b", ""]))
-    monkeypatch.setattr(loader, "link", lambda *_: "")
-    caplog.set_level("DEBUG", "epigemm")
-    assert epigemm.precompile(mixed, [(1, 8, 8), (2, 8, 8)], device="cpu") == ["a", "b", "a", "b"]
-    assert [text.rpartition(": ")[0] for text in caplog.messages] == ["precompiling mixed for 2 calls"]

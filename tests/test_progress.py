@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import epigemm
-from epigemm import PerColumn, progress
+from epigemm import progress
 from epigemm.progress import doing
 from tests.support.stage import Stage
 
@@ -113,15 +112,6 @@ def test_no_line_where_there_is_no_terminal(stderr: Any, monkeypatch: pytest.Mon
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was told, without the seconds."""
     return [text.rpartition(": ")[0] for text in caplog.messages]
-
-
-def test_a_decoration_says_so(notes_all: pytest.LogCaptureFixture) -> None:
-
-    @epigemm.epilogue
-    def shifted(acc: Tensor, bias: PerColumn) -> Tensor:
-        return torch.tanh(acc + bias) - 0.25
-
-    assert "tracing the epilogue shifted" in told(notes_all)
 
 
 def test_tuning_says_so(stage: Stage, notes_all: pytest.LogCaptureFixture) -> None:

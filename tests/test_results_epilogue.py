@@ -15,8 +15,6 @@ from epigemm.epilogues.tracer.results import SUM, structured
 from tests.support.moments import assert_close
 from tests.support.results import (
     draw,
-    gelu_and_product,
-    in_fp32,
     late,
     squares,
     statistics,
@@ -25,7 +23,6 @@ from tests.support.results import (
 from tests.support.thorough import in_turn
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-of_each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
 def test_var_mean_is_as_accurate_as_torchs(device: torch.device, rng: torch.Generator) -> None:
@@ -204,15 +201,3 @@ def test_gradients_of_ties(device: torch.device) -> None:
     assert z.grad is not None
     third = pytest.approx(1 / 3)
     assert z.grad.tolist() == [[third, 0.5], [third, 0.0], [third, 0.5]]
-
-
-def test_a_layer(rng: torch.Generator) -> None:
-    layer = epigemm.nn.Linear(40, 24, epilogue=in_fp32)
-    x, residual = torch.randn(2, 5, 40, generator=rng), torch.randn(2, 5, 24, generator=rng)
-    got = layer(x, residual)
-    want = in_fp32(x, layer.weight, layer.bias, residual)
-    assert len(got) == 4 and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    sum(each.sum() for each in got).backward()
-    assert layer.bias is not None and layer.bias.grad is not None
-    made = epigemm.nn.Linear.from_linear(torch.nn.Linear(40, 24), gelu_and_product)
-    assert len(made(x)) == 2

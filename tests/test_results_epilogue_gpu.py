@@ -18,10 +18,8 @@ from tests.support.results import (
     Given,
     assert_results,
     draw,
-    gelu_and_product,
     in_fp32,
     of_every_operand,
-    statistics,
     wanted,
 )
 
@@ -60,28 +58,6 @@ def test_poisoned_memory_and_two_runs(
         assert torch.equal(one, other) or bool(one.isnan().any())
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "tf32"])
-def test_every_arithmetic_of_fp32(precision: str, rng: torch.Generator) -> None:
-    """On fp16 slices the fixup writes some of the shared matrix again: every result reads it afterwards."""
-    given = draw(statistics, rng, torch.float32, "cuda", (2048,), 2048, 2048)
-    given.x[7, 3] = 3e9  # beside ones no slice holds it
-    given.x[100] *= 2.0**-60
-    z, statistics_of_z, rest = statistics(given.x, given.weight, *given.operands, precision=precision)
-    wide = z.double()
-    got, want = [each.double() for each in statistics_of_z], torch.var_mean(wide, 0, correction=0)
-    torch.testing.assert_close(got, list(want), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(rest[2].double(), wide.amax(1, keepdim=True), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_product_is_one_kernel(dtype: torch.dtype, rng: torch.Generator) -> None:
-    given = draw(statistics, rng, dtype, "cuda", (2048,), 4096, 4096)
-    weight = epigemm.pack(given.weight) if dtype == torch.float32 else given.weight
-    statistics(given.x, weight, *given.operands, strict=True)
-    found = epigemm.explain(statistics, given.x, weight, *given.operands, strict=True)
-    assert found.path == "fused" and found.kernels[-1].startswith("torch ")
-
-
 def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a call had to link")
@@ -99,11 +75,3 @@ def test_precompiled_calls_link_nothing(monkeypatch: pytest.MonkeyPatch, rng: to
         assert_results(
             function, results, wanted(function, given.product, given.operands), torch.bfloat16, (512, 1024)
         )
-
-
-def test_a_batch_invariant_call_on_a_gpu(rng: torch.Generator) -> None:
-    given = draw(gelu_and_product, rng, torch.bfloat16, "cuda", (300,), 512, 512)
-    with epigemm.batch_invariant():
-        every = call(gelu_and_product, given)
-        some = gelu_and_product(given.x[77:80], given.weight, *given.operands)
-    assert all(torch.equal(a[77:80], b) for a, b in zip(every, some, strict=True))

@@ -67,12 +67,6 @@ def test_imports_go_down() -> None:
     assert not {module: up for module, file in MODULES.items() if (up := climbs(module, file.read_text()))}
 
 
-def test_an_import_that_climbs_is_found() -> None:
-    text = "def late():\n    from epigemm.calls import entry\n    from epigemm.epilogues.kinds import KINDS\n"
-    assert climbs("epigemm.packs.buffer", text) == ["epigemm.calls.entry"]
-    assert climbs("epigemm.autograd.nodes", text) == []
-
-
 def test_imports_go_in_no_circle() -> None:
     imports = {module: set(imported(file.read_text())) for module, file in MODULES.items()}
     # `from epigemm import name` of a public name: the package's own file imports everything.
@@ -96,8 +90,9 @@ TABLES = {
     ),
     "fusion": "fusion/table.py",
     "packs": "packs/test_packs.py",
+    "epigemm.epilogues.tracer.reference": "csrc/test_primitives.py",
 }
-"""Rooms whose modules show in what a public call does: where their tests are lines of."""
+"""Rooms, and modules, that show in what a public call does: where their tests are lines of."""
 
 
 def has_tests(module: str) -> bool:
@@ -114,7 +109,7 @@ def test_tests_mirror_the_rooms() -> None:
     Those of the public functions are the properties in `ops`.
     """
     modules = [name for name, file in MODULES.items() if file.name != "__init__.py"]
-    assert [name for name in modules if not has_tests(name) and room_of(name) not in TABLES] == []
+    assert [name for name in modules if not has_tests(name) and not {name, room_of(name)} & {*TABLES}] == []
     assert all((TESTS / table).is_file() for table in TABLES.values())
 
 

@@ -55,13 +55,6 @@ def test_other_devices_are_refused() -> None:
 # --- what calls pass through -----------------------------------------------------------------------------------------
 
 
-def test_under_vmap(rng: torch.Generator) -> None:
-    x, weight = torch.randn(3, 5, 24, generator=rng), torch.randn(16, 24, generator=rng)
-    with epigemm.batch_invariant():
-        mapped = torch.func.vmap(lambda rows: epigemm.linear_relu(rows, weight))(x)
-        assert torch.equal(bits(mapped), bits(epigemm.linear_relu(x, weight)))
-
-
 def watching_backend(graphs: list[list[Any]]) -> Any:
     """Notes the last argument, the mode, of the operators in each graph."""
 
@@ -162,15 +155,6 @@ def test_m_decides_nothing(m: list[int], n: int, k: int, kind: str) -> None:
     assert len({tuple(plan["candidates"][0]["plan"]) for plan in found}) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_time_decides(kind: str) -> None:
-    """Neither that of the fallback nor the device's speed; where it would be slower it runs all the same."""
-    expected = fixed_plan(1, 512, 512, kind)["plan"]
-    for gpu in (H200[:2], (90, 132, 500, 9000000), (90, 132, 4000, 100000)):
-        plan = fixed_plan(1, 512, 512, kind, gpu)
-        assert plan["fused"] and plan["why_not"] == "" and plan["plan"] == expected
-
-
 @pytest.mark.parametrize("kind", ["tf32", "split", "scaled"])
 def test_limits_of_k_are_those_of_the_arithmetic(kind: str) -> None:
     """Another takes over where K is outside; a long TF32 sum has no other."""
@@ -181,15 +165,3 @@ def test_limits_of_k_are_those_of_the_arithmetic(kind: str) -> None:
         assert short["why_not"].startswith("K = 64 is below 128")
     if kind == "scaled":
         assert long["why_not"].startswith("K = 65536 is outside 16..8192")
-
-
-def test_explain_says_so(rng: torch.Generator) -> None:
-    x, weight = torch.randn(4, 16, generator=rng), torch.randn(8, 16, generator=rng)
-    with epigemm.batch_invariant():
-        for name, kernels in (("linear", 1), ("linear_relu", 2)):
-            explanation = epigemm.explain(name, x, weight)
-            assert "batch invariant" in str(explanation) and "each row is a call of its own" in str(
-                explanation
-            )
-            assert explanation.arithmetic == "ieee float32" and len(explanation.kernels) == kernels
-    assert "batch invariant" not in str(epigemm.explain("linear", x, weight))

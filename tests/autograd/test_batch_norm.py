@@ -58,16 +58,6 @@ def test_the_bias_has_a_gradient_of_zero() -> None:
     assert torch.equal(found, torch.zeros(5))
 
 
-def test_batched_gradients(device: Any) -> None:
-    given = draw(device)
-    result = run(given, relu=True)
-    upstream = torch.randn(3, *result.shape, device=device, dtype=torch.float64)
-    batched = torch.autograd.grad(result, given, upstream, retain_graph=True, is_grads_batched=True)
-    for place in range(3):
-        one = torch.autograd.grad(result, given, upstream[place], retain_graph=True)
-        torch.testing.assert_close([each[place] for each in batched], list(one))
-
-
 def test_a_checkpoint_runs_the_forward_pass_twice() -> None:
     """So the running statistics follow twice, as with PyTorch's layers."""
     given = draw()

@@ -19,7 +19,6 @@ from epigemm.planner.reasons import Reason
 from tests.support.arithmetic import STORAGE
 from tests.support.cases import ELEMENTWISE, draw_operands, poisoned, signed
 from tests.support.moments import poison_free_memory
-from tests.support.untyped import backward
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(1, 8), (1, 4096), (5, 33), (33, 264), (2, 3, 40), (300, 264), (4097, 72), (4096, 256), (0, 8)]
@@ -47,21 +46,6 @@ def leaves(
     *rows, n = shape
     sizes: list[tuple[int, ...]] = [(*rows, k), (n, k), (n,)]
     return [(torch.randn(size, generator=rng) / 2).to(device, dtype).requires_grad_() for size in sizes]
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[Tensor | None]:
-    """The sums of each call of the derivative's kernel."""
-    asked: list[Tensor | None] = []
-    run = entry.derivative
-
-    def note(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | Reason:
-        found = run(call, grad, sums)
-        if found is not Reason.NOT_LINKED:
-            asked.append(sums if isinstance(found, Tensor) else None)
-        return found
-
-    monkeypatch.setattr(entry, "derivative", note)
-    return asked
 
 
 @pytest.mark.gpu
@@ -156,22 +140,6 @@ def test_every_epilogue(name: str, dtype: torch.dtype, rng: torch.Generator) -> 
 
 
 @pytest.mark.gpu
-@functions
-@dtypes
-def test_one_kernel_gives_both(
-    name: str, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = leaves(name, (64, 72), 32, dtype, torch.device("cuda"), rng)
-    asked = counted(monkeypatch)
-    result = getattr(epigemm, name)(*inputs, precision="highest")
-    result.backward(torch.randn_like(result))
-    if name == "linear_relu" and dtype is not torch.float32 and not asked:
-        return  # PyTorch's own nodes have recorded the call
-    (sums,) = asked
-    assert sums is not None and inputs[2].grad is not None and torch.equal(inputs[2].grad, sums)
-
-
-@pytest.mark.gpu
 def test_addresses_that_are_not_aligned() -> None:
     x, grad = (torch.randn(8 * 32 + 1, device="cuda")[1:].view(8, 32) for _ in range(2))
     sums = torch.empty(32, device="cuda")
@@ -245,22 +213,3 @@ def test_of_a_users_epilogue(dtype: torch.dtype, learns: bool, begins: int, rng:
                 assert (summed is not None) == (is_served and grad.is_contiguous())
                 if summed is not None:
                     assert torch.equal(summed[0], found[0]) and torch.equal(summed[1], found[1])
-
-
-@epigemm.epilogue
-def clamped(acc: Tensor, bias: PerColumn) -> Tensor:
-    return torch.clamp(torch.tanh(acc + bias), -0.5, 0.5)
-
-
-@pytest.mark.gpu
-@dtypes
-def test_one_kernel_of_a_users_epilogue_gives_both(
-    dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = leaves("", (64, 72), 32, dtype, torch.device("cuda"), rng)
-    assert "it also sums the bias's gradient" in epigemm.explain(clamped, *inputs).backward
-    asked = counted(monkeypatch)
-    result = clamped(*inputs, precision="highest")
-    backward(result, torch.randn_like(result))
-    (sums,) = asked
-    assert sums is not None and inputs[2].grad is not None and torch.equal(inputs[2].grad, sums)

@@ -13,9 +13,7 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.autograd import nodes
 from epigemm.calls import one_kernel
-from epigemm.linker import loader
-from epigemm.planner import plans
-from tests.gemm.query import H200
+from tests.support.pretended import describe
 
 M, N, K = 6, 8, 16
 
@@ -87,9 +85,7 @@ def test_what_runs_apart(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) 
 
 def test_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an H200: one kernel, and the derivative reads what it has stored."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
-    monkeypatch.setattr(loader, "would_link", lambda *_: "")
+    describe(monkeypatch, kernels=True, linked=True)
     x, weight = torch.empty(4096, 1024, dtype=torch.bfloat16), torch.empty(2048, 1024, dtype=torch.bfloat16)
     found = epigemm.explain("linear_gelu", x, weight.requires_grad_())
     (kernel,) = found.kernels

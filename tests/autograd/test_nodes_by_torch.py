@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint as untyped_checkpoint
 import epigemm
 from epigemm._native import ops
 from epigemm.packs import weight_packs
-from epigemm.planner import plans
 from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped
 from tests.support.watching import WITH_ENTRY
@@ -76,6 +75,8 @@ def test_what_is_left_to_a_node_of_ours(name: str, rng: torch.Generator) -> None
     call = getattr(epigemm, name)
     x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
     assert "_Linear" not in node_name(call(x, weight, bias))
+    assert "_Linear" in node_name(call(x, weight, bias, precision="ieee"))  # also in its backward pass
+    assert "_Linear" not in node_name(call(x.double(), weight.double(), bias.double(), precision="ieee"))
     many = torch.randn(4096, 24)
     assert "_Linear" in node_name(call(many, weight, bias))
     assert "_Linear" in node_name(epigemm.linear_relu_div(x, weight, bias, 2.0))
@@ -86,16 +87,6 @@ def test_what_is_left_to_a_node_of_ours(name: str, rng: torch.Generator) -> None
         assert "_Linear" in node_name(call(x, weight, bias, precision="highest"))
     finally:
         setting.matmul.fp32_precision = before
-
-
-def test_explain_says_so(device: torch.device, rng: torch.Generator) -> None:
-    x, weight, bias = drawn(rng, device, torch.float32)
-    found = epigemm.explain("linear_relu", x, weight, bias)
-    assert found.kernels == ["torch GEMM (addmm, with the bias)", "torch relu"]
-    place = 0 if plans.has_gpu_kernels(x) else -1  # elsewhere the first reason is that no kernel runs
-    assert "PyTorch's own operators record the call" in found.reasons[place]
-    with torch.no_grad():
-        assert "record" not in str(epigemm.explain("linear_relu", x, weight, bias).reasons)
 
 
 def test_a_checkpoint_saves_the_same_twice(rng: torch.Generator) -> None:
@@ -125,12 +116,3 @@ def test_functional_tensors_outside_of_a_mode(learns: bool) -> None:
     finally:
         untyped._disable_functionalization()
     torch.testing.assert_close(plain.detach(), torch.relu(torch.nn.functional.linear(x, weight, bias)) / 2)
-
-
-def test_a_precision_of_the_calls_own_holds_in_its_backward_pass(rng: torch.Generator) -> None:
-    """PyTorch's nodes follow the setting that is in force by then."""
-    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
-    assert "_Linear" in node_name(epigemm.linear_relu(x, weight, bias, precision="ieee"))
-    assert "_Linear" not in node_name(
-        epigemm.linear_relu(*(t.double() for t in (x, weight, bias)), precision="ieee")
-    )

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-from unittest import mock
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from benchmarks.baselines import BASELINES, FALLBACK, select
 from benchmarks.cases import (
-    COLUMN,
-    MATRIX,
-    ROW,
-    SCALAR,
     Case,
     Problem,
     Setting,
@@ -26,36 +18,12 @@ from benchmarks.cases import (
 )
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.pairs import PairReference
-from benchmarks.harness.records import BUILTIN, EAGER, MAX_AUTOTUNE, MM, OURS, QUACK
+from benchmarks.harness.records import BUILTIN, EAGER, MAX_AUTOTUNE, MM, OURS
 from benchmarks.harness.runner import new_out
 
 CPU, SHAPE = torch.device("cpu"), Shape(6, 32, 24)
 BF16, FP32 = Setting("bf16", "highest"), Setting("fp32", "highest")
 PROBLEMS, PAIRS = custom.problems(), {problem.epilogue: problem for problem in glu.problems()}
-
-
-def test_operands_of_every_kind() -> None:
-    kinds = {operand.kind for problem in PROBLEMS.values() for operand in problem.operands.values()}
-    assert kinds == {COLUMN, ROW, MATRIX, SCALAR}
-    for name, problem in PROBLEMS.items():
-        assert problem.function is not None
-        assert ["acc", *problem.operands] == list(inspect.signature(problem.function).parameters), name
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_a_function_is_what_its_baselines_compute(name: str) -> None:
-    """The bias inside ``F.linear`` or outside, the same result."""
-    problem = PROBLEMS[name]
-    data = make_data(Case(problem, SHAPE, FP32), CPU, 0)
-    assert data.weight is not None and problem.function is not None
-    expected = problem.function(F.linear(data.x, data.weight), **problem.values(data.parameters))
-    assert expected.shape == (SHAPE.m, SHAPE.n)
-    torch.testing.assert_close(problem.eager(data.x, data.weight, data.parameters), expected)
-    for operand, given in zip(
-        problem.operands.values(), problem.given(data.parameters).values(), strict=True
-    ):
-        shapes = {COLUMN: (SHAPE.n,), ROW: (SHAPE.m,), MATRIX: (SHAPE.m, SHAPE.n)}
-        assert getattr(given, "shape", None) == shapes.get(operand.kind)
 
 
 @pytest.mark.parametrize("setting", [FP32, BF16], ids=str)
@@ -111,12 +79,3 @@ def test_who_takes_part(wanted: list[str], excluded: list[str], names: list[str]
         ValueError, match="peers: got 'nobody'; accepted are epigemm, eager, mm, max_autotune"
     ):
         select(among, ["nobody"])
-
-
-def test_quack_that_is_not_there_is_absent() -> None:
-    """The record says why it has no times."""
-    assert {name for name, problem in PROBLEMS.items() if problem.quack} >= {"bias_relu", "bias_gelu_tanh"}
-    with mock.patch.dict(sys.modules, {"quack.gemm_interface": None}):
-        found, absent = select(list(BASELINES.values()), [QUACK])
-    assert [baseline.name for baseline in found] == [OURS]
-    assert absent[QUACK].startswith("quack.gemm_interface does not import: ModuleNotFoundError")

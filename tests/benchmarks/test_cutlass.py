@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,9 @@ from benchmarks import cutlass
 from benchmarks.cases import Case, Setting, Shape
 from benchmarks.cases.problems import problems
 from benchmarks.harness.records import CUTLASS
-from tests.support.thorough import is_thorough
 
 BF16, TF32 = Setting("bf16", "highest"), Setting("fp32", "high")
 ROOT = Path(__file__).parents[2]
-LOCATE = [sys.executable, str(ROOT / "build_backend" / "locate.py"), "--missing-for-cuda"]
 
 
 def test_tiles_stages_and_warps_are_those_of_our_mma_kernels() -> None:
@@ -59,25 +54,3 @@ def test_a_folder_without_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(cutlass.VARIABLE, str(tmp_path))
     path, problem = cutlass.build((9, 0))
     assert path is None and "CUTLASS" in problem and str(tmp_path) in problem
-
-
-def test_it_is_absent_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cutlass.BASELINE.absent() == "needs a GPU"
-
-
-def _is_missing() -> bool:
-    return bool(subprocess.run(LOCATE, capture_output=True, text=True, check=True).stdout.strip())
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not is_thorough() or _is_missing(), reason="not --thorough, or there is no nvcc or no CUTLASS"
-)
-def test_it_compiles() -> None:
-    """A function for each type and tile."""
-    path, problem = cutlass.build((9, 0))
-    assert path is not None, problem
-    library = ctypes.CDLL(str(path))
-    for name in cutlass.names():
-        assert getattr(library, f"gemm_{name}")

@@ -240,15 +240,6 @@ def test_gradients_that_are_not_finite_reach_the_shift(device: torch.device, rng
     assert result[:, 7:9].isnan().all() and result.isnan().sum() == 2 * 33
 
 
-@pytest.mark.parametrize("rows", [2, 31, 32, 1024, 100_000])
-def test_the_number_of_chunks(rows: int) -> None:
-    """Enough of them for a GPU, each with rows enough."""
-    for columns, size in ((1, 4), (8192, 2), (100_000, 8)):
-        chunks = batch_norm.chunks_of(rows, columns, size)
-        assert 1 <= chunks <= max(1, rows // 32)
-        assert chunks * -(-columns * size // 512) < 2 * 1024 or chunks == 1
-
-
 # --- the kernels alone -----------------------------------------------------------------------------------------------
 
 

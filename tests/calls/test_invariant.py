@@ -12,11 +12,10 @@ from torch import Tensor
 import epigemm
 from epigemm.calls import by_reference, elementwise_kernels, entry, weight_slices
 from epigemm.packs import weight_packs
-from epigemm.planner import plans
 from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
 from tests.support.pieces import DEVICE, pretend_gpu
-from tests.support.pretended import Pretended, allocate
+from tests.support.pretended import Pretended, allocate, describe
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -188,7 +187,7 @@ def test_doubles_are_refused_before_anything_is_launched(
 def test_gpus_before_ampere_are_refused(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(plans, "gpu_numbers", lambda _: (75, 40))
+    describe(monkeypatch, (75, 40))
     forget(DEVICE)  # forgets the plans of the GPU that it was
     x, weight, bias = product(4, 16, 256, dtype)
     for precision in (None, "ieee", "tf32"):
@@ -202,7 +201,7 @@ def test_other_gpus_have_all_but_fp32_in_multiply_adds(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, device: tuple[int, int]
 ) -> None:
     """By one tile of the mma.sync kernels, also for rows that are not whole 16 bytes: those are copied."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda _: device)
+    describe(monkeypatch, device)
     forget(DEVICE)
     for n, k in ((16, 256), (13, 255)):
         roads = []
@@ -236,13 +235,3 @@ def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
         assert len(explanation.candidates) == (precision != "ieee")
     assert "K = 64 is below 128" in str(epigemm.explain("linear_relu", x[:, :64], weight[:, :64], bias))
     assert not launches.seen
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n", "k"), [(64, 60), (60, 64), (15, 21)])
-def test_a_vector_is_one_row(launches: Launches, dtype: torch.dtype, n: int, k: int) -> None:
-    x, weight, bias = product(1, n, k, dtype)
-    actual = epigemm.linear_relu(x[0], weight, bias)
-    assert actual.shape == (n,)
-    check(actual[None], x, weight, bias)
-    assert "padded" in str(epigemm.explain("linear_relu", x[0], weight, bias))

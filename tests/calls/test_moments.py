@@ -10,8 +10,8 @@ import torch
 from epigemm._native import build_info
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import BIAS
-from epigemm.planner import dry_runs, plans
-from tests.gemm.query import H200
+from epigemm.planner import dry_runs
+from tests.support.pretended import describe
 
 TMA, SWAP_AB = (list(build_info()["families"]).index(name) for name in ("sm90_tma", "sm90_swap_ab"))
 TILES = range(build_info()["families"]["sm90_tma"]["16_bits"])
@@ -37,7 +37,7 @@ def test_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     Few blocks are not merged by a kernel of their own. A pass over the result counts against a kernel that needs it:
     PyTorch's GEMM adds a bias itself, and with statistics another kernel runs.
     """
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
     bf16 = torch.bfloat16
     cases: list[tuple[Any, list[str]]] = [
         ((16384, 8192, 8192), ["fused", "merge"]),

@@ -9,7 +9,6 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import moments
 from epigemm.epilogues.library import BIAS
-from tests.support.cases import fused_unavailable
 from tests.support.moments import assert_close, poison_free_memory
 
 pytestmark = pytest.mark.gpu
@@ -37,24 +36,6 @@ def test_linear(dtype: torch.dtype, precision: str | None) -> None:
         narrow = dtype is not torch.float64 and (dtype is not torch.float32 or precision == "high")
         rounding = (2**-7 if dtype is torch.bfloat16 else 2**-9) if narrow else 2**-18
         torch.testing.assert_close(z.double(), expected, rtol=4 * rounding, atol=4 * rounding * k**0.5)
-
-
-def test_under_autocast() -> None:
-    x, weight, bias = (torch.randn(size, device=DEVICE).bfloat16() for size in ((500, 64), (40, 64), (40,)))
-    with torch.autocast("cuda", torch.bfloat16):
-        found = moments.with_moments(LinearCall(BIAS, x, weight, (bias,)))
-    assert found[0].dtype is torch.bfloat16
-    assert_close(found[0], *found[1][:2])
-
-
-def test_strict_runs_fused() -> None:
-    x, weight, bias = (
-        torch.randn(size, device=DEVICE).bfloat16() for size in ((4096, 512), (1024, 512), (1024,))
-    )
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
-    z, found = moments.with_moments(LinearCall(BIAS, x, weight, (bias,), strict=True))
-    assert_close(z, *found[:2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -22,14 +22,13 @@ from epigemm.calls import moments, one_kernel, resolve
 from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import typed
-from epigemm.linker import loader
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.reasons import Reason
-from tests.gemm.query import H200
 from tests.support.answers import Answers
 from tests.support.plans import FAMILIES, FP16X3, MMA, SWAP_AB, TMA, numbers
+from tests.support.pretended import describe
 from tests.support.untyped import backends
 
 M, N, K = 4096, 2048, 1024
@@ -39,8 +38,7 @@ RESULT = torch.empty(M, N)
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+    describe(monkeypatch, kernels=True)
     monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
 
 
@@ -108,15 +106,6 @@ kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 @kinds
-def test_a_result_is_returned_as_it_is(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = kind.call()
-    answers = Answers(monkeypatch, "ask", kind.answer)
-    assert kind.run(made) is RESULT
-    (asked,) = answers.asked
-    assert asked[0] == made.epilogue.number and asked[3] == made.operands and asked[-4] is made.weight2
-
-
-@kinds
 def test_a_kernel_is_linked_and_the_call_made_again(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """No reason is met twice."""
     answers = Answers(monkeypatch, "ask", int(Reason.NOT_LINKED), kind.answer, *[int(Reason.NOT_LINKED)] * 2)
@@ -133,13 +122,6 @@ def test_several_calls_for_any_other_reason(
 ) -> None:
     answers = Answers(monkeypatch, "ask", int(reason))
     assert kind.run(kind.call()) is None and len(answers.asked) == 1 and not answers.linked
-
-
-@kinds
-def test_a_kernel_that_cannot_be_linked(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    Answers(monkeypatch, "ask", int(Reason.NOT_LINKED))
-    monkeypatch.setattr(loader, "link", lambda *about: "no NVRTC")
-    assert kind.run(kind.call()) is None
 
 
 @kinds
@@ -176,18 +158,6 @@ def test_types_that_no_kernel_stores_two_values_of(monkeypatch: pytest.MonkeyPat
     assert not answers.asked
     for precision in ("tf32", "highest", None):
         assert one_kernel.both(both_call(dtype=torch.float32, precision=precision)) is not None
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("bias2", [True, False])
-def test_the_epilogue_of_a_pair_has_the_biases_that_there_are(bias: bool, bias2: bool) -> None:
-    x, _, vector = drawn(8, 8, 16, torch.float16)
-    given = (vector if bias else None, x, vector if bias2 else None)
-    made = glu.pair_call(FUNCTIONS["gated_gelu"], x, x, *given, None)
-    assert made.epilogue.name == ("gated_gelu_bias2.000" if bias2 else "gated_gelu.00")
-    expected = (given[0], *([vector] if bias2 else []), None)
-    assert len(made.operands) == len(expected)
-    assert all(each is other for each, other in zip(made.operands, expected, strict=True))
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------
@@ -230,16 +200,6 @@ def test_the_arithmetics_of_a_precision(
     assert run_moments(norm_call(torch.float32, precision=precision)) is RESULT
     assert answers.asked[0][6:9] == (order, None, 0)
     assert bool(answers.asked[0][11] & dry_runs.OTHER_SETTING) == (setting == "tf32")
-
-
-def test_a_current_pack_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of a weight that needs a gradient."""
-    call = norm_call(torch.float32)
-    pack = weight_packs.keep(call.weight, 2).buffer
-    for made, packs in ((call, (pack, None)), (call._replace(uses_pack=False), None)):
-        answers = Answers(monkeypatch, "ask", (RESULT, 0))
-        assert run_moments(made) is RESULT and answers.asked[0][8] == 0
-        assert str(answers.asked[0][7]) == str(packs)
 
 
 # --- the planner, of two values --------------------------------------------------------------------------------------

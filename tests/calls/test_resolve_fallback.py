@@ -13,12 +13,13 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import Epilogue
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from tests.gemm.query import is_one_kernel
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
 from tests.support.cases import Operands
+from tests.support.pretended import describe
 from tests.support.untyped import backends
 
 WITH_RELU = [FP16, BF16, FP32]
@@ -113,7 +114,7 @@ def test_where_torchs_gemm_does_not_add_the_relu(in_one_kernel: torch.device) ->
 )
 def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's GEMM adds their bias, where that was measured to be no slower."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: WITH_KERNELS)
+    describe(monkeypatch, WITH_KERNELS)
     setting = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     try:
@@ -127,8 +128,7 @@ def test_few_rows_in_fp32(m: int, tf32: bool, gemm: int, monkeypatch: pytest.Mon
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors count as lying on a GPU with epigemm's kernels."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: WITH_KERNELS)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+    describe(monkeypatch, WITH_KERNELS, kernels=True)
 
 
 @pytest.mark.parametrize("tf32", [True, False])
@@ -190,42 +190,3 @@ def test_one_launch_on_a_gpu(arithmetic: Arithmetic) -> None:
     kernels = [event.key for event in profile.key_averages() if event.device_type.name == "CUDA"]
     behind = [name for name in kernels if "epigemm" in name or "at::native" in name]
     assert bool(behind) == (arithmetic is FP64), kernels
-
-
-@epigemm.epilogue
-def sum_and_tanh(acc: torch.Tensor, factor: epigemm.Scalar, bias: epigemm.PerColumn) -> torch.Tensor:
-    z = acc + bias
-    return z + factor * torch.tanh(z)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("k", [15, 16])
-@pytest.mark.parametrize("rows", [1, 3, 6])
-def test_a_bias_is_added_before_the_sum_is_rounded(
-    dtype: torch.dtype, k: int, rows: int, device: torch.device
-) -> None:
-    """A product that is rounded to 16 bits first loses what it and its bias cancel to.
-
-    In fp32 PyTorch's GEMM adds the bias of a few rows, and then no kernel behind it may add it again.
-    """
-    generator = torch.Generator().manual_seed(k)
-    x = (4 + torch.randn(rows, k, generator=generator) / 10).to(device, dtype)
-    weight = (1 + torch.randn(8, k, generator=generator) / 50).to(device, dtype)
-    bias = torch.full((8,), -4.0 * k, device=device, dtype=dtype)
-    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    zeros, ones = torch.zeros(8, device=device), torch.ones(8, device=device)
-    scale = torch.full((8,), 0.5, device=device, dtype=dtype)
-    rounding = 3 * torch.finfo(dtype).eps / 2
-    if dtype is torch.float32:  # of k + 1 terms, which cancel: each of k sums is rounded
-        rounding *= k * 8.0 * k / float(exact.abs().amax())
-    normed = epigemm.linear_scale_batch_norm(x, weight, bias, scale, zeros, ones, eps=0.0)
-    for result, expected in (
-        (normed, exact / 2),
-        (sum_and_tanh(x, weight, 0.5, bias), exact + 0.5 * exact.tanh()),
-        (epigemm.linear_silu(x, weight, bias), torch.nn.functional.silu(exact)),
-        (epigemm.linear_sigmoid_scale_residual(x, weight, bias, 2.0), exact + 2 * exact.sigmoid()),
-        (epigemm.linear_relu(x, weight, bias), exact.relu()),
-    ):
-        # Two roundings of a sum, of a slope of at most 1.5.
-        bound = rounding * exact.abs().amax() + (1e-3 if dtype.itemsize == 2 else 1e-6)
-        assert float((result.double() - expected).abs().max()) <= float(bound)

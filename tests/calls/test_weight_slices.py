@@ -41,38 +41,6 @@ def test_every_function_runs_there(function: Public, packed: bool, road: Road, r
     assert [launch.packed for launch in road.take()] == [packed] * 3
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda t: t.t().contiguous().t(),
-    "every other column": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-    "every other row": lambda t: t.repeat_interleave(2, 0)[::2],
-    "off a boundary": lambda t: F.pad(t, (1, 0))[:, 1:],
-    "expanded": lambda t: t[:1].expand(t.shape),
-    "negated": lambda t: torch._neg_view(t),
-}
-
-
-@pytest.mark.parametrize(("layout", "which"), in_turn([*LAYOUTS], ["x", "weight"]))
-def test_layouts(layout: str, which: str, road: Road) -> None:
-    """Any strides will do: the kernels read the pieces."""
-    x, weight = road.x(), road.weight()
-    if which == "x":
-        x = LAYOUTS[layout](x)
-    else:
-        weight = LAYOUTS[layout](weight)
-    road.check(epigemm.linear(x, weight), x, weight)
-    assert len(road.take()) == 1
-
-
-@pytest.mark.parametrize("leading", [(2, 2, 256), (2048, 1)], ids=str)
-def test_leading_dimensions(leading: tuple[int, ...], road: Road) -> None:
-    weight, x = road.weight(), torch.randn(*leading, road.size[2], device=road.device)
-    for given in (x, x.transpose(0, 1), x.movedim(-1, 0).contiguous().movedim(0, -1)):
-        actual = epigemm.linear(given, weight)
-        assert actual.shape == (*given.shape[:-1], road.size[1]) and actual.is_contiguous()
-        road.check(actual.flatten(0, -2), given.flatten(0, -2), weight)
-    assert len(road.take()) == 3
-
-
 OUTS: dict[str, Callable[[int, int, torch.device], Tensor]] = {
     "contiguous": lambda m, n, d: torch.empty(m, n, device=d),
     "columns of a wider one": lambda m, n, d: torch.empty(m, n + 4, device=d)[:, :n],
@@ -116,15 +84,6 @@ def test_a_copy_that_takes_the_gain(fallback_us: float, runs: bool, road: Road) 
     if not runs:
         reasons = epigemm.explain("linear", x, weight[:-1]).reasons
         assert any("copying the result takes what was gained" in reason for reason in reasons)
-
-
-def test_strided_vectors(road: Road, rng: torch.Generator) -> None:
-    x, weight, n = road.x(), road.weight(), road.size[1]
-    bias = torch.randn(2 * n, device=road.device)[::2]
-    same_results(epigemm.linear_relu(x, weight, bias), F.relu(F.linear(x, weight, bias)))
-    scale = torch.randn(n, 3, device=road.device)[:, 1]
-    same_results(epigemm.linear_scale(x, weight, bias, scale), F.linear(x, weight, bias) * scale)
-    assert len(road.take()) == 2
 
 
 ELSEWHERE: dict[str, tuple[tuple[int, int, int], dict[str, Any], str]] = {
@@ -268,14 +227,3 @@ def test_gradients_products_run_there_too(road: Road) -> None:
         assert ours is not None and theirs is not None
         # An output that rounds to the other side of zero is a whole term of the sum.
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-3
-
-
-def test_vmap_and_autocast(road: Road) -> None:
-    x, weight = road.x(), road.weight()
-    packed = epigemm.pack(weight)
-    batched = torch.func.vmap(lambda each: epigemm.linear(each, packed))(torch.stack([x, x]))
-    road.check(batched[1], x, weight)
-    assert [launch.packed for launch in road.take()] == [True]
-    with torch.autocast(road.device.type, dtype=torch.bfloat16):
-        assert epigemm.linear(x, packed).dtype is torch.bfloat16
-    assert not road.take()

@@ -30,12 +30,3 @@ def test_others_are_found_by_the_forms_of_their_operands(name: str) -> None:
         is library.named(name)
         is None
     )
-
-
-def test_gelus() -> None:
-    assert (
-        library.gelu_epilogue("none").name == "bias_gelu"
-        and library.gelu_epilogue("tanh").name == "bias_gelu_tanh"
-    )
-    with pytest.raises(ValueError, match="approximate: got 'erf'; accepted is 'none' or 'tanh'"):
-        library.gelu_epilogue("erf")

@@ -43,21 +43,6 @@ def test_help_shows_the_call_and_says_what_it_takes() -> None:
     assert "traced" not in text, "of the class, not of the function"
 
 
-def test_a_functions_own_docstring_comes_first() -> None:
-    @epigemm.epilogue
-    def described(acc: Tensor, bias: PerColumn | None = None) -> Tensor:
-        """Shift the product.
-
-        By a bias.
-        """
-        return acc if bias is None else acc + bias
-
-    text = described.__doc__ or ""
-    assert text.startswith("Shift the product.\n\nBy a bias.\n\nArgs:\n    x: ")
-    assert "    bias: a tensor [N] or None." in text
-    assert str(inspect.signature(described)).startswith("(x, weight, /, bias=None, *, out=None")
-
-
 def test_a_scalar_that_others_follow_keeps_its_place() -> None:
     @epigemm.epilogue
     def shifted(acc: Tensor, limit: Scalar = 1.0, bias: PerColumn | None = None) -> Tensor:

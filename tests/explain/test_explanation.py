@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.epilogues.registry import EPILOGUES
 from epigemm.packs import weight_packs
 from tests.net.explanations import several
 from tests.support.cases import fused_unavailable
 from tests.support.pieces import Road
-from tests.support.public import PUBLIC, PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
+from tests.support.public import PUBLIC, PUBLIC_LINEAR, Public
 from tests.support.untyped import backward
 
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
@@ -34,22 +33,6 @@ def launched(run: Any) -> dict[str, int]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run()
     return {event.key: event.count for event in profile.key_averages()}
-
-
-@functions
-def test_by_function_by_name_and_by_position(function: Public, rng: torch.Generator) -> None:
-    """And nothing is launched."""
-    arguments = function.draw(rng)
-    found = list[Any]()
-
-    def ask() -> None:
-        found.append(epigemm.explain(function.call, **arguments))
-        found.append(epigemm.explain(function.name, **arguments))
-        found.append(epigemm.explain(function.name, *arguments.values()))
-
-    names = launched(ask)
-    assert found[0] == found[1] == found[2]
-    assert not names.keys() & {*NOTHING_RUNS, *(f"epigemm::{name}" for name in EPILOGUES)}
 
 
 def test_nothing_runs_of_several_results() -> None:
@@ -172,41 +155,3 @@ def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
         explanation = epigemm.explain(function.name, **arguments, precision=precision)
         assert explanation.path == "fused" and explanation.candidates
         assert arithmetic in f"{explanation.arithmetic} {explanation.kernel}".lower()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
-def test_reasons_on_a_gpu(function: Public, rng: torch.Generator) -> None:
-    """Each obstacle is named: precision, dtype, alignment, odd sizes."""
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
-    cases: list[tuple[torch.dtype, tuple[int, int, int], str | None, str]] = [
-        (torch.float32, (1024, 1024, 1024), "ieee", "IEEE"),
-        (torch.float64, (1024, 1024, 1024), None, "float64"),
-        (torch.float32, (1024, 1023, 1024), "tf32", "1023"),
-        (torch.float32, (1024, 1024, 1023), "tf32", "1023"),
-    ]
-    for dtype, shape, precision, word in cases:
-        arguments = function.draw(rng, dtype=dtype, shape=shape, device="cuda")
-        explanation = epigemm.explain(function.name, **arguments, precision=precision)
-        assert explanation.path == "gemm+elementwise"
-        assert any(word.lower() in reason.lower() for reason in explanation.reasons), explanation.reasons
-
-
-@pytest.mark.gpu
-def test_copies_on_a_gpu() -> None:
-    """Every copy is a launch, in its place."""
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
-    sizes = ((4096, 1023), (1023, 999), (999,))
-    x, weight, bias = (torch.empty(size, dtype=torch.bfloat16, device="cuda") for size in sizes)
-    found = epigemm.explain("linear_relu", x, weight.t(), bias)
-    assert found.path == "fused" and len(found.kernels) == 3
-    assert found.kernels[0].endswith("x is copied to padded rows, weight is transposed by a copy")
-    assert found.kernels[1] == found.kernel and "the result" in found.kernels[2]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
-def test_elementwise_on_a_gpu(function: Public, rng: torch.Generator) -> None:
-    assert epigemm.explain(function.name, **function.draw(rng, device="cuda")).path == "elementwise"

@@ -15,9 +15,8 @@ import epigemm
 from epigemm.calls import resolve
 from epigemm.calls.log import current
 from epigemm.explain.listener import Listener
-from epigemm.planner import plans
-from tests.gemm.query import H200
 from tests.net.explanations import Calls
+from tests.support.pretended import describe
 from tests.support.public import PUBLIC, Public
 
 
@@ -64,7 +63,7 @@ def test_layers_are_named_where_the_call_is() -> None:
 
 def test_a_layers_products_are_one_in_an_explanation_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel has run, and each one where it has not; a call that is recorded before changes neither."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
     gelu, glu = (
         kind(1024, 2048, dtype=torch.bfloat16) for kind in (epigemm.nn.LinearGELU, epigemm.nn.LinearGLU)
     )

@@ -88,6 +88,7 @@ INSIDE = {"grad", "vmap", "jvp", "hessian", "functionalize", "make_fx", "pre_dis
 """Where tensors stand for others."""
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_explanation_or_the_reason_why_there_is_none(name: str, where: str) -> None:

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm.linker import loader
-from epigemm.planner import plans
-from tests.gemm.query import H200
+from tests.support.pretended import describe
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +21,6 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """An H200 that is described, with all kernels at hand; and a tensor that stands for one there."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch, linked=True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
     return torch.empty(0)

@@ -116,18 +116,6 @@ def test_nesting(inner: str) -> None:
     assert any(name.startswith("linear_sigmoid_mul_add") for name in count(reports))
 
 
-def test_a_callable_for_the_rest() -> None:
-    seen: list[torch.fx.GraphModule] = []
-
-    def backend(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        seen.append(graph_module)
-        return graph_module.forward
-
-    model, x = nn.Sequential(nn.Linear(IN, OUT), nn.ReLU()), torch.randn(5, IN)
-    torch.testing.assert_close(compiled(model, [], backend=backend)(x), model(x), rtol=1e-5, atol=1e-5)
-    assert len(seen) == 1 and "fused_linear_relu" in seen[0].code
-
-
 # --- Inductor ---------------------------------------------------------------------------------------------------------
 
 

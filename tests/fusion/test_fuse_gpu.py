@@ -13,7 +13,6 @@ import epigemm
 from epigemm.fusion import FusionReport
 from epigemm.packs import weight_packs
 from tests.fusion.eager import fuse_eagerly
-from tests.fusion.zoo import deep_mlp
 
 pytestmark = pytest.mark.gpu
 hopper = pytest.mark.usefixtures("fused_kernels")
@@ -43,25 +42,6 @@ def test_weights_that_nobody_counts_the_writes_of(road: str) -> None:
             assert not any(weight_packs.kept(layer.weight) for layer in (model[0], model[2]))
             for layer in (model[0], model[2]):
                 layer.weight.data.mul_(1.5)
-
-
-@hopper
-@pytest.mark.parametrize("road", ["fuse", "compile"])
-def test_packs_that_were_made_on_purpose(road: str) -> None:
-    torch._dynamo.reset()
-    model = wide()
-    packed = [epigemm.pack(layer.weight) for layer in (model[0], model[2])]
-    fast = fuse_eagerly(model) if road == "fuse" else compiled(model)
-    x = torch.randn(4096, 1024, device="cuda")
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-        for layer in (model[0], model[2]):
-            layer.weight.mul_(2)
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-        for layer, pack in zip((model[0], model[2]), packed, strict=True):
-            layer.weight.data.mul_(0.5)
-            pack.repack()
-        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 MODES = [None, "reduce-overhead", "max-autotune"]
@@ -154,22 +134,6 @@ def test_a_captured_model_reads_its_packs() -> None:
         check_call(fast, model, x)
 
 
-def test_fused_models_are_captured() -> None:
-    model = deep_mlp(3, 128).cuda().eval()
-    fused = fuse_eagerly(model)
-    x = torch.randn(32, 128, device="cuda")
-    with torch.no_grad():
-        fused(x)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = fused(x)
-        for _ in range(2):
-            x.normal_()
-            graph.replay()
-            torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
-
-
 @hopper
 @pytest.mark.parametrize(("device", "function"), [("cpu", "linear_relu"), ("cuda", "linear_relu_truediv")])
 def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:
@@ -193,18 +157,6 @@ def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
     assert [site.function for site in fused.fusion_report.sites] == [function], fused.fusion_report
-
-
-@hopper
-def test_what_pays_is_fused_and_the_rest_is_not() -> None:
-    fused: Any = fuse_eagerly(wide())
-    with torch.no_grad():
-        fused(torch.randn(4096, 1024, device="cuda"))
-    assert [site.function for site in fused.fusion_report.sites] == ["linear_relu", "linear"]
-    small: Any = fuse_eagerly(wide())
-    with torch.no_grad():
-        small(torch.randn(2, 1024, device="cuda"))
-    assert "no kernel of epigemm's to be faster" in str(small.fusion_report)
 
 
 @hopper

@@ -64,11 +64,3 @@ def test_augmented_assignments(row: Row, way: tuple[str, bool]) -> None:
     assert verdict.word != fuzz.DIFFERS, verdict.text
     is_error = learns and "chunk" in row.source
     assert is_error or len(verdict.report.sites) >= 2, verdict.report
-
-
-def test_all_operators_and_places_are_there() -> None:
-    sources = [row.source for row in rows()]
-    assert all(any(f" {sign} " in source for source in sources) for sign in (*OF_FLOATS, *OF_INTEGERS))
-    assert all(
-        any(f"; {before}; {target} " in each for each in sources) for before, target, _ in PLACES.values()
-    )

@@ -253,29 +253,6 @@ def test_batches(road: str, first: int) -> None:
     assert sum(len(report.sites) for report in reports) >= 4
 
 
-class Batched(nn.Module):
-    """One weight for batches of every size, also of none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(K, N))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        w = self.w.expand(x.shape[0], K, N)
-        return torch.relu(torch.bmm(x, w)), torch.tanh(x @ w)
-
-
-@pytest.mark.parametrize("road", ["fuse", "backend"])
-def test_sizes_of_a_batch(road: str) -> None:
-    model, options = Batched(), dict[str, Any](backend="aot_eager")
-    fused = (
-        fuse_eagerly(model) if road == "fuse" else torch.compile(model, backend="epigemm", options=options)
-    )
-    for size in (3, 0, 1, 4):
-        x = torch.randn(size, M, K)
-        torch.testing.assert_close(fused(x), model(x))
-
-
 BIASES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "[1, L, N]": ((1, M, N), torch.float32),
     "[1, 1, N]": ((1, 1, N), torch.float32),

@@ -110,19 +110,6 @@ def test_the_graphs_and_reports_of_torch_compile(make: Callable[[], nn.Module], 
         assert [site.name for site in whole.sites] == ["model.0", "self", "L.fn"]
 
 
-def test_what_torch_compile_takes_itself() -> None:
-    """A filter of guards is no option of Inductor's."""
-    seen: list[int] = []
-
-    def keep(guards: Any) -> list[bool]:
-        seen.append(len(guards))
-        return [True] * len(guards)
-
-    fused: Any = epigemm.fuse(nn.Linear(8, 8), options={"guard_filter_fn": keep, "backend": "eager"})
-    fused(torch.randn(3, 8))
-    assert seen
-
-
 def frames(call: Any, x: Tensor) -> list[str]:
     """The files of the Python functions that a call runs."""
     for _ in range(2):
@@ -241,27 +228,6 @@ def test_the_limit_of_dynamo_is_said() -> None:
 
 
 # --- fused and compiled parts -----------------------------------------------------------------------------------------
-
-
-class Outer(nn.Module):
-    """A graph of torch.fx, a layer with a hook, and a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.block = nn.Linear(24, 24), Block().eval()
-        self.graph = fx.symbolic_trace(nn.Sequential(nn.Linear(24, 24), nn.ReLU()))
-        self.hooked = nn.Sequential(nn.Linear(24, 24), nn.ReLU())
-        self.hooked.register_forward_hook(lambda module, arguments, result: result * 2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.block(self.hooked(torch.relu(self.fc(self.graph(x)))))
-
-
-def test_parts_of_many_kinds() -> None:
-    model, x = Outer(), torch.randn(9, 24)
-    fused = fuse_eagerly(model)
-    assert_same(fused, model, x, fused=True)
-    assert len(report_of(fused).sites) == 6
 
 
 def test_a_fused_model_is_compiled_and_watched() -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, fx, nn
 
 from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
-from epigemm.fusion.pairs import Pair
-from epigemm.fusion.profit import Judged, Way
+from epigemm.fusion.profit import Judged
 from epigemm.fusion.rewrite import name_of
 from tests.fusion.eager import fuse_eagerly, report_of
 
@@ -83,63 +82,10 @@ def swiglu(x: Tensor, weight: Tensor) -> Tensor:
     return F.silu(a) * b
 
 
-def of_pytorch(x: Tensor, weight: Tensor) -> Tensor:
-    return F.glu(F.linear(x, weight), -1)
-
-
 def judged(graph: fx.Graph, judge: Callable[[Chain], Judged]) -> dict[Chain, Judged]:
     finder, understood = ChainFinder(graph), map(matmuls.understand, reversed(list(graph.nodes)))
     chains = [finder.chain(each) for each in understood if isinstance(each, matmuls.Product)]
     return {chain: judge(chain) for chain in chains}
-
-
-def taken_apart(graph: fx.Graph, one_us: float) -> Pair:
-    one = judged(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, one_us, one_us))
-    us = pairs.read_by_halves(graph, one)
-    (pair,) = pairs.take_apart(graph, us, us).values()
-    return pair
-
-
-SIZES = torch.empty(4096, 64), torch.empty(2 * 2048, 64)
-MOVED_US = 4096 * 2048 * 4 / 3e6  # a matrix of the result's size in fp32
-WHOLE_US = 1000.0 + 2 * 3.0 + 5 * MOVED_US
-
-
-@pytest.mark.parametrize("one_by_one", [True, False], ids=["eager", "Inductor"])
-@pytest.mark.parametrize("function", [swiglu, of_pytorch])
-def test_the_kernels_behind_are_counted(function: Callable[..., Any], one_by_one: bool) -> None:
-    """In eager mode SiLU and a product, or `F.glu`; Inductor makes one kernel of both."""
-    graph = graph_of(function, *SIZES)
-    pair = taken_apart(graph, 1000.0)
-    passes, kernels = (5, 2) if function is swiglu and one_by_one else (3, 1)
-    whole_us = 1000.0 + kernels * 3.0 + passes * MOVED_US
-    for share, pays in ((0.48, True), (0.49, False)):
-        found = judged(graph, lambda chain, us=share * whole_us: Judged("", Way.FUSED, 2000.0, us))  # type: ignore[misc]
-        assert pairs.pays(pair, found, one_by_one=one_by_one) == pays
-
-
-@pytest.mark.parametrize("both", ["", "of both"])
-def test_each_part_is_counted_once(both: str) -> None:
-    """A chain that is not fused by its kernels; one kernel for both products in full, with the operators of one."""
-    graph = graph_of(swiglu, *SIZES)
-    pair, silu_us = taken_apart(graph, 1000.0), 3.0 + 2 * MOVED_US
-
-    def judge(chain: Chain, us: float) -> Judged:
-        is_last = chain.function == "linear_mul"
-        if both:
-            return Judged("", Way.FUSED, 500.0, us if is_last else 0.0, both=both)
-        left_us = us - 500.0 - silu_us
-        return (
-            Judged("", Way.FUSED, 500.0, 500.0)
-            if is_last
-            else Judged(profit.SLOWER, Way.FALLBACK, left_us, left_us)
-        )
-
-    for share, pays in ((0.96, True), (0.98, False)):
-        found = judged(graph, lambda chain, us=share * WHOLE_US: judge(chain, us))  # type: ignore[misc]
-        assert pairs.pays(pair, found, one_by_one=True) == pays
-    nothing = judged(graph, lambda chain: Judged(profit.SLOWER, Way.FALLBACK, 1.0, 1.0))
-    assert not pairs.pays(pair, nothing, one_by_one=True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.epilogues.library import BIAS, BIAS_RELU, SCALE_BATCH_NORM
+from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
@@ -21,6 +21,7 @@ from epigemm.linker import loader
 from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
 from tests.fusion.eager import report_of
+from tests.support.pretended import describe
 
 M, N, K = 4096, 4096, 4096
 
@@ -53,17 +54,6 @@ def gated(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
 
 def normed(x: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
     return F.batch_norm(F.linear(x, weight), vector, vector)
-
-
-def test_the_call_that_is_asked_about() -> None:
-    x, weight, vector, matrix = (torch.rand(*shape) for shape in ((6, 8), (4, 8), (4,), (6, 4)))
-    call = profit.call_of(chain_of(linear, x, weight, vector))
-    assert call.epilogue is BIAS and call.bias is not None
-    call = profit.call_of(chain_of(normed, x, weight, vector))
-    assert call.epilogue is SCALE_BATCH_NORM and len(call.operands) == 2
-    call = profit.call_of(chain_of(gated, x, weight, matrix))
-    assert not call.epilogue.is_compiled and [each.kind for each in call.epilogue.operands] == ["matrix"]
-    assert (call.x.shape, call.weight.shape, call.weight.is_meta) == ((6, 8), (4, 8), True)
 
 
 def test_where_gradients_are_recorded_the_product_decides() -> None:
@@ -107,7 +97,7 @@ def test_a_kernel_that_cannot_be_linked_gains_nothing(
 ) -> None:
     """On other GPUs than Hopper no kernel is in the package."""
     asked = call(48, torch.bfloat16, 64, 1024)._replace(epilogue=EPILOGUES["bias_gelu"])
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: KNOWN["A100 80 GB"].numbers)
+    describe(monkeypatch, KNOWN["A100 80 GB"].numbers)
     for reason in ("", "nvJitLink was not found"):
         monkeypatch.setattr(loader, "would_link", lambda *call, reason=reason: reason)
         found = profit.judged_there(asked, hopper)
@@ -184,21 +174,6 @@ def test_two_kernels_need_one_that_can_be_linked(is_linked: dict[str, bool], der
         judged = profit.judged_there(profit.call_of(chain), place)
         found = profit.in_two_kernels(chain, judged, place)
         assert (found.why_not == "") == (derivative and not learns)
-
-
-def test_one_kernel_moves_less_than_several() -> None:
-    x, weight, bias, other = torch.rand(64, 8), torch.rand(16, 8), torch.rand(16), torch.rand(64, 16)
-
-    def swish(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-        z = F.linear(x, weight, bias)
-        return torch.tanh((z * torch.sigmoid(z)).view(64, 16)) + other
-
-    chain = chain_of(swish, x, weight, bias, other)
-    assert [node.name for node in profit.kernels_behind(chain)] == ["sigmoid", "mul", "tanh", "add"]
-    matrix = 64 * 16 * 4 / profit._BYTES_PER_US
-    assert profit.one_kernel_us(chain) == pytest.approx(profit._LEAST_US + 3 * matrix)
-    several = sum(map(profit.device_us, profit.kernels_behind(chain)))
-    assert several == pytest.approx(4 * profit._LEAST_US + (2 + 3 + 2 + 3) * matrix)
 
 
 def test_a_rewriting_whose_products_are_not_fused_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.fusion import FusedSite, FusionReport, Skipped
 from tests.fusion.eager import fuse_eagerly, report_of
-from tests.support.pieces import Road
 
 
 def test_equal_blocks_are_one_line() -> None:
@@ -19,13 +17,6 @@ def test_equal_blocks_are_one_line() -> None:
     text = str(report).splitlines()
     assert text[0] == "6 of 6 products fused"
     assert text[1:] == ["  *.0 (3): linear_gelu: gelu(acc + c1)", "  *.2 (3): linear: acc + c1"], str(report)
-
-
-def test_reports_add_up_without_repetition() -> None:
-    first = FusionReport([FusedSite("a", "linear", ("fc",))], [Skipped("b", "why")])
-    second = FusionReport([FusedSite("a", "linear", ("fc",)), FusedSite("c", "linear", ("fc",))], [])
-    first.add(second)
-    assert [site.name for site in first.sites] == ["a", "c"] and len(first.skipped) == 1
 
 
 # --- explain ----------------------------------------------------------------------------------------------------------
@@ -106,11 +97,3 @@ def test_a_fused_part_of_a_plain_model(model: Model) -> None:
     runs = {each.name: each.explanation is not None for each in found}
     assert runs["blocks.0.fc1"] is False and runs["blocks.1.fc1"] is True
     assert found["blocks.1.fc1"].notes and found["blocks.0.fc1"].runs == "PyTorch's own"
-
-
-def test_a_time_where_a_gpu_decides(road: Road) -> None:
-    layer = nn.Linear(road.size[2], road.size[1], device=road.device).requires_grad_(False)
-    fused = fuse_eagerly(nn.Sequential(layer, nn.ReLU()))
-    (product,) = epigemm.explain(fused, road.x())
-    assert product.explanation is not None
-    assert product.explanation.us is not None and product.size == road.size

@@ -9,7 +9,6 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import epigemm
 from tests.fusion.eager import fuse_eagerly, report_of
 from tests.support import norm_calls
 from tests.support.untyped import backward, torch
@@ -119,47 +118,11 @@ def test_what_is_left(text: str, calls: list[int]) -> None:
     assert not calls
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"affine": False},
-    {"momentum": 1.0, "eps": 0.1},
-    {"track_running_stats": False},
-    {"track_running_stats": False, "affine": False},
-    {"momentum": None},  # the host reads the number of batches, which ends Dynamo's graph
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options(options: dict[str, Any], calls: list[int]) -> None:
-    train_alike(Model(SCALED, **options))
-    assert len(calls) == 3 or "momentum" in options
-
-
-def test_modes(calls: list[int]) -> None:
-    plain = Model(RELU)
-    fused, x = fuse_eagerly(copy.deepcopy(plain)), torch.randn(ROWS, WIDTH)
-    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)):
-        with mode():
-            found, expected = fused(x), plain(x)
-        bound = 1e-4 if found.dtype is torch.float32 else 5e-2
-        assert found.dtype is expected.dtype
-        torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
-    torch.testing.assert_close([*fused.buffers()], [*plain.buffers()], rtol=1e-2, atol=1e-2)
-    assert len(calls) == 3
-
-
 def test_one_row_is_torchs_error(calls: list[int]) -> None:
     fused = fuse_eagerly(Model(ALONE))
     with pytest.raises(RuntimeError, match="more than 1 value per channel"):
         fused(torch.randn(1, WIDTH))
     assert not calls
-
-
-def test_explain(calls: list[int]) -> None:
-    """The model runs, and what is told is what runs."""
-    fused, x = fuse_eagerly(Model(ALONE, track_running_stats=False)), torch.randn(ROWS, WIDTH)
-    (product,) = epigemm.explain(fused, x)
-    assert product.function == "linear_batch_norm" and "by the batch's own statistics" in str(product)
-    assert len(calls) == 1
 
 
 def test_a_compiled_model_keeps_pytorchs(calls: list[int]) -> None:

@@ -20,26 +20,9 @@ from benchmarks.models.networks import (
     T5Layer,
     Tokens,
     ViTLayer,
-    mlp,
 )
 
 KERNELBENCH = Path(__file__).parents[2] / "examples" / "kernelbench"
-
-
-class PatchResMLP(nn.Module):
-    """The residual block of image MLPs: a linear layer across patches and two across channels, and a gain."""
-
-    def __init__(self, patches: int = 16, width: int = 32) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.across = nn.Linear(patches, patches)
-        self.fc1, self.act, self.fc2 = nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
-        self.gain = nn.Parameter(torch.rand(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.across(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        h: Tensor = self.fc2(self.act(self.fc1(self.norm2(x))))
-        return x + h * self.gain
 
 
 @dataclass(frozen=True)
@@ -67,10 +50,6 @@ class Example:
                 nn.init.normal_(module.bias, std=0.2)
         torch.seed()
         return model
-
-
-def deep_mlp(layers: int = 16, width: int = 32) -> nn.Module:
-    return mlp(*[width] * (layers + 1))
 
 
 def mlp_batch_norm() -> nn.Module:
@@ -106,7 +85,6 @@ PROBLEMS = [
     _problem(21, 0, "sigmoid"),
 ]
 MODELS = [
-    Example("mlp", lambda: deep_mlp(4), _rows(32), 4),
     Example("mlp_batch_norm", mlp_batch_norm, _rows(32), 4),
     Example("resmlp", lambda: nn.Sequential(*(ResidualBlock(32, 128) for _ in range(2))), _rows(32), 4),
     Example(
@@ -128,6 +106,5 @@ MODELS = [
         lambda: (torch.randint(50, (2, 16)),),
         12,
     ),
-    Example("patch_resmlp", PatchResMLP, _rows(32, 4, 16), 3),
 ]
 EVERYTHING = [*(PROBLEMS if KERNELBENCH.is_dir() else []), *MODELS]

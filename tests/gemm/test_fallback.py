@@ -143,19 +143,6 @@ def test_where_a_bias_comes_in_a_kernel_of_its_own(rule: Rule) -> None:
             assert is_one_kernel(*sizes, dtype, rule.tf32, gpu), (dtype, sizes)
 
 
-@pytest.mark.parametrize("epilogue", ["bias", "bias_relu"])
-def test_predictions_follow_the_same_rule(epilogue: str) -> None:
-    """At the limit of K the fallback's time is that of one kernel, then that of two."""
-    told = []
-    for k in (511, 512):
-        answers = [
-            ask_planner(name, 16, 1000, k, "float32", "split", has_bias=has_bias, gpu=GPU)
-            for name, has_bias in ((epilogue, True), ("bias_relu", False))
-        ]
-        told.append(answers[0]["fallback_us"] == answers[1]["fallback_us"])
-    assert told == [False, True], "without a bias a ReLU is always a second kernel"
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("shape", "expected"),
@@ -188,21 +175,3 @@ def fallback_us(m: int, n: int, k: int, gpu: tuple[int, ...] = GPU, **layout: ob
 @pytest.mark.parametrize(("m", "n", "k", "gpu", "seen"), SEEN)
 def test_what_was_measured(m: int, n: int, k: int, gpu: tuple[int, ...], seen: float) -> None:
     assert 0.8 * seen < fallback_us(m, n, k, gpu) < 1.25 * seen
-
-
-def test_whatever_is_narrow() -> None:
-    """K, N, a stride or an address, by single elements or by pairs; not a vector, whose kernel is another."""
-    wide = fallback_us(2048, 2048, 2048)
-    for single in (
-        fallback_us(2048, 2048, 2048, alignment=2),
-        *(
-            fallback_us(2048, 2048, 2048, strides=strides)
-            for strides in ((2049, 2048, 2048), (2048, 2048, 2049))
-        ),
-        fallback_us(2048, 2048, 2047),
-        fallback_us(2048, 2047, 2048),
-    ):
-        assert single > 4 * wide
-    for pairs in (fallback_us(2048, 2048, 2046), fallback_us(2048, 2044, 2048, alignment=4)):
-        assert 2 * wide < pairs < 4 * wide
-    assert fallback_us(1, 2048, 2047) < 2 * fallback_us(1, 2048, 2048)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import timeit
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -86,31 +85,6 @@ def test_a_measured_plan_is_taken_whatever_the_model_says(entry: Entry, call: di
 
 
 @KINDS
-def test_a_measured_plan_is_taken(entry: Entry) -> None:
-    before = ask(entry)
-    assert before["source"] == "model"
-    times.install(DEVICE, [entry])
-    plan = ask(entry)
-    assert plan["fused"] and plan["source"] == "cache"
-    assert plan["plan"] == list(entry.plan) == plan["candidates"][0]["plan"]
-    assert (plan["measured_us"], plan["fallback_measured_us"]) == (entry.fused_us, entry.torch_us)
-    assert plan["predicted_us"] > 0 and plan["fallback_us"] == before["fallback_us"]
-    assert ["measured_us" in candidate for candidate in plan["candidates"]].count(True) == 1
-    numbers = [tuple(candidate["plan"]) for candidate in plan["candidates"]]
-    assert len(set(numbers)) == len(numbers)
-    forget(DEVICE)
-    assert ask(entry) == before
-
-
-@KINDS
-def test_torchs_path_where_that_was_faster(entry: Entry) -> None:
-    times.install(DEVICE, [replace(entry, torch_us=99.0)])
-    plan = ask(entry)
-    assert not plan["fused"] and plan["candidates"][0]["measured_us"] == 100.0
-    assert plan["why_not"] == "the fallback was measured to be faster (99 us against 100 us fused)"
-
-
-@KINDS
 def test_a_choice_is_one_for_its_very_m(entry: Entry) -> None:
     """It was measured there and nowhere else: a row more or less is left to the cost models."""
     others = [m for m in (1, entry.m - 1, entry.m + 1, 2 * entry.m, entry.m // 2, 768) if m != entry.m]
@@ -121,23 +95,6 @@ def test_a_choice_is_one_for_its_very_m(entry: Entry) -> None:
     assert {answer["source"] for answer in before.values()} == {"model"}
     invariant = ask(entry, invariant=True)
     assert invariant["source"] == "model", "M would decide"
-
-
-def test_each_m_has_its_own_choice() -> None:
-    entries = [replace(BASE, m=m, plan=(TMA, m % 6, 0, 1, 1), fused_us=float(m)) for m in range(100, 130)]
-    times.install(DEVICE, entries)
-    for entry in entries:
-        plan = ask(entry)
-        assert (tuple(plan["plan"]), plan["measured_us"]) == (entry.plan, entry.fused_us)
-
-
-def test_a_new_measurement_replaces_the_old_one() -> None:
-    """At once, and in any order of being asked and told."""
-    for plan, torch_us in (((TMA, 3, 0, 2, 1), 200.0), ((TMA, 2, 1, 1, 1), 200.0), ((TMA, 2, 1, 1, 1), 50.0)):
-        times.install(DEVICE, [replace(BASE, plan=plan, torch_us=torch_us)])
-        answer = ask(BASE)
-        assert answer["fused"] == (torch_us > BASE.fused_us) and answer["source"] == "cache"
-        assert tuple(answer["candidates"][0]["plan"]) == plan
 
 
 def test_devices_are_told_apart() -> None:
@@ -235,12 +192,6 @@ def test_wrong_rows_are_refused_whole(changed: dict[str, Any], words: str, devic
     assert source(BASE, device=device) == "model"
 
 
-@pytest.mark.parametrize("device", [-2, 64, 2**40])
-def test_there_are_so_many_devices(device: int) -> None:
-    with pytest.raises(RuntimeError, match="device must be the index of a CUDA device"):
-        ops._load_measured(device, BASE.epilogue, BASE.row)
-
-
 @given(rows=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 9), max_size=40))
 def test_no_numbers_crash_it(rows: list[int]) -> None:
     names = [BASE.epilogue] * (len(rows) // len(BASE.row))
@@ -276,17 +227,3 @@ def test_lookups_beside_loads() -> None:
     for thread in threads:
         thread.join()
     assert found and all(found)
-
-
-def test_asking_does_not_slow_down_with_the_table() -> None:
-    """A lookup is a hash, not a walk: 20000 choices cost a question no more than twice its time.
-
-    Other processes only make a time longer, in either half of a turn: one turn of five decides.
-    """
-    many = [replace(BASE, n=8 * i, k=8) for i in range(1, 20001)]
-
-    def seconds(choices: list[Entry]) -> float:
-        times.install(DEVICE, choices)
-        return min(timeit.repeat(lambda: ask(BASE), number=100, repeat=7))
-
-    assert any(seconds(many) < 2 * seconds([BASE]) for _ in range(5))

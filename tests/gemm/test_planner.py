@@ -173,17 +173,6 @@ def test_more_rows_take_no_less_time(n: int, k: int, types: tuple[str, str]) -> 
 # --- devices that are described --------------------------------------------------------------------------------------
 
 
-def test_an_unknown_speed_is_assumed_and_said() -> None:
-    for types in ALL_TYPES:
-        query = Query(dtype=types[0], arithmetic=types[1])
-        known, unknown = query.plan(), replace(query, gpu=H200[:2]).plan()
-        assert known["is_speed_assumed"] is False and unknown["is_speed_assumed"] is True
-        assert len(unknown["candidates"]) == len(known["candidates"]) > 0
-    for part in ((1980, 0), (0, 4285000), (0, 0)):
-        assert Query(gpu=(*H200[:2], *part)).plan()["is_speed_assumed"] is True
-    assert Query(gpu=(90, 132, 0, 0)).plan() == Query(gpu=(90, 132)).plan()
-
-
 def times_by_plan(answer: dict[str, Any]) -> dict[tuple[int, ...], float]:
     """Each candidate's time, and the fallback's as that of ()."""
     times = {tuple(each["plan"]): float(each["predicted_us"]) for each in answer["candidates"]}

@@ -71,13 +71,6 @@ def test_a_k_outside_the_accuracys_limits_can_be_run(k: int, invariant: bool) ->
     )
 
 
-@pytest.mark.parametrize("m", [1, 15])
-def test_few_rows_run_on_slices_where_m_may_not_decide(m: int) -> None:
-    assert not replace(SPLIT, m=m).plan()["fused"]
-    plan = replace(SPLIT, m=m, invariant=True).plan()
-    assert plan["fused"] and plan["why_not"] == ""
-
-
 def test_layouts_play_no_part() -> None:
     """The slices are laid out by us: odd sizes and strides, any alignment."""
     aligned = replace(SPLIT, m=1023, n=8191, k=8193)

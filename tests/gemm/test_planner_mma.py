@@ -105,35 +105,6 @@ def test_rows_that_are_no_whole_vectors(changed: dict[str, Any]) -> None:
         assert not found["fused"] and found["candidates"] == []
 
 
-def test_by_the_rates_of_tensor_cores() -> None:
-    """TF32 takes twice as long as 16 bits, one product of fp16 half as long; half-rate sums halve both."""
-    times = {name: asked(query)["candidates"][0]["predicted_us"] for name, query in EVERY.items()}
-    assert 1.8 < times["TF32"] / times["bf16"] < 2.5 and 1.2 < times["TF32"] / times["scaled"] < 2.2
-    assert asked(TF32)["fallback_us"] == pytest.approx(2 * asked(LARGE)["fallback_us"], rel=0.02)
-    *of_gpu, is_half = GPUS["RTX 4090"]
-    assert is_half
-    slow, fast = (asked(replace(LARGE, gpu=(*of_gpu, half))) for half in (1, 0))
-    assert slow["fallback_us"] > 1.9 * fast["fallback_us"]
-    assert slow["candidates"][0]["predicted_us"] > 1.9 * fast["candidates"][0]["predicted_us"]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "least", "most"),
-    [("A100 40 GB", 3.5, 5.3), ("A10", 1, 1.33), ("L40S", 1, 1.33), ("RTX 4090", 0, 0.67)],
-)
-def test_three_products_of_fp16_against_sgemm(gpu: str, least: float, most: float) -> None:
-    """At most by the rates: of tensor cores in 16 bits, a third, over that of fp32."""
-    found = asked(replace(SPLIT, gpu=GPUS[gpu]))
-    assert least < found["fallback_us"] / found["candidates"][0]["predicted_us"] < most
-    assert found["fused"] == (least >= 1)
-
-
-@pytest.mark.parametrize("query", [SPLIT, SCALED], ids=["split", "scaled"])
-def test_a_pack_saves_the_split_of_the_weight(query: Query) -> None:
-    kept, split = (mine(replace(query, packed=packed))[0]["predicted_us"] for packed in (True, False))
-    assert kept < split
-
-
 def test_long_sums_in_tf32_are_no_less_accurate_than_cublas() -> None:
     """As on Hopper: the tensor cores truncate when they accumulate."""
     assert mine(replace(TF32, k=12288)) != []

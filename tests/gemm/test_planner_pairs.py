@@ -14,11 +14,12 @@ from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import Epilogue, typed
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.reasons import Reason
 from tests.gemm.query import H200, tile_size
 from tests.support.plans import FAMILIES, SWAP_AB, TMA, numbers
+from tests.support.pretended import describe
 
 GATED = typed(FUNCTIONS["gated_silu"], (False, False))
 TILES = range(FAMILIES[TMA]["pairs"])
@@ -27,7 +28,7 @@ TILES = range(FAMILIES[TMA]["pairs"])
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
 
 
 def ask(

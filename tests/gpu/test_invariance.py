@@ -11,9 +11,6 @@ from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn
-from epigemm.arguments.calls import LinearCall
-from epigemm.calls.invariant import consider_copies
-from epigemm.epilogues.library import BIAS_RELU
 from tests.gpu.launching import captured
 from tests.support.cases import poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
@@ -202,18 +199,6 @@ def test_compiled(mode: str, dtype: torch.dtype, precision: str | None, rng: tor
             assert torch.equal(bits(compiled(x[rows]).clone()), expected[rows])
 
 
-def test_modules_and_their_packs(rng: torch.Generator) -> None:
-    layer = epigemm.nn.LinearReLU(512, 256, device="cuda")
-    x = signed((300, 512), rng, mixed=False).float().cuda()
-    with torch.no_grad():
-        together = bits(layer(x))
-        for rows in (slice(0, 1), slice(3, 40), slice(128, 300)):
-            assert torch.equal(bits(layer(x[rows])), together[rows])
-        torch.cuda.synchronize()
-        assert epigemm.explain("linear_relu", x, layer.weight).path == "fused"
-    assert torch.equal(bits(layer(x).detach()), together), "where the weight is about to change"
-
-
 @pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [1, 3, 8, 37, 512, 1001])
@@ -247,22 +232,3 @@ def test_shared_rows(dtype: torch.dtype, n: int, k: int, rng: torch.Generator) -
     whole = gated(x, weight, bias, residual, gate)
     part = gated(x[1:2, :7], weight, bias, residual[1:2, :7], gate[1:2])
     assert torch.equal(whole[1:2, :7], part)
-
-
-def test_doubles_are_refused() -> None:
-    x, weight = (torch.randn(8, 16, dtype=torch.float64, device="cuda") for _ in range(2))
-    with pytest.raises(RuntimeError, match=r"x: got float64 on cuda:0 in the batch-invariant mode"):
-        epigemm.linear(x, weight)
-
-
-@calls
-def test_the_way_does_not_depend_on_m(dtype: torch.dtype, precision: str | None) -> None:
-    for n, k in ((4096, 4096), (24, 100), (7, 12000)):
-        weight = torch.empty(n, k, dtype=dtype, device="cuda")
-        found = set()
-        for m in (1, 8, 64, 100, 1000, 20000):
-            x = torch.empty(1, 1, dtype=dtype, device="cuda").expand(m, k)
-            call = LinearCall(BIAS_RELU, x, weight, precision=precision or "default", invariant=True)
-            taken = next(each for each in consider_copies(call).tried if not each.why_not)
-            found.add((taken.arithmetic, taken.plan["family"], taken.plan["tile"]))
-        assert len(found) == 1

@@ -6,7 +6,6 @@ Strided tensors, leading dimensions and `out` of small products: tests/ops.
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from epigemm.planner import dry_runs
-from tests.gpu.launching import DEVICE, Sizes, counted_as, every_tile, launch
+from tests.gpu.launching import DEVICE, Sizes, every_tile, launch
 from tests.gpu.properties import assert_exact, epilogues
 from tests.support import plans, reference
 from tests.support.arithmetic import (
@@ -181,43 +180,3 @@ def test_what_no_kernel_covers_is_declined_and_said(
         plan = explained(problem)
         assert plan["fused"] is False and plan["why_not"], name
         check(problem)
-
-
-def all_tiles(family: str, arithmetic: Arithmetic) -> int:
-    """With those that read an fp32 weight as it lies."""
-    name = counted_as(arithmetic)
-    return plans.tile_count(family, name) + plans.tile_count(family, f"{name}_as_it_lies")
-
-
-@pytest.mark.parametrize("arithmetic", [BF16, *SPLIT_ARITHMETICS], ids=lambda a: a.name)
-def test_plans_that_do_not_exist_are_refused(arithmetic: Arithmetic, rng: torch.Generator) -> None:
-    """Before anything is written."""
-    on_slices = arithmetic in SPLIT_ARITHMETICS
-    families = [plans.FP16X3] if on_slices else [plans.TMA, plans.SWAP_AB]
-    problem = make("bias", arithmetic, (16, 128, 64), DEVICE, rng)
-    for family in families:
-        of = plans.numbers
-        others = [plans.TMA, plans.SWAP_AB] if on_slices else [plans.FP16X3]
-        wrong = [
-            (of(family, all_tiles(family, arithmetic)), "plan: tile must be in 0.."),
-            (of(family, -1), "plan: tile must be in 0.."),
-            (of(family, raster=2), "plan: raster must be 0"),
-            (of(family, swizzle=0), "plan: swizzle must be in 1..8, got 0"),
-            (of(family, swizzle=9), "plan: swizzle must be in 1..8, got 9"),
-            (of(family, splits=0), "plan: splits must be 1, 2, 4 or 8, got 0"),
-            (of(family, splits=3), "plan: splits must be 1, 2, 4 or 8, got 3"),
-            *((of(other), "does not multiply in this arithmetic") for other in others),
-            ([-2, 0, 0, 1, 1], "plan: family must be in 0.."),
-            ([len(plans.FAMILIES), 0, 0, 1, 1], "plan: family must be in 0.."),
-            *((each, "plan: got") for each in (of(family)[:4], of(family)[1:4], [*of(family), 1], [0])),
-        ]
-        cannot = {
-            plans.TMA: "splits must be 1 for a large tile, got 2",
-            plans.SWAP_AB: "K is too short for 2 splits",
-        }
-        wrong.append((of(family, splits=2), cannot.get(family, "splits must be 1 on fp16 slices, got 2")))
-        for plan, words in wrong:
-            out = problem.out()
-            with pytest.raises(RuntimeError, match=re.escape(words)):
-                launch(problem, plan, out=out)
-            assert bool(out.isnan().all())

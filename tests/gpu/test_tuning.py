@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import resolve
 from epigemm.calls.forecast import consider
 from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import typed
-from epigemm.planner import dry_runs, plans, times
+from epigemm.planner import plans, times
 from epigemm.tuner import tuner
 from tests.gpu.launching import formula_of
 from tests.support import reference
@@ -129,49 +127,6 @@ def test_every_candidate_is_right(
         assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2
         for candidate in family.candidates:
             reference.assert_within(candidate.run()[:, :N], bounded)
-
-
-def fused_out(x: Tensor, weight: Tensor, bias: Tensor, plan: tuple[int, ...] = ()) -> Tensor | None:
-    """The fused kernel alone, by the planner's plan or another; None where it is not to run."""
-    out = x.new_full((x.shape[0], N), float("nan"))
-    call = LinearCall(BIAS_RELU, x, weight, (bias,), out=out)
-    if plan:
-        return resolve.linear(call, (dry_runs.ARITHMETICS.index("ieee"), *plan))
-    return resolve.linear(call) if dry_runs.dry_run(call).fused else None
-
-
-def assert_same(actual: Tensor | None, expected: Tensor | None) -> None:
-    assert (actual is None) is (expected is None)
-    if actual is not None and expected is not None:
-        assert torch.equal(actual, expected)
-
-
-def test_calls_follow_what_is_measured_at_once() -> None:
-    """The planner remembers its plans: new choices, and none any more, are seen by the very next call."""
-    x, weight, bias = draw(100)
-    other = draw(101)[0]
-    before, beside = fused_out(x, weight, bias), fused_out(other, weight, bias)
-    entry = times.Entry(
-        "bias_relu", "bfloat16", "ieee", False, True, False, 100, N, K, (0, 0, 0, 1, 1), 1.0, 9.0
-    )
-    in_parts = (1, 3, 0, 1, 4)  # adds in another order, so that other bits show which one ran
-    expected = {plan: fused_out(x, weight, bias, plan) for plan in (entry.plan, in_parts)}
-    for _ in range(3):
-        for plan, runs in ((entry.plan, True), (in_parts, True), (entry.plan, False)):
-            times.install(0, [replace(entry, plan=plan, torch_us=9.0 if runs else 0.5)])
-            for _ in range(2):
-                assert_same(fused_out(x, weight, bias), expected[plan] if runs else None)
-            assert_same(fused_out(other, weight, bias), beside)
-        forget(0)
-        assert_same(fused_out(x, weight, bias), before)
-
-
-def test_a_choice_is_one_for_its_very_m() -> None:
-    x, weight, bias = draw(100)
-    epigemm.tune("linear_relu", x, weight, bias)
-    assert what_is_said(x, weight, bias)["source"] == "cache"
-    for m in (99, 101, 128, 200):
-        assert what_is_said(draw(m)[0], weight, bias)["source"] == "model"
 
 
 def test_the_device_tells_its_speed() -> None:

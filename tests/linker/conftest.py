@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linker import cubins, libraries, store
-from epigemm.linker.store import Once
+from epigemm.linker import libraries
 from epigemm.planner import times
-from tests.linker.fakes import FakeNvJitLink, FakeNvrtc, fakes
+from tests.linker.fakes import FakeNvJitLink, FakeNvrtc, fakes, forget
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(times, "_warned", set())
     monkeypatch.setattr(libraries, "_found", None)
-    monkeypatch.setattr(store, "made", Once())
-    monkeypatch.setattr(cubins, "_functors", Once())
+    forget(monkeypatch)
     before = os.umask(0o022)  # what a test plants, nobody else may write unless the test says so
     yield tmp_path / "cache" / "cubins"
     os.umask(before)

@@ -5,15 +5,37 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from epigemm.linker import cubins, store
 from epigemm.linker.libraries import Libraries, Library, Version
+from epigemm.linker.store import Once
 
 SOURCE = 'extern "C" __device__ int epigemm_operand(int slot) { return 0; }\n'
 BAD_SOURCE = "#error no such thing\n"
 SYMBOL = "epigemm_open_elementwise_float32"
 KERNEL_IR = b"the kernel's code"
 BAD_IR = b"damaged code"
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process: nothing in memory."""
+    monkeypatch.setattr(store, "made", Once())
+    monkeypatch.setattr(cubins, "_functors", Once())
+
+
+def packaged(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """The package's kernels are in this folder."""
+    monkeypatch.setattr(cubins, "_FOLDER", folder)
+    monkeypatch.setattr(cubins, "_given_up", set())
+    monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
+    cubins._names.cache_clear()
+    yield
+    cubins._names.cache_clear()
 
 
 def put(reference: Any, value: int) -> None:

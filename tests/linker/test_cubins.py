@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -15,21 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linker import cubins, libraries, store
-from epigemm.linker.cubins import Job, build_cubins, cubin, find, ir_path, key_for
-from epigemm.linker.libraries import CompileError, LibrariesMissingError, LinkError, LinkingError
+from epigemm.linker import libraries, store
+from epigemm.linker.cubins import Job, build_cubins, cubin, find, key_for
+from epigemm.linker.libraries import CompileError, LibrariesMissingError, LinkError
 from epigemm.linker.store import MAGIC, Once, encoded
-from tests.linker.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
+from tests.linker.fakes import (
+    BAD_IR,
+    BAD_SOURCE,
+    KERNEL_IR,
+    SOURCE,
+    SYMBOL,
+    FakeNvJitLink,
+    FakeNvrtc,
+    fakes,
+    forget,
+)
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 JOB = Job(SOURCE, SYMBOL, KERNEL_IR, (9, 0))
 CODE = b"\x7fELF code"
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another process: nothing in memory."""
-    monkeypatch.setattr(store, "made", Once())
-    monkeypatch.setattr(cubins, "_functors", Once())
 
 
 def test_made_once_then_from_memory_then_from_disk(
@@ -50,20 +53,6 @@ def test_made_once_then_from_memory_then_from_disk(
     with pytest.raises(LibrariesMissingError, match="there are none"):
         cubin(*JOB._replace(source=SOURCE + "// other"))
     assert find(*JOB._replace(source=SOURCE + "// other")) is None
-
-
-def test_a_file_as_the_kernels_code(fake: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EPIGEMM_IR_DIR", str(tmp_path))
-    (tmp_path / "index.json").write_text(json.dumps({SYMBOL: "several.fatbin"}))
-    (tmp_path / "several.fatbin").write_bytes(KERNEL_IR)
-    path = ir_path(SYMBOL)
-    assert path is not None and ir_path(f"{SYMBOL}_1") is None
-    assert key_for(JOB._replace(ir=path)) == key_for(JOB)
-    path.write_bytes(KERNEL_IR + b"changed")
-    assert key_for(JOB._replace(ir=path)) == key_for(JOB._replace(ir=KERNEL_IR + b"changed"))
-    path.unlink()
-    with pytest.raises(LinkingError, match="code cannot be read"):
-        cubin(*JOB._replace(ir=path))
 
 
 def test_what_an_entry_is_known_by(fake: Fakes) -> None:
@@ -96,48 +85,6 @@ def test_threads_wait_for_the_first(fake: Fakes) -> None:
         results = list(pool.map(lambda _: cubin(*JOB), range(32)))
     assert len(set(results)) == 1
     assert len(fake[0].calls) == len(fake[1].calls) == 1
-
-
-def test_who_waited_tries_after_a_failure() -> None:
-    once: Once[int] = Once()
-    is_making, may_end = threading.Event(), threading.Event()
-    attempts: list[LinkError] = []
-
-    def make() -> int:
-        attempts.append(LinkError("no", ""))
-        is_making.set()
-        may_end.wait(10)
-        raise attempts[-1]
-
-    with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(once.get, "a", make)]
-        assert is_making.wait(10)
-        calls += [pool.submit(once.get, "a", make) for _ in range(3)]
-        may_end.set()
-        assert {id(call.exception(10)) for call in calls} == {*map(id, attempts)}
-    assert len(attempts) == 4 and once.get("a", lambda: 3) == 3
-
-
-def test_an_interrupt_is_one_threads_own() -> None:
-    once: Once[int] = Once()
-    is_making, may_end = threading.Event(), threading.Event()
-    attempts = []
-
-    def make() -> int:
-        attempts.append(1)
-        is_making.set()
-        may_end.wait(10)
-        raise KeyboardInterrupt
-
-    with ThreadPoolExecutor(2) as pool:
-        maker = pool.submit(once.get, "a", make)
-        assert is_making.wait(10)
-        waiting = pool.submit(once.get, "a", make)
-        threading.Timer(0.05, may_end.set).start()
-        assert isinstance(maker.exception(10), KeyboardInterrupt)
-        assert isinstance(waiting.exception(10), KeyboardInterrupt)  # of its own attempt
-    assert len(attempts) == 2
-    assert once.get("a", lambda: 3) == 3
 
 
 def test_several_kernels_share_the_compilation(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +248,3 @@ def test_a_folder_that_cannot_be_written(
         forget(monkeypatch)
         assert cubin(*JOB) == first
     assert not folder.exists() or not list(folder.iterdir())
-
-
-def test_an_entry_that_is_a_folder(fake: Fakes, folder: Path) -> None:
-    (folder / f"{key_for(JOB)}.cubin").mkdir(parents=True)
-    with pytest.warns(RuntimeWarning, match=r"cannot be (read|written)") as caught:
-        assert cubin(*JOB) == cubin(*JOB)
-    assert len(caught) == 2

@@ -111,18 +111,6 @@ def test_which_are_taken(
     assert len(machine.loads) == tried
 
 
-@pytest.mark.parametrize("place", [PACKAGE, OTHER])
-def test_a_file_that_does_not_load_is_passed_over(place: str, machine: Machine) -> None:
-    machine.add(PACKAGE, (13, 0), (13, 0))
-    machine.files[machine.path(f"{PACKAGE}/libnvJitLink.so.13")] = None
-    if place == OTHER:
-        machine.add(OTHER, None, (13, 2))
-        assert libraries.libraries().nvjitlink.version == (13, 2)
-    else:
-        with pytest.raises(LibrariesMissingError):
-            libraries.libraries()
-
-
 def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place, as long as the ones before it have nothing."""
     torch = type(sys)("torch")
@@ -138,16 +126,6 @@ def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(libraries, "_found", None)
         pair = libraries.libraries()
         assert {str(Path(each.path).parent) for each in pair} == {machine.path(place)}
-
-
-def test_the_system_loader_comes_last(machine: Machine) -> None:
-    for name, handle in {
-        "libnvrtc.so.13": FakeNvrtc((13, 0)),
-        "libnvJitLink.so.13": FakeNvJitLink((13, 0)),
-        "libnvrtc-builtins.so.13.0": object(),
-    }.items():
-        machine.files[name] = handle
-    assert [each.path for each in libraries.libraries()] == ["libnvrtc.so.13", "libnvJitLink.so.13"]
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------
@@ -181,15 +159,6 @@ def test_what_is_said(name: str, machine: Machine) -> None:
     with pytest.raises(LibrariesMissingError) as caught:
         libraries.libraries()
     assert words.format(root=machine.root) in str(caught.value) == libraries.unavailable()
-
-
-def test_what_this_process_has_loaded() -> None:
-    """The file names that count, out of this process' real list of files."""
-    assert all(Path(each).name.startswith(("libnvrtc.so", "libnvJitLink.so")) for each in libraries._loaded())
-    for name, is_one in {"libnvrtc.so.13": True, "libnvrtc.so.13.0.88": True, "libnvrtc.so": False}.items():
-        assert libraries._is_file_of(libraries._NVRTC, f"/folder/{name}") is is_one
-    for name in ("libnvrtc-builtins.so.13.0", "libnvrtc.alt.so.13", "libnvJitLink.so.13"):
-        assert not libraries._is_file_of(libraries._NVRTC, f"/folder/{name}")
 
 
 @pytest.mark.skipif(bool(libraries.unavailable()), reason=libraries.unavailable().partition(";")[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epigemm.linker.cubins import architecture
-from epigemm.linker.libraries import CompileError, LinkError, compile_functor, link, side_by_side
+from epigemm.linker.libraries import CompileError, LinkError, compile_functor, link
 from tests.linker.fakes import BAD_IR, BAD_SOURCE, KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
@@ -58,23 +58,6 @@ def test_code_that_is_refused(fake: Fakes) -> None:
     fake[1].drops_the_kernel = True
     with pytest.raises(LinkError, match=f"the code has no kernel {SYMBOL}"):
         link(KERNEL_IR, b"functor", SYMBOL, "sm_90a")
-
-
-def test_links_side_by_side(fake: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
-    fake[1].seconds = 0.1
-    jobs = [(KERNEL_IR, b"%d" % index, f"kernel_{index}", "sm_90a") for index in range(4)]
-    results = side_by_side(lambda job: link(*job), jobs)
-    assert [f".text.kernel_{index}\0".encode() in each for index, each in enumerate(results)] == [True] * 4
-    assert fake[1].most_at_once > 1
-    assert side_by_side(str, []) == []
-
-
-def test_one_of_several_links_fails(fake: Fakes) -> None:
-    jobs = [(ir, b"functor", SYMBOL, "sm_90a") for ir in (KERNEL_IR, BAD_IR, KERNEL_IR)]
-    with pytest.raises(LinkError, match="Malformed"):
-        side_by_side(lambda job: link(*job), jobs)
-    assert not fake[1].alive
 
 
 @pytest.mark.parametrize(

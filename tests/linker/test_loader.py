@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm import progress
 from epigemm._native import ops
 from epigemm.epilogues.library import BIAS_RELU, BIAS_TANH
 from epigemm.linker import cubins, libraries, loader
 from epigemm.linker.libraries import LinkError
+from tests.linker.fakes import packaged
 
 SYMBOL, OTHER = "epigemm_open_sm90_tma_bfloat16_0", "epigemm_open_sm90_tma_bfloat16_1"
 DEVICE = torch.device("cuda", 0)
@@ -52,8 +52,6 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     driver = Driver()
     with zipfile.ZipFile(tmp_path / "bias_relu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(SYMBOL, CODE)
-    monkeypatch.setattr(cubins, "_FOLDER", tmp_path)
-    monkeypatch.setattr(cubins, "_given_up", set())
     monkeypatch.setattr(loader, "_failed", {})
     monkeypatch.setattr(loader, "capturing", lambda device: driver.capturing)
     monkeypatch.setattr(cubins, "build_cubins", driver.build_cubins)
@@ -62,10 +60,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(libraries, "unavailable", lambda: "no libraries")
     monkeypatch.setattr(ops, "_add_kernel", driver.add_kernel)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
-    cubins._names.cache_clear()
-    yield driver
-    cubins._names.cache_clear()
+    for _ in packaged(monkeypatch, tmp_path):
+        yield driver
 
 
 def test_the_packages_kernel_is_loaded(driver: Driver) -> None:
@@ -160,18 +156,6 @@ def test_what_the_driver_refuses_of_what_was_linked_is_left_alone(driver: Driver
         assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
     assert driver.linked == [SYMBOL]
     assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
-
-
-def test_it_says_how_many_kernels_are_linked(
-    driver: Driver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "NOTED", 0.0)
-    caplog.set_level("DEBUG", "epigemm")
-    loader.link(BIAS_TANH, f"{SYMBOL},{OTHER}", DEVICE)
-    loader.link_each(BIAS_RELU, [SYMBOL, OTHER], DEVICE)  # of which the package has one
-    told = [text for text in caplog.messages if text.startswith("linking")]
-    assert told[0].startswith("linking 2 kernels of bias_tanh: ")
-    assert told[1].startswith("linking 1 kernel of bias_relu: ")
 
 
 def test_code_that_cannot_be_read_is_a_reason(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

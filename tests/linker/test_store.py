@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from epigemm.linker import store
@@ -34,14 +32,3 @@ def test_a_file_that_is_changed_anywhere() -> None:
             decoded(data[:cut], KEY)
     with pytest.raises(ValueError, match="another"):
         decoded(data, key_of("other", *PARTS[1:]))
-
-
-def test_an_entry_on_disk(folder: Path) -> None:
-    assert store.read(KEY) is None
-    store.write(KEY, CUBIN)
-    assert store.read(KEY) == CUBIN
-    assert [each.name for each in folder.iterdir()] == [f"{KEY}.cubin"]
-    (folder / f"{KEY}.cubin").write_bytes(b"damaged")
-    with pytest.warns(RuntimeWarning, match="removed and made again"):
-        assert store.read(KEY) is None
-    assert not list(folder.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import stat
 import warnings
@@ -11,22 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from epigemm.linker import cubins, libraries, store
+from epigemm.linker import store
 from epigemm.linker.cubins import Job, cubin, find, key_for
-from epigemm.linker.store import Once, encoded
+from epigemm.linker.store import encoded
 from epigemm.planner import times
-from tests.linker.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, fakes
+from tests.linker.fakes import KERNEL_IR, SOURCE, SYMBOL, FakeNvJitLink, FakeNvrtc, forget
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 JOBS = [Job(f"{SOURCE}// {index}", SYMBOL, KERNEL_IR, (9, 0)) for index in range(6)]
 JOB = JOBS[0]
 FOREIGN = b"\x7fELF planted"
-
-
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another process: nothing in memory."""
-    monkeypatch.setattr(store, "made", Once())
-    monkeypatch.setattr(cubins, "_functors", Once())
 
 
 def file_of(cubin_folder: Path, job: Job = JOB) -> Path:
@@ -221,27 +214,3 @@ def test_the_oldest_used_go_first(fake: Fakes, folder: Path, monkeypatch: pytest
     cubin(*JOBS[3])
     left = {file_of(folder, job).name for job in (JOBS[0], JOBS[3])}
     assert {each.name for each in folder.iterdir()} == {*left, "notes.txt"}
-
-
-def _make_all(rounds: int) -> None:
-    warnings.simplefilter("error")
-    libraries._found = fakes()[2]
-    for _ in range(rounds):
-        for job in JOBS:
-            store.made.values.clear()
-            assert f"// {job.source[-1]}\n".strip().encode() in cubin(*job)
-
-
-def test_several_processes_at_the_limit(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files vanish at any time: nobody fails, and nobody warns."""
-    cubin(*JOB)
-    monkeypatch.setattr(store, "LIMIT", 3 * file_of(folder).stat().st_size)
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_make_all, args=(30,)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    assert [worker.exitcode for worker in workers] == [0] * 4
-    left = list(folder.iterdir())
-    assert 1 <= len(left) <= 3 and all(each.suffix == ".cubin" for each in left)

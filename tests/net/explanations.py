@@ -19,12 +19,12 @@ from torch import Tensor, nn
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels
-from epigemm.linker import loader
+from epigemm.linker import loader  # noqa: F401 # of asked.txt
 from epigemm.planner import plans
-from tests.gemm.query import H200
 from tests.net import errors
 from tests.support import norm_calls, splitting  # noqa: F401 # which registers an operator
 from tests.support.pieces import watched
+from tests.support.pretended import describe
 
 
 @epigemm.epilogue
@@ -126,7 +126,7 @@ def _masked(text: str) -> str:
 @contextmanager
 def _on_h200(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors count as lying on one, where nothing is launched."""
-    patch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(patch)
     norm_calls.pretended(patch)
     yield
 
@@ -134,9 +134,7 @@ def _on_h200(patch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextmanager
 def _on_linked(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same, and all kernels are there."""
-    patch.setattr(plans, "gpu_numbers", lambda device: H200)
-    patch.setattr(plans, "has_gpu_kernels", lambda x: True)
-    patch.setattr(loader, "would_link", lambda *_: "")
+    describe(patch, kernels=True, linked=True)
     patch.setattr(plans, "no_gemm_kernels", lambda: "")
     patch.setattr(elementwise_kernels, "why_none", lambda x: "")
     patch.setattr(elementwise_kernels, "has_native", lambda x: True)

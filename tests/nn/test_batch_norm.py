@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import epigemm
-from epigemm.packs import weight_packs
 from tests.support import norm_calls
-from tests.support.untyped import backward, torch
+from tests.support.untyped import torch
 
 ROWS, IN, OUT = 9, 24, 16
 untyped_nn: Any = nn
@@ -111,34 +110,7 @@ def test_one_row_in_training_is_torchs_error() -> None:
     assert errors[0] == errors[1] and torch.equal(made.bn.running_mean, before.bn.running_mean)
 
 
-def test_evaluation_reads_live_statistics_and_parameters() -> None:
-    made, x = layer().eval(), torch.randn(ROWS, IN)
-    before = made(x)
-    with torch.no_grad():
-        for tensor in (made.scale, *made.bn.parameters(), made.bn.running_mean, made.bn.running_var):
-            kept = tensor.clone()
-            tensor.add_(0.5)
-            assert not torch.allclose(made(x), before)
-            tensor.copy_(kept)
-    assert torch.equal(made(x), before)
-
-
-def test_from_layers_shares_their_objects() -> None:
-    linear, scale, norm = nn.Linear(IN, OUT), nn.Parameter(torch.randn(OUT)), nn.BatchNorm1d(OUT)
-    ours = epigemm.nn.LinearScaleBatchNorm1d.from_layers(linear, scale, norm)
-    shared = {id(tensor) for tensor in [*ours.parameters(), *ours.buffers()]}
-    assert shared == {
-        id(tensor) for tensor in [*linear.parameters(), scale, *norm.parameters(), *norm.buffers()]
-    }
-
-
 # --- in epigemm's passes ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_kernels_run() -> None:
-    result = layer().cuda()(torch.randn(ROWS, IN, device="cuda"))
-    assert "LinearBatchNorm" in type(result.grad_fn).__name__
 
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -166,25 +138,6 @@ def test_types_are_as_with_pytorch(of_layer: Any, of_norm: Any, calls: list[int]
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_autocast(calls: list[int]) -> None:
-    """The product in 16 bits, BatchNorm's parameters in fp32. PyTorch's BatchNorm runs where a scale is, too."""
-    narrow = layer()
-    narrow.scale = nn.Parameter(narrow.scale.detach().bfloat16())
-    for made, is_wide in ((layer(), True), (narrow, False), (layer(relu=True), False)):
-        other, x = copy.deepcopy(made), torch.randn(ROWS, IN)
-        with torch.autocast("cpu", torch.bfloat16):
-            found, expected = made(x), plain(other, x)
-        assert found.dtype is expected.dtype is (torch.float32 if is_wide else torch.bfloat16)
-        torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
-        upstream = torch.randn_like(found)
-        backward(found, upstream)
-        backward(expected, upstream)
-        for mine, theirs in zip(made.parameters(), other.parameters(), strict=True):
-            assert mine.grad is not None and mine.grad.dtype is mine.dtype
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-1, atol=2e-1)
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, nullcontext])
 def test_the_running_statistics_follow_in_every_mode(mode: Callable[[], Any], calls: list[int]) -> None:
     made = layer(momentum=None)
@@ -203,17 +156,6 @@ def test_a_number_of_batches_that_is_not_counted(calls: list[int]) -> None:
     made.bn.num_batches_tracked = None
     made(torch.randn(ROWS, IN))
     assert calls and torch.equal(made.bn.running_mean, torch.zeros(OUT))
-
-
-def test_a_pack_is_not_believed_after_a_recorded_call(calls: list[int]) -> None:
-    """The weight is about to change, perhaps in a way that torch does not count."""
-    made = layer()
-    pack = weight_packs.keep(made.linear.weight, 2)
-    with torch.no_grad():
-        made(torch.randn(ROWS, IN))
-    assert pack.is_current(made.linear.weight)
-    made(torch.randn(ROWS, IN))
-    assert len(calls) == 2 and not pack.is_current(made.linear.weight)
 
 
 class Seen(TorchFunctionMode):
@@ -275,17 +217,6 @@ def test_pytorchs_batch_norm_computes(name: str, calls: list[int], fresh_compile
     assert not calls
 
 
-def test_functional_derivatives(calls: list[int]) -> None:
-    made, x = layer(track_running_stats=False), torch.randn(ROWS, IN)
-    expected = torch.autograd.functional.jacobian(lambda x: plain(made, x).square().sum(), x)
-    found = torch.func.grad(lambda x: made(x).square().sum())(x)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    tangent = torch.randn_like(x)
-    derivative = torch.func.jvp(lambda x: made(x).square().sum(), (x,), (tangent,))[1]
-    torch.testing.assert_close(derivative, (expected * tangent).sum(), rtol=1e-2, atol=1e-2)
-    assert not calls
-
-
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "global"])
 def test_hooks_run(register: str, calls: list[int]) -> None:
     made, seen = layer(), []
@@ -327,15 +258,3 @@ def test_what_does_not_fit_is_an_error_of_before(change: Callable[[Any], None], 
     with pytest.raises((RuntimeError, ValueError)):
         made(torch.randn(ROWS, IN))
     assert not calls
-
-
-def test_the_batch_invariant_mode_refuses(calls: list[int]) -> None:
-    """Statistics of the batch, of a layer that keeps none too; in evaluation a row has its bits."""
-    made, x = layer(), torch.randn(ROWS, IN)
-    for refused in (made, layer(track_running_stats=False).eval()):
-        with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch's own statistics"):
-            refused(x)
-    assert not calls and made.bn.num_batches_tracked.item() == 0
-    made.eval()
-    with epigemm.batch_invariant():
-        assert torch.equal(made(x)[2:3], made(x[2:3]))

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
 from epigemm._native import ops
-from epigemm.arguments import precision as _precision
-from epigemm.epilogues.registry import EPILOGUES
 from epigemm.operators import graphs
 from tests.support.compiling import recorded
 from tests.support.untyped import torch as untyped
@@ -112,17 +109,6 @@ def test_errors_of_the_operator_itself() -> None:
             ops._into(0, named, given, weight, *[None] * 12, 0.0, False, 0, is_strict, result)
 
 
-def test_a_code_for_every_precision() -> None:
-    for name in _precision.ARITHMETIC:
-        order = _precision.order(name, "cpu")
-        assert _precision.ORDERS[order.number] == order
-        assert _precision.order(order.name, "cpu") == order
-
-
-def test_every_epilogue_has_a_number() -> None:
-    assert sorted(epilogue.number for epilogue in EPILOGUES.values()) == list(range(len(EPILOGUES)))
-
-
 class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -177,23 +163,6 @@ def test_on_the_current_stream() -> None:
     result.zero_()
     graph.replay()
     torch.testing.assert_close(result, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["ieee", "tf32", "highest", None])
-def test_fp32_on_a_gpu(precision: Any) -> None:
-    """Calls that may run on fp16 slices go by the operator, which knows of packs."""
-    x, weight = torch.randn(64, 256, device="cuda"), torch.randn(128, 256, device="cuda") / 16
-
-    def call(x: Tensor) -> Tensor:
-        return epigemm.linear_relu(x, weight, None, precision=precision)
-
-    graphs = recorded(call, x)
-    if precision in ("ieee", "tf32"):
-        assert graphs.is_native()
-    exact = F.linear(x.double(), weight.double()).relu()
-    result = torch.compile(call, backend="eager")(x)
-    torch.testing.assert_close(result.double(), exact, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.gpu

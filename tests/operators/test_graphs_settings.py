@@ -82,18 +82,6 @@ def test_exported_programs_keep_the_setting() -> None:
         assert name in node.args
 
 
-def test_exported_programs_hold_the_public_operators() -> None:
-    layer = epigemm.nn.LinearReLU(24, 8).eval()
-    for strict in (False, True):
-        with torch.no_grad():
-            program = untyped.export.export(layer, (torch.randn(3, 24),), strict=strict)
-        nodes = [node for node in program.graph.nodes if str(node.target).startswith("epigemm.")]
-        assert [str(node.target) for node in nodes] == ["epigemm.linear.default"]
-        assert "default" not in nodes[0].args, "the precision is kept by its name"
-        x = torch.randn(5, 24)[:3]
-        torch.testing.assert_close(program.module()(x), layer(x))
-
-
 def test_batch_invariance_goes_by_the_operator() -> None:
     x, weight, bias = torch.randn(3, 24), torch.randn(8, 24), torch.randn(8)
 

@@ -66,14 +66,6 @@ def test_writing_out_is_counted(pack: bool, rng: torch.Generator) -> None:
         ops.linear(*arguments, pack, True)
 
 
-@pytest.mark.parametrize("name", [name for name in ELEMENTWISE if name not in LINEAR])
-@pytest.mark.parametrize("requires_grad", [False, True], ids=["inference", "training"])
-def test_elementwise_only_epilogues_are_refused_by_linear(name: str, requires_grad: bool) -> None:
-    x = torch.zeros(2, 3, requires_grad=requires_grad)
-    with pytest.raises((RuntimeError, ValueError), match=rf"epilogue: got '{name}'; accepted"):
-        ops.linear(name, x, torch.zeros(4, 3), None, [], [], "default")
-
-
 def _derivative(grad: torch.Tensor, name: str, *arguments: Any) -> None:
     """Refused with an error, or with a reason (`Reason`), for which nothing is launched."""
     if reason := ops._derivative_out(name, grad, *arguments, None, None, None):

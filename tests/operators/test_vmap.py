@@ -43,23 +43,6 @@ def test_a_batch_of_x_alone_is_one_call(in_dims: tuple[int | None, ...], calls: 
     torch.testing.assert_close(found, torch.vmap(linear, in_dims)(*given))
 
 
-def test_a_batch_of_vectors_that_are_folded() -> None:
-    """The rule reads no value of `like`, of which there is a batch, too."""
-    variance = torch.rand(4, 5) + 0.5
-    vectors = [torch.randn(4, 5), None, torch.randn(4, 5), variance, None, None]
-
-    def fold(like: Any, *given: Any) -> Any:
-        return ops.fold_batch_norm(like, given[0], None, given[1], given[2], None, None, 1e-5)
-
-    batched = [each for each in vectors if each is not None]
-    found = torch.vmap(fold)(x[:, 0, 0], *batched)
-    for index in range(4):
-        expected = fold(x[0, 0, 0], *(each[index] for each in batched))
-        torch.testing.assert_close(found[index], expected)
-    alone = torch.vmap(fold, (0, None, None, None), out_dims=None)(x[:, 0, 0], *(each[0] for each in batched))
-    torch.testing.assert_close(alone, fold(x[0, 0, 0], *(each[0] for each in batched)))
-
-
 @pytest.mark.parametrize("epilogue", [BIAS_RELU, RELU_DIV], ids=lambda each: each.name)
 def test_older_batches(epilogue: Any) -> None:
     """`is_grads_batched` knows the rules of torch's own operators alone."""

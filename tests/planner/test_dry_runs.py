@@ -14,9 +14,10 @@ from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.dry_runs import SHIFTS, SHORT, THERE, DryRun
 from epigemm.planner.reasons import Reason
+from tests.support.pretended import describe
 
 H200 = (90, 132, 1980, 4285000)
 IEEE, HIGHEST, IN_TF32, HIGH, TF32 = ORDERS[:5]
@@ -26,7 +27,7 @@ FALLBACK = (False, "")
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
 
 
 def call_of(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> LinearCall:
@@ -127,7 +128,7 @@ def test_what_is_tried(order: Any, arithmetics: list[str], monkeypatch: pytest.M
     assert list(order.fused) == arithmetics
     assert [each.arithmetic for each in told(call, order)] == arithmetics
     assert [each.arithmetic for each in told(call_of(64, 64, 128, torch.float16), order)] == ["ieee"]
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: ())
+    describe(monkeypatch, ())
     on_cpu = told(call, order)
     assert [each.arithmetic for each in on_cpu] == [each for each in arithmetics if each not in SHIFTS]
     assert all("not on a CUDA device" in each.why_not for each in on_cpu)
@@ -179,20 +180,6 @@ def test_forced_plans() -> None:
     gaps = call._replace(x=torch.empty(256, 1024, dtype=torch.bfloat16)[:, ::2])
     refused = dry_runs.dry_run(gaps, plan=(0, 0, 0, 0, 1, 1))
     assert "x is not a row-major matrix" in refused.refused and not refused.reasons
-
-
-def test_a_kernel_that_has_not_been_run_runs_where_its_plan_is_named() -> None:
-    """The fastest plan is none of its plans. Rows that are no whole 16 bytes are read as they lie, or copied."""
-    mma, multistage, by_elements = 3, 4, 8
-    call = call_of(256, 256, 512, torch.bfloat16)
-    found = dry_runs.dry_run(call, plan=(0, mma, multistage, 0, 8, 1))
-    assert found.fused and found.missing == ["epigemm_open_sm80_mma_bfloat16_4"]
-    assert dry_runs.dry_run(call, plan=(0,)).plan[0] != mma
-    odd = call_of(257, 255, 513, torch.bfloat16)
-    read = dry_runs.dry_run(odd, plan=(0, mma, by_elements, 0, 8, 1))
-    assert read.fused and read.launches == ["fused"]
-    copied = dry_runs.dry_run(odd, plan=(0, mma, multistage, 0, 8, 1))
-    assert copied.fused and copied.launches == ["copy", "fused", "copy"]
 
 
 def test_an_mma_kernel_whose_k_is_divided() -> None:

@@ -7,22 +7,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
 from epigemm.calls.resolve import _Linear
 from epigemm.epilogues.library import BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.fusion import profit
-from epigemm.linker import loader
-from epigemm.planner import dry_runs, plans, times
+from epigemm.planner import dry_runs, times
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import KNOWN
 from epigemm.planner.times import Entry
 from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
 from tests.support.plans import MMA, ON_COPIES, TMA, numbers
+from tests.support.pretended import describe
 
 Sizes = tuple[int, int, int]
 H200 = (90, 132, 1980, 4285000)
@@ -39,7 +37,7 @@ DEVICE = 41  # of which no test machine has so many
 @pytest.fixture(autouse=True)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: H200)
+    describe(monkeypatch)
 
 
 def call_of(
@@ -110,15 +108,6 @@ def test_few_tiles_are_read_as_they_lie(sizes: Sizes, x: str, dtype: torch.dtype
     assert tried.plan["fallback_us"] >= 1.2 * tried.plan["predicted_us"]
 
 
-@pytest.mark.parametrize("sizes", FEW_TILES, ids=str)
-@pytest.mark.parametrize("gpu", ["A100 80 GB", "L40S", "B200"])
-def test_other_gpus_have_no_others(sizes: Sizes, gpu: str) -> None:
-    """Or they multiply copies, whichever is expected to be faster."""
-    (tried,) = run(call_of(sizes), gpu).tried
-    on_copies = "multistage" if tried.copies else "by elements"
-    assert {(each["family"], each["schedule"]) for each in tried.plan["candidates"]} == {(MMA, on_copies)}
-
-
 def test_an_out_that_is_refused() -> None:
     """Rows that are no whole 16 bytes; a result by columns is stored elsewhere, as before."""
     call = call_of((1024, 1024, 1024))
@@ -168,53 +157,6 @@ def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.Mo
         assert found == [fuses(pitch, -1) for pitch in (first, second)] == [first == 3073, second == 3073]
 
 
-def test_what_copies_take() -> None:
-    """Those of the plain problem and, at the memory's speed, of every byte that is read and written; a launch each.
-
-    To turn a matrix round takes 5.2 us more.
-    """
-    bandwidth, launch, turn = H200[3], 3.2, 5.2
-    m, n, k = 8192, 3072, 768
-    as_it_is, turned, padded, of_padded = (
-        run(call).tried[0].plan
-        for call in (
-            call_of((m, n, k)),
-            call_of((m, n, k), "contiguous", "transposed"),
-            call_of((m, n, 1023)),
-            call_of((m, n, 1024)),
-        )
-    )
-    of_turn = launch + turn + 4 * n * k / bandwidth
-    assert turned["predicted_us"] - as_it_is["predicted_us"] == pytest.approx(of_turn, rel=1e-2)
-    assert turned["fallback_us"] == as_it_is["fallback_us"], "cuBLAS reads both"
-    of_padding = launch + 2 * (m + n) * (1023 + 1024) / bandwidth
-    assert padded["predicted_us"] - of_padded["predicted_us"] == pytest.approx(of_padding, rel=1e-2)
-    assert padded["fallback_us"] > 3 * of_padded["fallback_us"], "cuBLAS loads by single elements"
-
-
-@pytest.mark.parametrize(("sizes", "layout"), [
-    ((256, 256, 255), "contiguous"), ((512, 512, 255), "contiguous"), ((256, 256, 256), "misaligned"),
-], ids=str)  # fmt: skip
-def test_how_much_faster_copies_must_be(sizes: Sizes, layout: str) -> None:
-    """By 1.5 where PyTorch's GEMM is short and slow with the tensors, too; by less of a transposed weight."""
-    plan = run(call_of(sizes, layout)).tried[0].plan
-    gain = plan["fallback_us"] / plan["candidates"][0]["predicted_us"]
-    assert not plan["fused"] and plan["fallback_us"] < 20 and 1.2 < gain < 1.5
-    assert "of which copies take" in plan["why_not"]
-    turned = run(call_of((8192, 2048, 768), "contiguous", "transposed")).tried[0].plan
-    assert turned["fused"] and turned["fallback_us"] < 1.15 * turned["predicted_us"]
-
-
-def test_plans_by_force() -> None:
-    """A plan runs on the copies, too; the fallback takes none; the fastest may be one of both."""
-    call = call_of((1024, 1023, 1023))
-    found = run(call, plan=(0, 0, 1, 1, 2, 1))
-    assert not found.refused and found.launches == ["copy", "fused", "copy"]
-    assert run(call, plan=dry_runs.FALLBACK).launches == ["torch_gemm", "elementwise"]
-    assert run(call_of(FEW_TILES[0]), plan=(0,)).launches == ["fused"]
-    assert run(call_of((1024, 1024, 1023)), plan=(0,)).launches == ["copy", "fused"]
-
-
 def test_without_memory_the_fallback_runs() -> None:
     """It takes none; a strict call, and one whose plan is forced, end in the error."""
     for strict, plan, falls_back in (
@@ -226,26 +168,6 @@ def test_without_memory_the_fallback_runs() -> None:
         resolve._do_with_less_memory(attempt)
         assert (attempt.plan == dry_runs.FALLBACK) == falls_back
         assert bool(attempt.circumstances & dry_runs.RAISES_SHORTAGE) != falls_back
-
-
-@pytest.mark.parametrize(("m", "is_kn", "k", "fuses"), [
-    (8192, True, 768, True), (64, True, 768, False), (8192, False, 767, True), (8192, False, 768, True),
-])  # fmt: skip
-def test_chains_count_the_copies(
-    m: int, is_kn: bool, k: int, fuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    weight = empty(k, 3072).t() if is_kn else empty(3072, k)
-    call = LinearCall(GELU, empty(m, k), weight, (empty(3072),))
-    judged = profit.judged_there(call, torch.empty(0))
-    assert (judged.why_not == "") == fuses
-    plan = run(call, place=torch.empty(0)).tried[0].plan
-    assert judged.fallback_us == plan["fallback_us"]
-    assert judged.fused_us == (plan["predicted_us"] if fuses else judged.fallback_us)
 
 
 @pytest.fixture

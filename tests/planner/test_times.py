@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epigemm._native import build_info, registry
-from epigemm.planner import plans, times
+from epigemm.planner import times
 from epigemm.planner.times import Entry
 from tests.support.choices import forget
 from tools.planner import ask_planner
@@ -49,17 +49,6 @@ def by_key(*entries: Entry) -> times.Entries:
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
-
-
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EPIGEMM_CACHE_DIR", "/chosen")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert times.cache_dir() == Path("/chosen")
-    monkeypatch.delenv("EPIGEMM_CACHE_DIR")
-    assert times.cache_dir() == Path("/xdg/epigemm")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert times.cache_dir() == Path("/home/someone/.cache/epigemm")
 
 
 def kept(gpu: str = GPU) -> times.Entries:
@@ -112,26 +101,6 @@ def test_what_is_remembered_decides_and_lasts(cache: Path) -> None:
     times.remember(DEVICE, [better])
     assert kept() == by_key(better, replace(ENTRY, m=64))
     assert source(better) == source(replace(ENTRY, m=64)) == "cache"
-
-
-def test_no_file_is_no_matter(cache: Path) -> None:
-    assert kept() == {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        times.load(DEVICE)
-    assert source(ENTRY) == "model"
-
-
-def test_the_first_question_about_a_device_loads_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[int] = []
-    monkeypatch.setattr(plans, "cuda_status", lambda device: "" if device == DEVICE else "too old")
-    monkeypatch.setattr(times, "load", loaded.append)
-    plans.usable.cache_clear()
-    try:
-        assert [plans.usable(device) for device in (DEVICE, DEVICE, DEVICE + 1)] == [True, True, False]
-    finally:
-        plans.usable.cache_clear()
-    assert loaded == [DEVICE]
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -213,15 +182,6 @@ DAMAGED = {
 }
 
 
-def test_it_is_the_change_that_damages(cache: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    cache.write_text(damaged(lambda entries: None))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        times.load(DEVICE)
-    assert source(ENTRY) == "cache"
-
-
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
 def test_a_wrong_file_is_ignored_with_one_warning_and_written_anew(text: str, cache: Path) -> None:
     """Never a plan of it, not even of the entries that are right."""
@@ -299,9 +259,3 @@ def test_what_cannot_be_written(
     assert source(ENTRY) == "cache" and str(times.cache_dir()) in str(warning.message)
     if change is unwritable:
         assert kept() == by_key(replace(ENTRY, m=64))
-
-
-def test_an_assumed_speed_is_said() -> None:
-    assert times.source_text("model", {"is_speed_assumed": False}) == "cost model"
-    assert "an H100's is assumed" in times.source_text("model", {"is_speed_assumed": True})
-    assert times.source_text("cache", {"is_speed_assumed": True}) == "measured on this GPU (cache)"

@@ -27,7 +27,7 @@ from tests.support.choices import forget
 from tests.support.packs import decode as decode
 from tests.support.packs import held as held
 from tests.support.packs import pack_size as pack_size
-from tests.support.pretended import Launch, Pretended
+from tests.support.pretended import Launch, Pretended, describe
 from tools.planner import ask_planner
 
 HOPPER = (90, 132)
@@ -114,11 +114,10 @@ AT_HIGHEST: tuple[Any, ...] = (None, [], [], "highest")
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     """Have a CPU stand for a Hopper GPU wherever Python asks."""
+    describe(monkeypatch, HOPPER, linked=True)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
-    monkeypatch.setattr(plans, "gpu_numbers", lambda device: HOPPER)
     monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
     monkeypatch.setattr(loader, "link", lambda *call: "")
-    monkeypatch.setattr(loader, "would_link", lambda *call: "")
     monkeypatch.setattr(Tensor, "get_device", lambda tensor: index)
 
 

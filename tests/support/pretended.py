@@ -6,11 +6,12 @@ stand-in multiplies what is *in* the pack, so that a stale one gives a wrong res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,13 +20,27 @@ from epigemm.arguments.calls import LinearCall, tensors_of
 from epigemm.arguments.precision import ORDERS
 from epigemm.calls import entry
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, fold_batch_norm_reference
+from epigemm.linker import loader
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs
+from epigemm.planner import dry_runs, plans
 from epigemm.planner.dry_runs import DryRun
+from epigemm.planner.gpus import KNOWN
 from epigemm.planner.reasons import Reason
 from tests.support.packs import decode
 
 MODULE: Any = entry._module
+H200 = KNOWN["H200"].numbers[:4]
+
+
+def describe(
+    patch: pytest.MonkeyPatch, gpu: Sequence[int] = H200, *, kernels: bool = False, linked: bool = False
+) -> None:
+    """CPU tensors count as lying on this GPU. `kernels`: epigemm's run there; `linked`: all are there."""
+    patch.setattr(plans, "gpu_numbers", lambda device: gpu)
+    if kernels:
+        patch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+    if linked:
+        patch.setattr(loader, "would_link", lambda *call: "")
 
 
 @dataclass

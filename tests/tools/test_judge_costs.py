@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,11 +32,3 @@ def test_errors_and_regrets() -> None:
     assert len(found["ieee  b  K in 1"]) == 2, "without a prediction there is no error"
     assert judge_costs.regrets(POINTS, short=False) == {"ieee": pytest.approx([1.25, 1.0])}
     assert judge_costs.regrets(POINTS, short=True) == {"ieee": pytest.approx([1.25])}
-
-
-def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "plans.json"
-    path.write_text(json.dumps({"plan_points": POINTS}))
-    assert judge_costs.main([str(path)]) == 0
-    text = capsys.readouterr().out
-    assert "ieee  a  K in 1: 3, +0.000, 0.095" in text and "ieee: 2, 1.118, 1.250" in text

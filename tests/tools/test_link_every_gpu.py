@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from epigemm.linker import cubins, libraries
 from tests.support import plans
 from tools import link_every_gpu
-from tools.link_every_gpu import SHARED_KB, Found, Tile, problems, problems_of_fixup, registers
+from tools.link_every_gpu import SHARED_KB, Found, Tile, problems, problems_of_fixup
 
 ROOT = Path(__file__).parents[2]
 TILE = Tile("128x128x32", "multistage", 49152)
@@ -57,27 +56,6 @@ def test_the_fixup_multiplies_in_fp32() -> None:
     for wrong, words in (({"HMMA": 1}, "1 HMMA"), ({"LDGSTS": 0}, "0 LDGSTS"), ({"STL": 9}, "15 spills")):
         (problem,) = problems_of_fixup(Found(128, right | wrong))
         assert words in problem
-
-
-def elf(sections: dict[str, bytes]) -> bytes:
-    """Sections and their headers alone, the section of names last."""
-    table = b"\0" + b"".join(name.encode() + b"\0" for name in [*sections, ".shstrtab"])
-    content, headers = b"", b""
-    for name, data in {**sections, ".shstrtab": table}.items():
-        begin = table.index(b"\0" + name.encode() + b"\0") + 1
-        headers += struct.pack("<IIQQQQIIQQ", begin, 1, 0, 0, 64 + len(content), len(data), 0, 0, 1, 0)
-        content += data
-    head = b"\x7fELF" + bytes(0x24) + struct.pack("<Q", 64 + len(content)) + bytes(10)
-    return head + struct.pack("<HHH", 64, len(sections) + 1, len(sections)) + content + headers
-
-
-def test_registers_are_read_from_the_code() -> None:
-    """Behind entries of other kinds, and beside the section of one kernel."""
-    other = struct.pack("<BBH", 3, 0x1B, 255) + struct.pack("<BBHII", 4, 0x11, 8, 9, 16)
-    info = other + struct.pack("<BBHII", 4, 0x2F, 8, 9, 232)
-    of_kernel = struct.pack("<BBHII", 4, 0x2F, 8, 9, 250)
-    assert registers(elf({".text.kernel": b"code", ".nv.info": info, ".nv.info.kernel": of_kernel})) == 232
-    assert registers(elf({".text.kernel": b"code", ".nv.info": other})) == 0
 
 
 def test_the_command() -> None:

@@ -139,22 +139,6 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: Path) -> None:
     merge_records.main()
 
 
-def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [tmp_path / f"{index}.json" for index in (1, 2)]
-    for index, file in enumerate(files, 1):
-        file.write_text(json.dumps(record_of(index)))
-    command(monkeypatch, tmp_path / "tests.json", *files)
-    assert json.loads((tmp_path / "tests.json").read_text()) == merge_tests([record_of(1), record_of(2)])
-    texts = [tmp_path / f"{index}.txt" for index in (1, 2)]
-    for index, file in enumerate(texts, 1):
-        file.write_text(sanitized(index))
-    command(monkeypatch, tmp_path / "memcheck.txt", *texts)
-    assert (tmp_path / "memcheck.txt").read_text() == merge_sanitized([sanitized(1), sanitized(2)])
-    with pytest.raises(SystemExit, match="merge_records: expected each of the shards"):
-        command(monkeypatch, tmp_path / "other.txt", texts[0])
-    assert not (tmp_path / "other.txt").exists()
-
-
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
@@ -178,13 +162,3 @@ def test_records_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     command(monkeypatch, again, merged, models_of([5.0], tmp_path / "5.json"))
     found = json.loads(again.read_text())
     assert found["cases"][str(JOB.case)]["eager_options_vs_eager"] == 3.5 and len(found["runs"]) == 4
-
-
-def test_models_of_another_tree_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one, two = models_of([2.0], tmp_path / "1.json"), models_of([2.0], tmp_path / "2.json", csrc="c" * 40)
-    tests = tmp_path / "tests.json"
-    tests.write_text(json.dumps(record_of(1, 1)))
-    for other, words in ((two, "different sources"), (tests, "expected records of --models")):
-        with pytest.raises(SystemExit, match=words):
-            command(monkeypatch, tmp_path / "merged.json", one, other)
-    assert not (tmp_path / "merged.json").exists()

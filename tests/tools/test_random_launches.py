@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import Data, Problem, Shape
-from benchmarks.gradings.products import SCALED, SPLIT
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import named
 from epigemm.planner import dry_runs
@@ -27,10 +26,6 @@ TREES = f"csrc={'a' * 40},python={'b' * 40}"
 DRAWN = [launches.draw(0, number) for number in range(2000)]
 
 # --- the drawing ------------------------------------------------------------------------------------------------------
-
-
-def test_a_launch_follows_from_seed_and_number_alone() -> None:
-    assert launches.draw(0, 77) == DRAWN[77] != replace(launches.draw(1, 77), seed=0)
 
 
 def test_sides_are_ragged_and_bounded() -> None:
@@ -145,16 +140,6 @@ def test_what_is_wrong_is_seen(spoil: Any, why: str, monkeypatch: pytest.MonkeyP
     assert why in found.wrong and not found.raised
 
 
-@pytest.mark.parametrize("arithmetic", launches.SETTINGS)
-def test_what_may_be_written_behind_a_row(arithmetic: str) -> None:
-    """In 16 bits a copy stores a result whose rows are no whole 16 bytes, and nothing beside it."""
-    launch = replace(RELU, arithmetic=arithmetic)
-    assert launches.padding(launch, "a kernel") == (3 if arithmetic in (SPLIT, SCALED) else 0)
-    assert launches.padding(launch, "") == 0
-    by_columns = (*RELU.layouts[:2], Layout(1, 3, True), *RELU.layouts[3:])
-    assert launches.padding(replace(launch, layouts=by_columns), "a kernel") == 0
-
-
 # --- the processes ----------------------------------------------------------------------------------------------------
 
 
@@ -197,31 +182,6 @@ def test_what_hangs_is_reported_and_its_process_replaced(
     assert "FAILED: seed 0 number 1: " in capsys.readouterr().out
 
 
-def test_a_batch_has_a_process(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_launches, "BATCH", 3)
-    scripted.script = [Outcome()] * 7
-    assert random_launches.run(DRAWN[:7], CPU, 5.0, None).launched == 7 and scripted.started == 3
-
-
-def test_no_launch_starts_when_the_time_is_up(scripted: type[Scripted]) -> None:
-    found = random_launches.run(DRAWN[:4], CPU, 5.0, -1.0)
-    assert (found.launched, found.left_out, scripted.started) == (0, 4, 0)
-
-
-class Killed(random_launches.Worker):
-    """Its process starts, and is killed."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._process.kill()
-
-
-def test_a_real_process_that_ends_is_told_from_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_launches, "Worker", Killed)
-    found = random_launches.run([RELU], CPU, 60.0, None)
-    assert [each["why"] for each in found.failed] == ["the process ended with -9"] and not found.stopped
-
-
 ABSENT = torch.device("cuda", 99)
 
 
@@ -255,30 +215,6 @@ def test_a_failure_exits_with_one(scripted: type[Scripted], capsys: pytest.Captu
     scripted.script = [Outcome(wrong="3 elements")]
     assert random_launches.main(["--device", "cpu", "--only", "5", "--trees", TREES]) == 1
     assert "FAILED: seed 0 number 5: " in capsys.readouterr().out
-
-
-def test_no_process_that_starts_exits_with_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(device: torch.device) -> None:
-        raise random_launches.NotStarted("the process ended with 1")
-
-    monkeypatch.setattr(random_launches, "Worker", refuse)
-    output = tmp_path / "record.json"
-    command = ["--device", "cpu", "--count", "3", "--trees", TREES, "--output", str(output)]
-    assert random_launches.main(command) == 1
-    record = json.loads(output.read_text())
-    assert not record["complete"] and record["left_out"] == 3
-    assert f"FAILED: {record['stopped']}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--count", "0"], ["--only", "-1"], ["--shard", "3/2"], ["--largest", "0"]]
-)
-def test_wrong_usage(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        random_launches.main(["--device", "cpu", *arguments])
-    assert ended.value.code == 2
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from tests.support.cases import REGISTRY
 from tools import run_every_kernel, run_linked_kernels, sharded
@@ -52,19 +51,3 @@ def test_every_epilogue_has_its_jobs() -> None:
 
 
 KINDS = ("elementwise", "derivative", "fused", "slices")
-
-
-def test_a_job_draws_the_same_whatever_runs_before_it(capsys: pytest.CaptureFixture[str]) -> None:
-    drawn: dict[str, list[float]] = {}
-
-    def job(name: str) -> Callable[[], int]:
-        def run() -> int:
-            drawn.setdefault(name, []).append(float(torch.rand(())))
-            return 1
-
-        return run
-
-    jobs = {name: job(name) for name in "abcd"}
-    for shard in ("1/1", "2/2"):
-        sharded.run(jobs, "launches", ["--shard", shard, "--trees", TREES])
-    assert len(drawn["b"]) == 2 and drawn["b"][0] == drawn["b"][1]

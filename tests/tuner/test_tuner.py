@@ -219,19 +219,12 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
 
 
-def test_folded_and_scalar_operands(stage: Stage) -> None:
-    x, weight, bias = draw()
-    vectors = [torch.rand(256).to(x.dtype) + 0.5 for _ in range(3)]
-    found = epigemm.tune("linear_scale_batch_norm", x, weight, bias, *vectors)
-    assert found.entries[0].epilogue == "scale_batch_norm" and not found.entries[0].bias
-    divisor = torch.tensor(2.0)
-    assert epigemm.tune("linear_relu_div", x, weight, bias, divisor).entries
-
-
-def test_nothing_to_choose(stage: Stage) -> None:
-    x, weight, bias = draw(n=7, dtype=torch.float64)
-    found = epigemm.tune("linear_relu", x, weight, bias)
-    assert not found.entries and "no fused kernel covers this call" in str(found)
+def test_a_gated_call(stage: Stage) -> None:
+    """The product that the other one reads, and that one."""
+    x, weight, _ = draw()
+    found = epigemm.tune("linear_glu", x, weight, weight2=weight.flip(0))
+    assert [entry.epilogue for entry in found.entries[:1]] == ["bias"] and len(found.entries) == 2
+    assert "; gated_silu" in found.problem and sum(each.chosen for each in found.candidates) == 2
 
 
 def test_what_cannot_be_tuned(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn
+from epigemm import PerColumn
 from epigemm._native import ops
-from epigemm.arguments import forms
-from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.registry import LINKED, typed
 from epigemm.linker import cubins, libraries, store
 from epigemm.linker import loader as linker_module
 from epigemm.linker.store import Once
 from epigemm.planner import times
-from epigemm.tuner import tuner
 from tests.linker.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
 from tests.support.choices import forget
 from tests.support.pieces import HOPPER
@@ -33,11 +30,6 @@ from tools.planner import ask_planner
 @epigemm.epilogue
 def doubled_relu(acc: Tensor, bias: PerColumn) -> Tensor:
     return torch.relu(acc + bias) * 2.0
-
-
-@epigemm.epilogue
-def residual(acc: Tensor, bias: PerColumn, other: Matrix) -> Tensor:
-    return acc + bias + other
 
 
 NAME = typed(doubled_relu.traced, [False]).name
@@ -163,24 +155,3 @@ def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
         assert source() == "cache"
     finally:
         LINKED[NAME] = made
-
-
-def test_a_call_on_copies_links_the_kernel_that_reads_them(stage: Stage, links: Linking) -> None:
-    """No fused kernel reads a vector with gaps; one reads its copy."""
-    x, weight, bias = draw(256, 264, 512)
-    other = torch.randn(256, 264).to(x.dtype)
-    result = residual(x, weight, torch.stack([bias, bias], 1)[:, 0], other)
-    expected = torch.nn.functional.linear(x, weight).float() + bias + other
-    torch.testing.assert_close(result, expected.to(x.dtype), rtol=2e-2, atol=1e-1)
-    assert any("sm90" in name for name in links.loaded)
-
-
-def test_x_keeps_its_leading_axes_beside_a_matrix_with_a_row_for_each_batch() -> None:
-    x, weight, bias = torch.zeros(3, 4, 8), torch.randn(16, 8), torch.randn(16)
-    rows = torch.randn(12, 20)[:, :16]
-    for other, lead in ((torch.randn(3, 1, 16), (3, 4)), (rows, (12,))):
-        given = x if other.dim() == 3 else x.flatten(0, 1)
-        epilogue = forms.of_types(residual.traced, given, [bias, other])
-        made = tuner.on_random_x(LinearCall(epilogue, given, weight, [bias, other]))
-        assert made.x.shape == (*lead, 8) and made.operands[1] is other
-        assert made.operands[0] is bias and not torch.equal(made.x, given)

@@ -16,7 +16,6 @@ from benchmarks.harness.records import (
     Group,
     Measurement,
     Timing,
-    geomean,
     not_run,
 )
 
@@ -48,13 +47,6 @@ def test_a_ratio(others: tuple[str, ...], own: str, expected: float | None, best
     assert CaseResult.of(CASE).ratio() is None
 
 
-def test_quartiles() -> None:
-    timing = Timing.of([4.0, 1.0, 2.0, 3.0, 5.0])
-    assert (timing.min_ms, timing.q1_ms, timing.median_ms, timing.q3_ms, timing.samples) == (1, 2, 3, 4, 5)
-    one = Timing.of([7.0])
-    assert (one.min_ms, one.q1_ms, one.median_ms, one.q3_ms, one.samples) == (7, 7, 7, 7, 1)
-
-
 def test_a_wrong_or_missing_result_of_ours_fails_the_case() -> None:
     found = result(TIMES)
     assert not found.failure()
@@ -79,7 +71,3 @@ def test_baselines_without_a_time_are_named_with_the_reason() -> None:
         "quack": {"ImportError: any": [found.case]},
         "compile": {"further from float64 than its bound: not timed": [found.case]},
     }
-
-
-def test_the_geometric_mean() -> None:
-    assert geomean([]) is None and geomean([0.5, 2.0, 8.0]) == pytest.approx(2.0)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-
 import pytest
 
 pytest.importorskip("rich", reason="the extra `bench` is not installed")
 pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
-from benchmarks.cases import CUSTOM, ELEMENTWISE, GLU, LINEAR, Setting, custom, glu, problems
-from benchmarks.harness import environment
 from benchmarks.harness.records import CaseResult, Group, Measurement, Timing
 from benchmarks.kinds import bench
 
@@ -33,38 +28,3 @@ def test_the_bound_of_a_batch_norm_in_training() -> None:
         assert bench.bound(of_times(problem, dtype, epigemm=0.01, mm=0.004)) == {}
     for times in ({"epigemm": 0.01}, {"mm": 0.004}):
         assert bench.bound(of_times("linear/scale_batch_norm:train", "bf16", **times)) == {}
-
-
-def test_the_real_sizes_are_those_of_the_problem_set() -> None:
-    """2/76, 2/70, 2/33, 2/63: 1024; 8192 -> 8192. 2/39: 16384; 4096 -> 4096. 1/21: 4096 x 393216."""
-    for real, square, batch, wide in (
-        (True, "1024x8192x8192", "16384x4096x4096", "4096x393216"),
-        (False, "128x512x1024", "128x512x1024", "16x16384"),
-    ):
-        found = {
-            (model, str(shape))
-            for problem in problems.problems()
-            for shape, models in problems.sizes(problem, real=real).items()
-            for model in models
-        }
-        squares = {(model, square) for model in ("2/76", "2/70", "2/33", "2/63")}
-        assert found == {*squares, ("2/39", batch), ("1/21", wide)}
-
-
-def test_what_is_measured_unless_cases_are_named() -> None:
-    setting = [Setting("bf16", "highest")]
-    five = problems.select([], [], setting, real=True)
-    assert {case.problem.kind for case in five} == {LINEAR, ELEMENTWISE}
-    others = problems.select(["custom/*", "glu/*"], [], setting, real=True)
-    sizes = Counter(case.problem.kind for case in others)
-    assert sizes == {CUSTOM: 3 * len(custom.problems()), GLU: sum(map(len, glu.LAYERS.values()))}
-    assert all(case.models for case in others if case.problem.kind == GLU)
-
-
-def test_trees_of_a_checkout() -> None:
-    trees = environment.source_trees()
-    if trees:
-        assert set(trees) == {"csrc", "python", "modified"}
-        assert all(re.fullmatch("[0-9a-f]{40}", trees[name]) for name in ("csrc", "python"))
-    with pytest.raises(ValueError, match="--trees"):
-        environment.parse_trees("csrc=abc,python=def")

@@ -18,33 +18,13 @@ from benchmarks.kinds import host
 from epigemm.tuner.timing import Run, Timer
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
-FUNCTION = {"f_linear", "eager", "function", "out"}
-LINEAR = FUNCTION | {"module", "module_eager"}
-ELEMENTWISE = {"torch", "eager", "function", "out"}
-CASES = {
-    "linear_relu/bf16": LINEAR | {"site"},
-    "linear_relu_small/bf16": LINEAR | {"site"},
-    "linear_relu/fp32": LINEAR | {"function_plain", "site"},
-    "linear_relu_small/fp32": LINEAR | {"function_plain", "site"},
-    "custom_gelu/bf16": FUNCTION | {"site"},
-    "custom_gelu_small/bf16": FUNCTION | {"site"},
-    "custom_gelu/fp32": FUNCTION | {"function_plain", "site"},
-    "sigmoid_scale_residual/bf16": ELEMENTWISE,
-    "linear_sigmoid_scale_residual/bf16": LINEAR | {"site"},
-    "batch_norm/bf16": ELEMENTWISE,
-    "sigmoid/bf16": {"torch", "function", "out", "module"},
-    "train_step/bf16": {"eager", "module"},
-    "train_step/fp32": {"eager", "module"},
-    **{name: {"eager", "function"} for name in host_cases.CASES if name.startswith("call/")},
-}
 COMPILED = "compiled/bf16"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in host_cases.CASES if name != COMPILED])
 def test_variants_compute_the_same(name: str) -> None:
     """All but torch's single operators, which leave the rest of the formula out."""
     case = host_cases.make(name, SHAPE, CPU)
-    assert set(case.runs) == CASES[name]
     with torch.set_grad_enabled(case.gradients):
         results = {name: run() for name, run in case.runs.items() if name not in ("f_linear", "torch")}
     expected = results.get("eager", results.get("function"))
@@ -94,11 +74,6 @@ def test_the_least_of_the_rounds_medians_counts(make_clock: Callable[[float], Cl
     found = host.measure([case], clock, rounds=2, turns=3, calls=1)["any"]
     assert found == pytest.approx({"a": 5e6, "b": 2e6})
     assert clock.called == "ab" * 7
-
-
-def test_a_turn_is_the_mean_of_its_calls(make_clock: Callable[[float], Clock]) -> None:
-    clock = make_clock(3.0)
-    assert host._turn(clock.run("a", [1.0, 2.0, 6.0]), 3, clock) == pytest.approx((3e6, 1 / 3))
 
 
 @pytest.mark.parametrize(("waits", "limited"), [(0.0, False), (2.9, False), (3.1, True)])

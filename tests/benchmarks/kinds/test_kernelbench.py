@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.cli import main
 from benchmarks.kinds import kernelbench
 from benchmarks.models import figures
-from benchmarks.models.kernelbench import Problem, problems, tree_hashes
+from benchmarks.models.kernelbench import Problem, tree_hashes
 from tests.benchmarks.models.test_figures import record as models_record
 from tests.benchmarks.models.test_kernelbench import make_checkout
 
@@ -59,25 +59,6 @@ def test_a_run_on_a_gpu(tmp_path: Path) -> None:
     rights = {name.split("_")[1]: case["right"] for name, case in summary["cases"].items()}
     assert rights == {"plain": True, "norm": True, "state": True, "dropout": None, "cancels": True}
     assert all(ratio in case for case in summary["cases"].values() for ratio in kernelbench.RATIOS)
-
-
-def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
-    flags = ["--cases", "level1/*", "--output", str(tmp_path / "output"), "--time-budget", "0"]
-    assert main(command(make_checkout(tmp_path), *flags)) == 0
-    summary = json.loads((tmp_path / "output/summary.json").read_text())
-    assert summary["cases"] == {} and len(summary["not_reached"]) == 2
-
-
-def test_the_list_and_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_checkout(tmp_path)
-
-    def listed(*flags: str) -> list[str]:
-        assert main(command(tmp_path, "--list", *flags)) == 0
-        return capsys.readouterr().out.splitlines()
-
-    every = [str(problem) for problem in problems(tmp_path)]
-    assert listed() == every and listed("--cases", "level2/*") == every[2:]
-    assert listed("--shard", "1/2") == every[::2] and listed("--shard", "2/2") == every[1::2]
 
 
 def result(ms: float = 1.0, **changes: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.cli import main
 from benchmarks.kinds import models
 from benchmarks.models import figures
-from benchmarks.models.jobs import jobs
 from benchmarks.models.registry import NETWORKS
 from tests.benchmarks.models.test_figures import JOB, result
 
@@ -45,47 +44,10 @@ def test_a_run_through_its_processes(tmp_path: Path) -> None:
     assert "## Geometric means" in text and "skipped: CUDA graphs need a GPU" in text
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_a_run_on_a_gpu(tmp_path: Path) -> None:
-    """With the two that need Inductor, and all figures; `graphs` may not be there."""
-    command = [
-        "--models",
-        "--variants",
-        "eager_options",
-        "backend",
-        "whole",
-        "--cases",
-        "nerf/bf16/inference/262144",
-    ]
-    assert main([*command, "--device", "cuda", "--output", str(tmp_path)]) == 0
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    (case,) = summary["cases"].values()
-    assert case["right"]
-    assert {"eager_options_vs_eager", "backend_vs_compile"} <= set(case["quartiles"])
-    for which in ("host_ms", "device_ms"):
-        assert {"eager", "eager_options", "compile", "backend"} <= set(case[which])
-    assert case["device_ms"]["eager"] == pytest.approx(case["ms"]["eager_options_vs_eager"]["eager"], rel=0.5)
-
-
 def test_without_time_nothing_is_reached(tmp_path: Path) -> None:
     assert main([*COMMAND, "--output", str(tmp_path), "--time-budget", "0"]) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["cases"] == {} and len(summary["not_reached"]) == len(models.DEFAULT)
-
-
-def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
-    assert main([*QUICK[:1], "--device", "cpu", "--list", *flags]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
-def test_the_list_and_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--cases", "bert-base", "opt", "--variants", "eager_options", "whole"]
-    every = listed(capsys, *flags)
-    assert every == [str(job) for job in jobs(["bert-base", "opt"], ["eager_options", "whole"], quick=False)]
-    parts = [listed(capsys, *flags, "--shard", f"{index}/3") for index in (1, 2, 3)]
-    assert sorted(name for part in parts for name in part) == sorted(every)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_tables_of_what_is_there() -> None:

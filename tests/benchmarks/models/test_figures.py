@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.models import figures
 from benchmarks.models.figures import add, empty, judged, merge
 from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
 
@@ -79,15 +78,6 @@ def test_bars() -> None:
     assert missed(JOB, [2.0], [1.0]) == []
 
 
-def test_a_quick_run_has_no_bars() -> None:
-    found = empty()
-    add(found, JOB, "result", result([0.1], [1.0]))
-    assert judged(found, quick=True)["missed"] == []
-    assert judged(found, quick=False)["geomeans"] == {
-        "fp32_highest/inference/large": {"eager_options_vs_eager": pytest.approx(0.1)}
-    }
-
-
 def test_runs_of_the_same_come_together() -> None:
     first, second = (record((JOB, "result", result(other, [1.0, 1.0]))) for other in ([1.0, 2.0], [3.0, 4.0]))
     given = copy.deepcopy([first, second])
@@ -105,15 +95,6 @@ def test_runs_of_the_same_come_together() -> None:
     ]
     assert len(merged["runs"]) == 2 and merged["complete"] and "command" not in merged
     assert merged["geomeans"]["fp32_highest/inference/large"]["eager_options_vs_eager"] == pytest.approx(2.5)
-
-
-def test_merging_one_record_changes_no_figure() -> None:
-    one = record((JOB, "result", result([2.0, 2.2], [1.0, 1.0])), (GRAPHS, "skipped", "no such argument"))
-    merged = merge([one])
-    assert {name: merged[name] for name in (*figures.FIGURES, "geomeans", "missed", "wrong")} == {
-        name: one[name] for name in (*figures.FIGURES, "geomeans", "missed", "wrong")
-    }
-    assert merge([merged])["cases"] == one["cases"]
 
 
 def test_parts_and_variants_come_together() -> None:

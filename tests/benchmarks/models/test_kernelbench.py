@@ -109,20 +109,6 @@ def test_seeds_are_those_of_the_suite(tmp_path: Path) -> None:
     assert torch.equal(prepared.reference.get_parameter("linear.weight"), weight)
 
 
-def test_copies_share_parameters_and_no_state(tmp_path: Path) -> None:
-    """A weight may have 4 GB, and a module may keep something from call to call."""
-    prepared = prepare(tmp_path, "level2/2_norm")
-    models: list[Any] = [prepared.reference, *prepared.ways.values()]
-    assert len({id(model.linear.weight) for model in models}) == 1
-    assert len({model.norm.running_mean.data_ptr() for model in models}) == len(models) == 5
-
-
-def test_a_checkout_stays_as_it_is(tmp_path: Path) -> None:
-    prepare(tmp_path, "level2/1_plain")
-    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"1_no_module.py", "2_integers.py", *(f"{name}.py" for name in FORWARDS)}
-
-
 Way = Callable[[Tensor], Tensor]
 
 

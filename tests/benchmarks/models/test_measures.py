@@ -1,10 +1,9 @@
-"""Times of calls: how many, in which order; on a GPU, that host and device are told apart."""
+"""Times of calls on a GPU: host and device are told apart."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,52 +11,6 @@ import torch
 from benchmarks.models import measures
 from benchmarks.models.measures import Effort
 from tests.support.threads import processes
-
-CPU = torch.device("cpu")
-
-
-def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[tuple[str, int]] = []
-
-    def row(call: Any, count: int, device: torch.device) -> float:
-        log.append((call, count))
-        return 1.0
-
-    monkeypatch.setattr(measures, "row_ms", row)
-    calls: Any = {"a": "a", "b": "b"}
-    times = measures.in_turn(calls, {"a": 1.0, "b": 16.0}, CPU, Effort(turns=3, least_turns=3))
-    assert log == [("a", 8), ("b", 1), ("b", 1), ("a", 8), ("a", 8), ("b", 1)]
-    assert times == {"a": [1.0] * 3, "b": [1.0] * 3}
-
-
-@pytest.mark.parametrize(("typical_ms", "turns"), [(0.1, 21), (50.0, 15), (500.0, 7)])
-def test_long_calls_have_fewer_turns(monkeypatch: pytest.MonkeyPatch, typical_ms: float, turns: int) -> None:
-    monkeypatch.setattr(measures, "row_ms", lambda *_: 1.0)
-    calls: Any = {"a": None, "b": None}
-    times = measures.in_turn(calls, dict.fromkeys(calls, typical_ms), CPU, Effort())
-    assert len(times["a"]) == turns
-
-
-def test_a_cpus_times_are_of_whole_calls() -> None:
-    def call() -> None:
-        time.sleep(0.01)
-
-    of_device = measures.device_ms({"a": call}, {"a": 1.0}, {"a": 3}, CPU)["a"]
-    for ms in (measures.row_ms(call, 2, CPU), measures.host_ms(call, 3, CPU), of_device):
-        assert 10 <= ms < 30
-
-
-@pytest.mark.parametrize(
-    ("queued", "found"),
-    [({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}), ({"a": 1.0, "b": None}, {})],
-)
-def test_device_times_are_there_for_both_or_none(
-    monkeypatch: pytest.MonkeyPatch, queued: dict[str, Any], found: dict[str, float]
-) -> None:
-    monkeypatch.setattr(measures, "queued_ms", lambda call, *_: queued[call])
-    calls: Any = {"a": "a", "b": "b"}
-    ones, counts = dict.fromkeys(calls, 1.0), dict.fromkeys(calls, 1)
-    assert measures.device_ms(calls, ones, counts, torch.device("cuda")) == found
 
 
 def in_quiet(check: Callable[[], None]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -108,53 +106,3 @@ def test_what_does_not_end_in_time_is_ended_before_the_next(monkeypatch: pytest.
     stage, told = run(monkeypatch, answers)
     assert dict(told)[1] == "failed"
     assert stage.log.index(("kill", 1)) < stage.log.index(("measure", 2))
-
-
-def test_several_gpus_measure_one_job_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, most, lock = set[str](), [0], threading.Lock()
-
-    def answers(job: Job, word: str) -> Any:
-        if word == "result":
-            with lock:
-                together.add(str(job))
-                most[0] = max(most[0], len(together))
-            time.sleep(0.05)
-            with lock:
-                together.discard(str(job))
-        return fine(job, word)
-
-    _, told = run(monkeypatch, answers, gpus=2, size=2)
-    assert sorted(told) == [(number, "result") for number in range(1, 8)]
-    assert most[0] == 2
-
-
-class Line:
-    """A pipe's end that says these, one after another, and then nothing, or ends."""
-
-    def __init__(self, *said: dict[str, Any], ends: bool = False) -> None:
-        self.said, self.ends = list(said), ends
-
-    def poll(self, seconds: float) -> bool:
-        return bool(self.said) or self.ends
-
-    def recv(self) -> dict[str, Any]:
-        if not self.said:
-            raise EOFError
-        return self.said.pop(0)
-
-
-@pytest.mark.parametrize(
-    ("line", "outcome"),
-    [
-        (Line({"up": True}, {"ready": 1.0}), ("", None)),
-        (Line({"up": True}, {"failed": "why"}), ("failed", "why")),
-        (Line({"up": True}, {"skipped": "why"}), ("skipped", "why")),
-        (Line({"up": True}), ("failed", "no word in time: it was to say 'ready'")),
-        (Line(ends=True), ("failed", "the process ended")),
-    ],
-)
-def test_what_a_process_said(line: Any, outcome: tuple[str, Any]) -> None:
-    worker = object.__new__(Worker)
-    worker.outcome, worker._line = ("", None), line
-    worker.wait("ready", time.monotonic())
-    assert worker.outcome == outcome and worker.has_ended == bool(outcome[0])

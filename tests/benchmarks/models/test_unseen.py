@@ -64,31 +64,3 @@ def test_fusion_computes_the_same(name: str) -> None:
         for right, ours in zip(*found, strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
     assert fused.fusion_report.sites
-
-
-def test_grouped_products() -> None:
-    torch.manual_seed(0)
-    rows, weights = torch.randn(20, 8, requires_grad=True), torch.randn(3, 16, 8, requires_grad=True)
-    ends = torch.tensor([8, 8, 20], dtype=torch.int32)  # the second group is empty
-    right = torch.cat([rows[:8] @ weights[0].t(), rows[8:] @ weights[2].t()])
-    upstream = torch.randn(20, 16)
-    gradients = torch.autograd.grad(right, (rows, weights), upstream)
-    found = unseen.grouped(rows, weights, ends)
-    torch.testing.assert_close(found, right)
-    torch.testing.assert_close(torch.autograd.grad(found, (rows, weights), upstream), gradients)
-    with torch.no_grad():
-        short = unseen.grouped(rows.bfloat16(), weights.bfloat16(), ends)
-    torch.testing.assert_close(short.float(), right, rtol=0.1, atol=0.1)
-
-
-def test_tokens_go_through_their_best_experts() -> None:
-    torch.manual_seed(0)
-    experts = unseen.Experts(8, 16, experts=4, best=2).double()
-    x = torch.randn(5, 8, dtype=torch.float64)
-    likely, chosen = experts.router(x).softmax(dim=-1).topk(2)
-    for row, found in enumerate(experts(x)):
-        right = torch.zeros(8, dtype=torch.float64)
-        for weight, expert in zip(likely[row] / likely[row].sum(), chosen[row].tolist(), strict=True):
-            gate, up = (experts.gate_up[expert] @ x[row]).chunk(2)
-            right += weight * (experts.down[expert] @ (torch.nn.functional.silu(gate) * up))
-        torch.testing.assert_close(found, right)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -65,35 +64,6 @@ def test_what_becomes_wrong_while_it_is_timed_is_wrong() -> None:
     assert not prepared.measure(CPU, QUICK)["right"]
 
 
-class Line:
-    """A pipe's end whose words come from a list."""
-
-    def __init__(self, *words: str) -> None:
-        self.words, self.said = list(words), list[dict[str, Any]]()
-
-    def recv(self) -> str:
-        if not self.words:
-            raise EOFError
-        return self.words.pop(0)
-
-    def send(self, said: dict[str, Any]) -> None:
-        self.said.append(said)
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "said"),
-    [
-        ("eager_options", ["prepare", "measure"], ["up", "ready", "result"]),
-        ("eager_options", ["prepare"], ["up", "ready"]),
-        ("overhead", ["prepare"], ["up", "skipped"]),
-    ],
-)
-def test_what_a_process_says(name: str, words: list[str], said: list[str]) -> None:
-    line: Any = Line(*words)
-    worker.work(line, worker.prepare, job(name), CPU, True)
-    assert [next(iter(each)) for each in line.said] == said
-
-
 def test_the_error_is_the_worst_tensors() -> None:
     exact = [torch.ones(8), 2 * torch.ones(4)]
     assert error([t.clone() for t in exact], exact) == 0
@@ -105,12 +75,6 @@ def test_the_error_is_the_worst_tensors() -> None:
         [exact[0], torch.full((4,), math.inf)],
     ):
         assert error(wrong, exact) == math.inf
-
-
-def test_a_gradient_that_is_zero_is_held_to_the_largest() -> None:
-    exact = [torch.full((8,), 1e-3), 1000 * torch.ones(4), torch.zeros(4)]
-    assert error([*exact[:2], torch.full((4,), 0.25)], exact) == pytest.approx(0.25)
-    assert error([2 * exact[0], *exact[1:]], exact) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,6 @@ from epigemm.epilogues.kinds import Scalar
 from epigemm.epilogues.tracer import aten
 from tests.support.untyped import torch as untyped
 
-NAMES = (*aten.UNARY, *aten.BINARY, *aten.PREDICATES, *aten.BITWISE)
-
-
-def test_they_are_operators_of_torchs() -> None:
-    names = (*NAMES, *aten.REDUCTIONS, *aten.INDEXING, *aten.SAME_VALUES)
-    assert [name for name in names if not hasattr(torch.ops.aten, name)] == []
-
-
-def test_no_name_is_in_two_lists() -> None:
-    for other in (aten.REDUCTIONS, aten.INDEXING, aten.SAME_VALUES):
-        assert not set(NAMES) & set(other)
-    assert len(set(NAMES)) == len(NAMES)
-
 
 @pytest.mark.parametrize("name", [*aten.UNARY, *aten.BINARY])
 def test_a_trace_takes_it(name: str) -> None:

@@ -23,12 +23,6 @@ def line_of(function: Callable[..., Any], text: str) -> int:
     return start + next(number for number, line in enumerate(source) if text in line)
 
 
-def test_files_of_users() -> None:
-    assert lines.is_users(HERE) and lines.is_users("<stdin>")
-    for name in (torch.__file__, lines.__file__, "<frozen importlib>", "<eval_with_key>.3"):
-        assert not lines.is_users(name)
-
-
 def test_frames_of_torch_and_of_contexts_are_passed_over() -> None:
     seen: list[str] = []
 

@@ -12,7 +12,6 @@ from epigemm.epilogues.tracer.program import (
     Ref,
     Step,
     Value,
-    without_dead_steps,
 )
 
 ACC, A, B = Ref(0), Ref(1), Ref(2)
@@ -24,12 +23,6 @@ def program(
     """Of two operands."""
     made = [Step(each[0], each[1], each[2] if len(each) > 2 else REAL, "file.py:1") for each in steps]
     return Program(2, tuple(made), result)
-
-
-def test_what_it_reads() -> None:
-    assert program(Ref(3), ("add", (ACC, B))).reads() == {0, 2}
-    assert program(A, ("add", (ACC, 1.0))).reads() == {0, 1}
-    assert program(0.5).reads() == frozenset()
 
 
 @pytest.mark.parametrize("end", [("lt", (A, 0.0), BOOL), ("detach", (A,))])
@@ -58,17 +51,3 @@ def test_where_a_gradient_ends(end: tuple[str, tuple[Value, ...]]) -> None:
 )
 def test_a_bias(steps: tuple[tuple[str, tuple[Value, ...]], ...], expected: int | None) -> None:
     assert program(Ref(2 + len(steps)), *steps).bias() == expected
-
-
-def test_steps_that_nobody_reads_go() -> None:
-    made = program(
-        Ref(6),
-        ("exp", (ACC,)),  # 3: dead
-        ("relu", (ACC,)),  # 4
-        ("mul", (Ref(3), B)),  # 5: dead, and all that reads 3
-        ("add", (Ref(4), A)),  # 6
-        ("neg", (Ref(6),)),  # 7: dead
-    )
-    assert without_dead_steps(made) == program(Ref(4), ("relu", (ACC,)), ("add", (Ref(3), A)))
-    assert without_dead_steps(program(A, ("exp", (ACC,)))) == program(A)
-    assert made.reads() == {0, 1, 2} and without_dead_steps(made).reads() == {0, 1}

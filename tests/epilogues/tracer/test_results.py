@@ -10,12 +10,6 @@ from torch import Tensor
 
 from epigemm.epilogues.declaration import TracedResults, trace
 from epigemm.epilogues.kinds import PerColumn
-from epigemm.epilogues.tracer.results import (
-    described,
-    filled,
-    structured,
-    written,
-)
 
 
 def traced(function: Callable[..., Any]) -> TracedResults:
@@ -32,21 +26,3 @@ def test_steps_that_are_the_same_are_one() -> None:
     made = traced(function).results
     assert [step.op for step in made.steps] == ["add", "tanh", "mul", "mul", "mul"]
     assert made.results[0].value == made.results[1].value and made.results[2] != made.results[3]
-
-
-def test_how_results_are_returned() -> None:
-    a, b, c = (torch.ones(1) for _ in range(3))
-    for returned, structure, text in (
-        (a, 0, "a"),
-        ((a,), (0,), "(a,)"),
-        ([a, (b, c)], [0, (1, 2)], "[a, (b, c)]"),
-        ((a, [b], c), (0, [1], 2), "(a, [b], c)"),
-        ((a, [a], b), (0, [0], 1), "(a, [a], b)"),
-    ):
-        leaves, found = structured(returned)
-        assert found == structure and type(found) is type(structure)
-        assert filled(structure, leaves) == returned and type(filled(structure, leaves)) is type(returned)
-        assert written(structure, ["a", "b", "c"]) == text
-    assert described((a, [None, 1.0])) == "a tuple of Tensor, a list of NoneType, float"
-    assert described({}) == "dict" and described(()) == "a tuple of nothing"
-    assert structured(()) == ([()], 0), "no results: one that is no tensor"
