@@ -12,7 +12,6 @@ from torch import Tensor
 
 from epigemm.arguments import checks, invariance, precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
-from epigemm.calls import eight_bits
 from epigemm.calls.invariant import row_of
 from epigemm.calls.layouts import unflattened
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -49,8 +48,6 @@ def _unfolded_bias(like: Tensor, fold: Any) -> tuple[Tensor | None, Operands]:
 
 def of_call(call: LinearCall) -> Tensor:
     """A call whose arguments have been checked."""
-    if call.eight_bits is not None:
-        return eight_bits.of_call(call)
     vectors = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
     about = (call.operands, vectors, call.out, call.order.overrides)
     return linear_by_reference(call.epilogue, call.x, call.weight, *about)

@@ -8,20 +8,14 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import precision
-from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.arguments.precision import FAST
 from epigemm.calls import elementwise_kernels, resolve_elementwise
 from epigemm.calls.layouts import unflattened
-from epigemm.planner.dry_runs import ELEMENTS
 
 _scaled_mm: Any = torch._scaled_mm
 _LEAST_CAPABILITY = (8, 9)
 _MULTIPLE = 16  # of N; K is one
-
-
-def native(eight_bits: EightBits) -> tuple[Any, ...]:
-    """What the entry takes (csrc/python/entry.cpp)."""
-    return *eight_bits[:3], ELEMENTS.index(eight_bits.out_dtype)
 
 
 def runs_scaled_mm(call: LinearCall) -> bool:

@@ -20,8 +20,8 @@ from epigemm import _native
 from epigemm._native import ops
 from epigemm.arguments import forms, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled
-from epigemm.calls import by_reference, eight_bits, weight_slices
+from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall, Scaled
+from epigemm.calls import by_reference, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
@@ -247,19 +247,21 @@ def call_linear(call: LinearCall) -> Tensor | Reason:
     if is_traced() or current.log is not None:
         return NOT_PLAIN
     if call.eight_bits is not None:
-        return _of_eight_bits(call)
+        return _of_eight_bits(call, call.eight_bits)
     asked = None if precision == _precision.DEFAULT else precision
     return linear(epilogue, x, weight, tuple(operands), None, asked, out, strict, invariant, uses_pack)
 
 
-def _of_eight_bits(call: LinearCall) -> Tensor | Reason:
-    assert call.eight_bits is not None
+def native(eight_bits: EightBits) -> tuple[Any, ...]:
+    """What the module takes of 8 bits (csrc/python/entry.cpp)."""
+    return *eight_bits[:3], dry_runs.ELEMENTS.index(eight_bits.out_dtype)
+
+
+def _of_eight_bits(call: LinearCall, about_types: EightBits) -> Tensor | Reason:
     about = (call.order.number, None, 0, call.strict, call.invariant, 0)
     tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
-    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], eight_bits.native(call.eight_bits))
-    if type(found) is not int:
-        return found  # type: ignore[no-any-return]
-    return eight_bits.of_call(call) if found == _BY_REFERENCE else _REASONS[found]
+    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], native(about_types))
+    return found if type(found) is not int else _REASONS[found]
 
 
 def elementwise(

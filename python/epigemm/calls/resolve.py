@@ -140,7 +140,7 @@ class _Linear:
             self.plan,
             call.weight2,
             *self.beside,
-            None if call.eight_bits is None else eight_bits.native(call.eight_bits),
+            None if call.eight_bits is None else entry.native(call.eight_bits),
         )
         if ran_short and ran_short.on_slices and type(found) is not int:
             weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
@@ -181,7 +181,12 @@ def _by_torch(attempt: _Linear) -> Tensor:
         require_fused(call)
     if call.out is not None:
         _look_at_overlap(attempt)
-    return by_reference.of_call(attempt.call)
+    return _by_operators(attempt)
+
+
+def _by_operators(attempt: _Linear) -> Tensor:
+    call = attempt.call
+    return by_reference.of_call(call) if call.eight_bits is None else eight_bits.of_call(call)
 
 
 def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
@@ -291,7 +296,7 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
     Reason.NOT_LINKED: _link,
-    Reason.BY_REFERENCE: lambda attempt: by_reference.of_call(attempt.call),
+    Reason.BY_REFERENCE: _by_operators,
 }
 _PREPARATIONS = (Reason.NOT_LINKED,)
 """Those that make what the call's own kernel lacks."""
