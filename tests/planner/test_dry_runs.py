@@ -63,7 +63,7 @@ sizes = st.sampled_from([1, 3, 16, 100, 512, 513, 2048])
 
 
 @given(
-    m=sizes, n=sizes, k=sizes, order=st.sampled_from(ORDERS), split=st.integers(0, 3), scaled=st.integers(0, 3),
+    m=sizes, n=sizes, k=sizes, order=st.sampled_from(ORDERS[:6]), split=st.integers(0, 3), scaled=st.integers(0, 3),
     epilogue=st.sampled_from([BIAS, BIAS_RELU, RELU_DIV]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
 def test_numbers_and_words_agree(
@@ -207,11 +207,11 @@ def test_an_mma_kernel_whose_k_is_divided() -> None:
 
 
 @pytest.mark.parametrize(("changed", "words"), [
-    ({"fp32": 6}, r"fp32 must be in 0\.\.5, got 6"),
+    ({"fp32": 8}, r"fp32 must be in 0\.\.7, got 8"),
     ({"fp32": -1}, "fp32 must be in"),
     ({"gpu": (-1, 90)}, "gpu must be empty or"),
     ({"gpu": (64, 90, 132)}, "device must be"),
-    ({"plan": (4,)}, r"plan: arithmetic must be in 0\.\.3, got 4"),
+    ({"plan": (6,)}, r"plan: arithmetic must be in 0\.\.5, got 6"),
     ({"plan": (0, 0)}, "plan: got 2 numbers"),
     ({"plan": (0, 4, 0, 0, 1, 1)}, "plan: family must be in"),
     ({"plan": (0, 0, 99, 0, 1, 1)}, "plan: tile must be in"),

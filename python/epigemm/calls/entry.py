@@ -247,22 +247,21 @@ def call_linear(call: LinearCall) -> Tensor | Reason:
     if is_traced() or current.log is not None:
         return NOT_PLAIN
     if call.eight_bits is not None:
-        return _of_eight_bits(call)
+        return _of_eight_bits(call, call.eight_bits)
     asked = None if precision == _precision.DEFAULT else precision
     return linear(epilogue, x, weight, tuple(operands), None, asked, out, strict, invariant, uses_pack)
 
 
-def _of_eight_bits(call: LinearCall) -> Tensor | Reason:
-    assert call.eight_bits is not None
+def native(eight_bits: EightBits) -> tuple[Any, ...]:
+    """What the module takes of 8 bits (csrc/python/entry.cpp)."""
+    return *eight_bits[:3], dry_runs.ELEMENTS.index(eight_bits.out_dtype)
+
+
+def _of_eight_bits(call: LinearCall, about_types: EightBits) -> Tensor | Reason:
     about = (call.order.number, None, 0, call.strict, call.invariant, 0)
     tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
-    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], native(call.eight_bits))
-    return _REASONS[found] if type(found) is int else found
-
-
-def native(eight_bits: EightBits) -> tuple[Any, ...]:
-    """What `ask` takes (csrc/python/entry.cpp)."""
-    return *eight_bits[:3], dry_runs.ELEMENTS.index(eight_bits.out_dtype)
+    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], native(about_types))
+    return found if type(found) is not int else _REASONS[found]
 
 
 def elementwise(

@@ -181,10 +181,10 @@ def _by_torch(attempt: _Linear) -> Tensor:
         require_fused(call)
     if call.out is not None:
         _look_at_overlap(attempt)
-    return _not_fused(attempt)
+    return _by_operators(attempt)
 
 
-def _not_fused(attempt: _Linear) -> Tensor:
+def _by_operators(attempt: _Linear) -> Tensor:
     call = attempt.call
     return by_reference.of_call(call) if call.eight_bits is None else eight_bits.of_call(call)
 
@@ -296,7 +296,7 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
     Reason.NOT_LINKED: _link,
-    Reason.BY_REFERENCE: _not_fused,
+    Reason.BY_REFERENCE: _by_operators,
 }
 _PREPARATIONS = (Reason.NOT_LINKED,)
 """Those that make what the call's own kernel lacks."""
