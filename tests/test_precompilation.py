@@ -1,4 +1,4 @@
-"""`precompile`: its arguments, and its answer on a machine without a GPU. See test_user_epilogue_gpu.py, too."""
+"""`precompile`: its arguments, and its answer without a GPU. See test_decorator_user_epilogue_gpu.py, too."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _heard(
     with ExitStack() as stack:
         stack.enter_context(kept(module))
         if fused:
-            from epigemm.fusion.explainer import interpreted
+            from epigemm.fusion.model import interpreted
 
             stack.enter_context(interpreted(module, listener))
         else:  # functions in it that torch.compile has compiled run as they are written

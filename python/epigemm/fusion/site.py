@@ -1,4 +1,4 @@
-"""One fused call of a rewritten graph."""
+"""The fused calls of a rewritten graph."""
 
 from __future__ import annotations
 
@@ -148,7 +148,11 @@ class Site(FusedCall):
         return x.reshape(*lead, x.shape[-1]), tuple(given)
 
 
-# --- BatchNorm by the batch's own statistics behind a product: one call for both, and for a scale and a ReLU ----------
+# --- BatchNorm by the batch's own statistics --------------------------------------------------------------------------
+
+# It is no part of a chain, because it is not pointwise. A call replaces the product, perhaps a vector that scales its
+# columns, the BatchNorm, and perhaps a ReLU. It takes the place of the BatchNorm, where everything that it reads has
+# been computed. `epigemm.batch_statistics` makes the call.
 
 
 _PRODUCTS_OF_TWO: tuple[Any, ...] = (operator.mul, torch.mul, "mul")

@@ -1,4 +1,4 @@
-"""Rules for batches of calls: `torch.vmap`, and the older batches of `torch.autograd.grad(is_grads_batched=True)`."""
+"""Rules for flops, and for batches of calls: `torch.vmap`, and `torch.autograd.grad(is_grads_batched=True)`."""
 
 from __future__ import annotations
 
@@ -80,6 +80,9 @@ def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int | None) -> l
 
 
 # --- flops ------------------------------------------------------------------------------------------------------------
+
+# What `torch.utils.flop_counter` counts: the products, as for the PyTorch that they replace. That module imports
+# Triton, which takes longer than the rest of epigemm. So the formulas are registered when somebody imports it.
 
 
 _COUNTER = "torch.utils.flop_counter"
