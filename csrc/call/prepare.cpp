@@ -133,7 +133,7 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   problem.has_column_moments = call.column_moments;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);
   as_strided(weight, problem.n, problem.k, &problem.weight);
-  problem.is_weight_transposed = problem.weight.column_stride != 1;
+  problem.is_weight_transposed = problem.weight.row_stride == 1 && problem.weight.column_stride != 1;
   prepared->is_out_matrix = set_output(call.out, call.result_element(), &problem);
   const bool do_rows_overlap = prepared->is_out_matrix && problem.m > 1 && problem.out.row_stride < problem.n;
   if (do_rows_overlap && !call.is_out_apart) return Answer::MayOverlap;
