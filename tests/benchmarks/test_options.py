@@ -25,7 +25,7 @@ def commands() -> list[str]:
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
         found += re.findall(r"python -m benchmarks( [^`#\n]*|)(?=[`#\n])", text)
-    return [command.replace("SEED", "1").replace(" N", " 2") for command in found if "..." not in command]
+    return [command.replace("SEED", "1").replace(" N", " 2") for command in found if "..." not in command and "--help" not in command]
 
 
 def test_there_are_commands() -> None:

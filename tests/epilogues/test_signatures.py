@@ -18,7 +18,10 @@ def swish_clamp(acc: Tensor, bias: PerColumn, residual: Matrix, limit: Scalar = 
     return torch.clamp(z * torch.sigmoid(z), -limit, limit) + residual
 
 
-SHOWN = "(x, weight, /, bias, residual, *, limit=1.0, out=None, precision=None, strict=False)"
+SHOWN = (
+    "(x, weight, /, bias, residual, *, limit=1.0, out=None, precision=None, strict=False, x_scale=None, "
+    "weight_scale=None, out_dtype=None, accumulate='promoted')"
+)
 
 
 def test_the_signature_is_that_of_a_call() -> None:
