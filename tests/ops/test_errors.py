@@ -100,7 +100,9 @@ def test_dtypes_devices_and_layouts(op: Op, rng: torch.Generator) -> None:
         words = ("int32", "torch.float32") if name == op.input else ("int32",)
         refused(op, {**arguments, name: value.int()}, RuntimeError, name, *words)
         for dtype in (torch.complex64, torch.bool, torch.float8_e4m3fn):
-            asked_for = "x_scale" if (name, dtype) == (op.input, torch.float8_e4m3fn) and op.is_linear else name
+            asked_for = (
+                "x_scale" if (name, dtype) == (op.input, torch.float8_e4m3fn) and op.is_linear else name
+            )
             refused(op, {**arguments, name: value.to(dtype)}, RuntimeError, asked_for, dtype)
         refused(op, {**arguments, name: value.to_sparse()}, RuntimeError, name, "sparse")
         nested = torch.nested.nested_tensor([value, value[:1]])
