@@ -30,7 +30,6 @@ def commands() -> list[str]:
     return [command.replace("SEED", "1").replace(" N", " 2") for command in taken]
 
 
-
 def test_there_are_commands() -> None:
     assert len(commands()) > 5
 
