@@ -44,7 +44,7 @@ constexpr TileCost kScaledTileCosts[] = {
 
 // With the weight as it lies: fitted to times of every tile at five to 23 problems each (1 to 16384 rows, N and K of
 // 1024 to 32768) on an H200; off by 1 to 10% of them, root mean square. At 33 problems at which CTAs share K (16 to
-// 1024 rows, transposed weights among them) the fastest plan was chosen at 30, and one up to 2% slower at the others.
+// 1024 rows, transposed weights among them) the chosen plan was the fastest of those timed, or 2% slower, but once.
 // Those of statistics and second values are of the tiles on slices.
 constexpr TileCost kAsItLiesSplitTileCosts[] = {
     {1.29, 8.0, 11.0, 0, 1.4, 1.45},  // 128x128
