@@ -45,7 +45,7 @@ from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
-from epigemm.operators import vmap as _flops  # noqa: F401
+from epigemm.operators import vmap as _vmap  # noqa: F401
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 
@@ -173,12 +173,11 @@ def _of_eight_bits(
     if fold is not None:
         folded = checks.fold_batch_norm(x.new_empty(0, dtype=dtype), fold[:-1], fold[-1], weight.shape[0])
         operands = _fold(entry.sees(*tensors_of((x, *fold))), folded, None)
+    # A traced function has forms for fp32 operands; built-ins take operands of the result's type alone.
     if isinstance(function, Epilogue) and any(
         isinstance(each, Tensor) and each.dtype is torch.float32 is not dtype for each in operands
     ):
-        function = (
-            function.traced
-        )  # which has forms for fp32 operands; built-ins are of those of the result's type
+        function = function.traced
     if is_traced() and function.has_scalar:
         operands = _without_symbols(function, operands, x)
     epilogue, operands = _converted(function, x, operands, dtype=dtype)
