@@ -168,9 +168,9 @@ def test_what_the_process_has_loaded_is_taken() -> None:
     script = (
         "import ctypes, sys, torch\n"
         "handles = [ctypes.CDLL(each) for each in sys.argv[1:]]\n"
-        "from epigemm.linker import libraries, toolchain\n"
+        "from epigemm.linker import libraries\n"
         "assert [each.path for each in libraries.libraries()] == sys.argv[1:]\n"
-        "assert toolchain.compile_functor('__device__ float one() { return 1; }', 'sm_90a')\n"
+        "assert libraries.compile_functor('__device__ float one() { return 1; }', 'sm_90a')\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "EPIGEMM_CUDA_LIBRARIES"}
     subprocess.run([sys.executable, "-c", script, *map(os.path.realpath, paths)], check=True, env=environment)
