@@ -7,6 +7,7 @@ namespace epigemm::call {
 
 open::KernelNames kernels_of(const Problem& problem, const Plan& plan) {
   if (plan.is_fused()) return family_of(plan.family).kernels(problem, plan);
+  if (is_8_bits(problem.out.element)) return {};  // Python computes what follows the product
   return elementwise_kernels(problem.epilogue, problem.out.element);
 }
 

@@ -44,10 +44,14 @@ struct ForcedPlan {
 };
 
 // What a product of 8-bit numbers has besides: fp32 scales, each 0-d or, without gaps, one number for each row of x
-// ([M], [M, 1]) or of the weight ([N], [1, N]). They are factors of the sums.
+// ([M], [M, 1]) or of the weight ([N], [1, N]). They are factors of the sums. A pair's second weight has numbers behind
+// the first one's.
 struct EightBits {
   const Tensor *x_scale = nullptr, *weight_scale = nullptr;  // null for other types
   ElementType result = ElementType::BFloat16;
+  // Of a result in 8 bits: by which it is divided, a number or 0-d fp32. Or it has a scale for each 128 columns of a
+  // row: contiguous [ceil(N / 128), M] in fp32, which receives them.
+  GivenOperand out_scale;
 };
 
 struct LinearCall {
@@ -79,6 +83,10 @@ struct LinearCall {
 
   bool is_8_bits() const { return eight_bits.x_scale; }
   ElementType result_element() const { return is_8_bits() ? eight_bits.result : x->element; }
+  // Of the operands that have the result's type; a result of 8 bits has bf16's.
+  ElementType operand_element() const {
+    return epigemm::is_8_bits(result_element()) ? ElementType::BFloat16 : result_element();
+  }
   const WeightSlices& slices(Arithmetic arithmetic) const { return arithmetic == Arithmetic::Split ? split : scaled; }
 };
 

@@ -1,8 +1,10 @@
 #include "call/prepare.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "call/operands.h"
+#include "gemm/grid.h"
 #include "reduce/column_moments.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -20,7 +22,7 @@ bool types_fit(const LinearCall& call) {
   const Tensor &x = *call.x, &weight = *call.weight;
   if (!call.is_8_bits()) return weight.element == x.element && !is_8_bits(x.element) && !is_order_of_8_bits(call);
   const bool are_8_bits = is_8_bits(x.element) && is_8_bits(weight.element) && is_order_of_8_bits(call);
-  return are_8_bits && call.eight_bits.weight_scale && !call.weight2 && weight.sizes[1] % kRowElements == 0;
+  return are_8_bits && call.eight_bits.weight_scale && weight.sizes[1] % kRowElements == 0;
 }
 
 bool shapes_fit(const LinearCall& call) {
@@ -28,7 +30,7 @@ bool shapes_fit(const LinearCall& call) {
   if (x.dim < 1 || weight.dim != 2 || x.sizes[x.dim - 1] != weight.sizes[1]) return false;
   if (!types_fit(call) || !weight.is_beside(x)) return false;
   if (const Tensor* const other = call.weight2) {
-    if (!other->has_sizes_of(weight) || other->element != x.element || !other->is_beside(x)) return false;
+    if (!other->has_sizes_of(weight) || other->element != weight.element || !other->is_beside(x)) return false;
   }
   if (!call.out) return true;
   const Tensor& out = *call.out;
@@ -39,7 +41,8 @@ bool shapes_fit(const LinearCall& call) {
 // Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
   if (!call.out || call.is_out_apart) return true;
-  for (const Tensor* other : {call.weight2, call.eight_bits.x_scale, call.eight_bits.weight_scale}) {
+  const EightBits& about = call.eight_bits;
+  for (const Tensor* other : {call.weight2, about.x_scale, about.weight_scale, about.out_scale.tensor}) {
     if (other && !are_apart(*call.out, *other)) return false;
   }
   return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
@@ -49,7 +52,7 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   if (call.weight2 && first_matrix(epilogue) == 0) return false;
   // In 8 bits Python folds: the vectors have the result's type, which folds do not know.
   if (call.operands.fold) return !call.is_8_bits() && fold_fits(*call.operands.fold, *call.x, problem->n);
-  const Extent extent{*call.x, call.result_element(), problem->m, problem->n, problem->is_pair};
+  const Extent extent{*call.x, call.operand_element(), problem->m, problem->n, problem->is_pair};
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
@@ -62,9 +65,33 @@ bool read_scale(const Tensor& scale, const Tensor& x, int64_t rows, int other, S
 }
 
 bool scales_fit(const LinearCall& call, Problem* problem) {
-  return !call.is_8_bits() ||
-         (read_scale(*call.eight_bits.x_scale, *call.x, problem->m, 1, &problem->x_scale) &&
-          read_scale(*call.eight_bits.weight_scale, *call.x, problem->n, 0, &problem->weight_scale));
+  return !call.is_8_bits() || (read_scale(*call.eight_bits.x_scale, *call.x, problem->m, 1, &problem->x_scale) &&
+                               read_scale(*call.eight_bits.weight_scale, *call.x, problem->n * (call.weight2 ? 2 : 1),
+                                          0, &problem->weight_scale));
+}
+
+// Whether there is a scale of the result, or memory for those of its blocks, where the result has 8 bits.
+bool read_out_scale(const LinearCall& call, Problem* problem) {
+  constexpr int64_t kBlockColumns = 128;
+  const GivenOperand& given = call.eight_bits.out_scale;
+  OutScale* const read = &problem->out_scale;
+  if (!is_8_bits(call.result_element())) return given.is_absent();
+  if (call.result_element() != ElementType::Float8E4M3 || given.is_absent()) return false;
+  if (given.has_number) {
+    read->value = static_cast<float>(given.number);
+    return read->value > 0 && read->value < std::numeric_limits<float>::infinity();
+  }
+  const Tensor& scale = *given.tensor;
+  if (scale.element != ElementType::Float32 || !scale.is_beside(*call.x)) return false;
+  read->is_of_blocks = scale.dim > 0;
+  if (!read->is_of_blocks) {
+    read->data = static_cast<const float*>(scale.data);
+    return true;
+  }
+  read->blocks = static_cast<float*>(scale.data);
+  read->blocks_step = problem->m;
+  return scale.dim == 2 && scale.sizes[0] == ceil_div(problem->n, kBlockColumns) && scale.sizes[1] == problem->m &&
+         scale.is_contiguous();
 }
 
 bool is_of_moments(const Tensor& tensor, const Tensor& x) {
@@ -127,8 +154,10 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   problem.m = 1;
   for (int axis = 0; axis + 1 < x.dim; ++axis) problem.m *= x.sizes[axis];
   const EpilogueInfo& epilogue = epilogue_info(call.epilogue);
-  if (!epilogue.linear || !operands_fit(call, epilogue, &problem) || !scales_fit(call, &problem))
+  if (!epilogue.linear || !operands_fit(call, epilogue, &problem) || !scales_fit(call, &problem) ||
+      !read_out_scale(call, &problem)) {
     return Answer::DoesNotFit;
+  }
   if (!moments_fit(call, problem.n) || !stored_fits(call, &problem)) return Answer::DoesNotFit;
   problem.has_column_moments = call.column_moments;
   prepared->is_x_strided = as_strided(x, problem.m, problem.k, &problem.x);

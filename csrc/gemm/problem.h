@@ -6,6 +6,7 @@
 #include "device/device.h"
 #include "device/element.h"
 #include "epilogue/registry.h"
+#include "gemm/out_scale.h"
 
 namespace epigemm {
 
@@ -61,7 +62,8 @@ struct Problem : Sizes {
   EpilogueId epilogue{};
   Arithmetic arithmetic = Arithmetic::IEEE;
   Matrix x, weight, out;                // each has its own element type
-  Scale x_scale, weight_scale;          // in 8 bits
+  Scale x_scale, weight_scale;          // in 8 bits; of a pair the first weight's are followed by the second one's
+  OutScale out_scale;                   // of an `out` in 8 bits
   void* weight2 = nullptr;              // for a pair; like the weight, except for its address
   int alignment = 0;                    // bytes: the largest power of two that divides the address of all of these
   OperandValue operands[kMaxOperands];  // in the epilogue's order, without the accumulator

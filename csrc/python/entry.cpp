@@ -61,7 +61,7 @@ struct ByNode {
 //   plan: None, or a tuple, see call/forced.h
 //   weight2: None, or of a pair of products, whose first matrix is None among the operands
 //   stored, columns, blocks: None, or stored, column_moments and column_blocks of call/linear.h
-//   eight_bits: None, or (x_scale, weight_scale, the result's dtype, and its ElementType) of call/linear.h
+//   eight_bits: None, or (x_scale, weight_scale, out_scale, the result's dtype, and its ElementType) of call/linear.h
 //   with columns the result is a pair, the second of which is left_rows
 struct LinearArguments {
   enum {
@@ -85,7 +85,7 @@ struct LinearArguments {
     EightBits,
     Count
   };
-  call::Tensor x, weight, weight2, out, stored, columns, blocks, x_scale, weight_scale;
+  call::Tensor x, weight, weight2, out, stored, columns, blocks, x_scale, weight_scale, out_scale;
   OperandTuple operands;
   call::LinearCall linear;
   call::ForcedPlan forced;
@@ -136,12 +136,13 @@ struct LinearArguments {
 
   bool read_eight_bits(Reader& reader, PyObject* given) {
     if (given == Py_None) return true;
-    constexpr Py_ssize_t kParts = 4;
+    constexpr Py_ssize_t kParts = 5;
     if (!PyTuple_Check(given) || PyTuple_Size(given) != kParts) return false;
     call::EightBits& eight_bits = linear.eight_bits;
-    dtype_ = PyTuple_GetItem(given, 2);
-    eight_bits.result = static_cast<ElementType>(PyLong_AsLong(PyTuple_GetItem(given, 3)));
-    return reader.read_optional(PyTuple_GetItem(given, 0), &x_scale, &eight_bits.x_scale) &&
+    dtype_ = PyTuple_GetItem(given, 3);
+    eight_bits.result = static_cast<ElementType>(PyLong_AsLong(PyTuple_GetItem(given, 4)));
+    return reader.read_operand(PyTuple_GetItem(given, 2), &out_scale, &eight_bits.out_scale) &&
+           reader.read_optional(PyTuple_GetItem(given, 0), &x_scale, &eight_bits.x_scale) &&
            reader.read_optional(PyTuple_GetItem(given, 1), &weight_scale, &eight_bits.weight_scale);
   }
 

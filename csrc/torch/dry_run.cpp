@@ -31,7 +31,8 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, moments, blocks, stored, x_scale, weight_scale, storage[kMaxOperands];
+  call::Tensor x, weight, weight2, out, moments, blocks, stored, x_scale, weight_scale, out_scale,
+      storage[kMaxOperands];
   int64_t moments_sizes[2] = {kMomentsOfColumn, 0}, moments_strides[2] = {0, 1};
   int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
   std::vector<int64_t> stored_sizes, stored_strides;
@@ -148,7 +149,7 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
                        const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
                        const std::optional<TensorView>& weight2, bool gives_moments,
                        const std::optional<TensorView>& x_scale, const std::optional<TensorView>& weight_scale,
-                       int64_t result) {
+                       int64_t result, const std::optional<TensorView>& out_scale) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   DryCall dry;
@@ -178,6 +179,13 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
     dry.read(*x_scale, "x_scale", &dry.x_scale);
     dry.read(*weight_scale, "weight_scale", &dry.weight_scale);
     linear.eight_bits = {&dry.x_scale, &dry.weight_scale, static_cast<ElementType>(result)};
+    call::GivenOperand& scale = linear.eight_bits.out_scale;
+    if (out_scale) {
+      dry.read(*out_scale, "out_scale", &dry.out_scale);
+      scale.tensor = &dry.out_scale;
+    } else if (is_8_bits(linear.eight_bits.result)) {
+      scale = {nullptr, /*number=*/1, /*has_number=*/true};
+    }
   }
   if (out) {
     dry.read(*out, "out", &dry.out);

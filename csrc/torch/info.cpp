@@ -22,16 +22,27 @@ struct Multiplied {
   int element_types;  // 0: of which no kernels are prelinked
   bool is_pair = false;
   bool reads_weight = false;
+  bool is_quantised = false, is_in_blocks = false;  // results of 8 bits
 };
-constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
-                                      {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
-                                      {"split", Arithmetic::Split, ElementType::Float32, 1},
-                                      {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},
-                                      {"split_as_it_lies", Arithmetic::Split, ElementType::Float32, 1, false, true},
-                                      {"scaled_as_it_lies", Arithmetic::Scaled, ElementType::Float32, 1, false, true},
-                                      {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true},
-                                      {"fast", Arithmetic::Fast, ElementType::Float8E4M3, 0},
-                                      {"promoted", Arithmetic::Promoted, ElementType::Float8E4M3, 0}};
+constexpr Multiplied kMultiplied[] = {
+    {"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
+    {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
+    {"split", Arithmetic::Split, ElementType::Float32, 1},
+    {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},
+    {"split_as_it_lies", Arithmetic::Split, ElementType::Float32, 1, false, true},
+    {"scaled_as_it_lies", Arithmetic::Scaled, ElementType::Float32, 1, false, true},
+    {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true},
+    {"fast", Arithmetic::Fast, ElementType::Float8E4M3, 0},
+    {"promoted", Arithmetic::Promoted, ElementType::Float8E4M3, 0},
+    {"fast_to_e4m3", Arithmetic::Fast, ElementType::Float8E4M3, 0, false, false, true},
+    {"promoted_to_e4m3", Arithmetic::Promoted, ElementType::Float8E4M3, 0, false, false, true},
+    {"fast_to_blocks", Arithmetic::Fast, ElementType::Float8E4M3, 0, false, false, true, true},
+    {"promoted_to_blocks", Arithmetic::Promoted, ElementType::Float8E4M3, 0, false, false, true, true},
+    {"fast_pairs", Arithmetic::Fast, ElementType::Float8E4M3, 0, true},
+    {"promoted_pairs", Arithmetic::Promoted, ElementType::Float8E4M3, 0, true},
+    {"fast_pairs_to_e4m3", Arithmetic::Fast, ElementType::Float8E4M3, 0, true, false, true},
+    {"promoted_pairs_to_e4m3", Arithmetic::Promoted, ElementType::Float8E4M3, 0, true, false, true},
+    {"fast_pairs_to_blocks", Arithmetic::Fast, ElementType::Float8E4M3, 0, true, false, true, true}};
 
 // How many tiles a family has for an arithmetic; -1 if it does not have the arithmetic. Those that read an fp32 weight
 // as it lies are counted apart: they come behind those that read slices of it.
@@ -40,7 +51,9 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   problem.arithmetic = multiplied.arithmetic;
   problem.is_pair = multiplied.is_pair;
   problem.x.element = problem.weight.element = multiplied.element;
-  problem.out.element = is_8_bits(multiplied.element) ? ElementType::BFloat16 : multiplied.element;
+  const bool is_wide = is_8_bits(multiplied.element) && !multiplied.is_quantised;
+  problem.out.element = is_wide ? ElementType::BFloat16 : multiplied.element;
+  problem.out_scale.is_of_blocks = multiplied.is_in_blocks;
   if (!family.computes(problem)) return -1;
   const int on_slices = family.tile_count(problem);
   if (!multiplied.reads_weight) return on_slices;

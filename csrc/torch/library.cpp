@@ -7,7 +7,11 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def(
       "linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str precision,"
       " bool uses_pack=True, bool strict=False, bool invariant=False, Tensor? x_scale=None, Tensor? weight_scale=None,"
-      " ScalarType? out_dtype=None) -> Tensor");
+      " ScalarType? out_dtype=None, Tensor? out_scale=None) -> Tensor");
+  m.def(
+      "linear_in_blocks(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
+      " str precision, bool uses_pack, bool strict, bool invariant, Tensor x_scale, Tensor weight_scale)"
+      " -> (Tensor, Tensor)");
   m.def(
       "linear_with_product(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars,"
       " str precision, bool uses_pack=True, bool strict=False, bool invariant=False) -> (Tensor, Tensor)");
@@ -15,7 +19,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "linear_out(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, float[] scalars, str "
       "precision,"
       " Tensor(a!) out, bool uses_pack=True, bool strict=False, bool invariant=False, Tensor? x_scale=None,"
-      " Tensor? weight_scale=None, ScalarType? out_dtype=None) -> ()");
+      " Tensor? weight_scale=None, ScalarType? out_dtype=None, Tensor? out_scale=None) -> ()");
   m.def("elementwise(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars) -> Tensor");
   m.def(
       "elementwise_out(str epilogue, Tensor x, Tensor? bias, Tensor[] operands, float[] scalars, Tensor(a!) out) -> "
@@ -45,7 +49,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "
       "bool tried, Tensor? weight2=None, bool moments=False, Tensor? x_scale=None, Tensor? weight_scale=None,"
-      " int result=0) -> str");
+      " int result=0, Tensor? out_scale=None) -> str");
   m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(

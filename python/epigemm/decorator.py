@@ -104,6 +104,7 @@ class UserEpilogue(Decorated):
         x_scale: Tensor | None = None,
         weight_scale: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
+        out_scale: Tensor | float | str | None = None,
         accumulate: str = "promoted",
         **named: Tensor | float | None,
     ) -> Tensor:
@@ -119,9 +120,10 @@ class UserEpilogue(Decorated):
             out: `[..., N]`, written in place of a new tensor.
             precision: of fp32 products, as for `epigemm.linear`.
             strict: RuntimeError where no fused kernel would run.
-            x_scale: this and the next three of an x of 8 bits, as for `epigemm.linear`.
+            x_scale: this and the next four of an x of 8 bits, as for `epigemm.linear`.
             weight_scale: see x_scale.
-            out_dtype: see x_scale. The operands have this type, or fp32.
+            out_dtype: see x_scale. The operands have this type, bf16 beside an e4m3 result, or fp32.
+            out_scale: see x_scale.
             accumulate: see x_scale.
             named: operands by name.
 
@@ -138,7 +140,7 @@ class UserEpilogue(Decorated):
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
         traced, given = self.form(operands, named)
-        scaled = (x_scale, weight_scale, out_dtype, accumulate)
+        scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
         return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 
     def elementwise(

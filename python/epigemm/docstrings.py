@@ -25,7 +25,8 @@ _SHARED = {
     "strict": "see `epigemm.functional`.",
     "x_scale": "of an x of 8 bits: fp32, 0-d or `[M]`. See `epigemm.functional`.",
     "weight_scale": "of a weight of 8 bits: fp32, 0-d or `[N]`.",
-    "out_dtype": "of a result of 8 bits: bf16 (None), fp16 or fp32.",
+    "out_dtype": "of a result of 8 bits: bf16 (None), fp16, fp32 or e4m3.",
+    "out_scale": 'of an e4m3 result: a number, 0-d fp32, or "1x128", which gives a pair: the result and its scales.',
     "accumulate": 'of 8 bits: "promoted" or "fast".',
 }
 _LINEAR = {
@@ -63,7 +64,7 @@ def of_linear(function: _Function) -> _Function:
     """Complete the docstring of a linear function: Args, Returns and Raises, ahead of its Example."""
     values = ["unknown precision"]
     if "accumulate" in inspect.signature(function).parameters:
-        values.append("unknown out_dtype or accumulate")
+        values.append("unknown out_dtype, accumulate or out_scale")
     errors = {
         "TypeError": f"{_NO_TENSOR}, or `precision` is not a string",
         "RuntimeError": f"{_FITS} or itself, or is\n"

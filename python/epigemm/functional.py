@@ -22,13 +22,19 @@ Keyword arguments:
         torch's GEMM does, with the arithmetic of torch's own setting. Under torch's "highest" or "ieee" that is fp32:
         more accurate and slower than asked for. So "high" and "medium" then try the products of "highest" first.
         Products in the derivative follow `precision`, too.
-    x_scale, weight_scale, out_dtype, accumulate: for an `x` and a `weight` of `float8_e4m3fn` (one of them may be
-        `float8_e5m2`), whose elements stand for themselves times a scale. K is a multiple of 16. A scale is fp32: 0-d
-        for the whole tensor, or a number for each row of x (`[M]`, x's leading shape, or torch's `[M, 1]`) or of the
-        weight (`[N]`, `[1, N]`). It is read on the device. The result has `out_dtype`, bf16 if that is None, and
-        operands have its type, or fp32. `accumulate="promoted"` adds the tensor cores' sums of 128 products in fp32.
-        "fast" leaves all sums to the tensor cores, which keep some 14 bits. There are no gradients. Where no fused
-        kernel runs, `torch._scaled_mm` does, or a product in fp32.
+    x_scale, weight_scale, out_dtype, out_scale, accumulate: for an `x` and a `weight` of `float8_e4m3fn` (one of them
+        may be `float8_e5m2`), whose elements stand for themselves times a scale. K is a multiple of 16. A scale is
+        fp32: 0-d for the whole tensor, or a number for each row of x (`[M]`, x's leading shape, or torch's `[M, 1]`)
+        or of the weight (`[N]`, `[1, N]`). It is read on the device. The result has `out_dtype`, bf16 if that is None,
+        and operands have its type, or fp32. `accumulate="promoted"` adds the tensor cores' sums of 128 products in
+        fp32. "fast" leaves all sums to the tensor cores, which keep some 14 bits. There are no gradients. Where no
+        fused kernel runs, `torch._scaled_mm` does, or a product in fp32.
+        With `out_dtype=torch.float8_e4m3fn` the result is y / out_scale, saturated at 448; NaN stays NaN. Operands are
+        bf16 or fp32. `out_scale` is a number > 0 or a 0-d fp32 tensor, which is read on the device and not checked; y
+        is rounded once. With `out_scale="1x128"` each 128 columns of a row are a block, y is the bf16 result, and a
+        block's scale is its largest magnitude, at least 2^-100, over 448; a NaN makes its block NaN. The call then
+        returns a pair: the result, and the scales, fp32 `[..., ceil(N / 128)]`, as `torch._scaled_mm` reads them: those
+        of consecutive rows lie side by side.
     strict: raise RuntimeError, before anything is launched, if no fused kernel would run. The message says why. Raise
         torch.OutOfMemoryError if there is no memory for fp16 slices; without `strict` an fp32 product would run then.
 
@@ -107,6 +113,7 @@ def linear(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = x @ weight.T + bias.
@@ -117,7 +124,7 @@ def linear(
         >>> epigemm.linear(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(BIAS, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -133,6 +140,7 @@ def linear_relu(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = relu(x @ weight.T + bias).
@@ -143,7 +151,7 @@ def linear_relu(
         >>> epigemm.linear_relu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(BIAS_RELU, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -159,6 +167,7 @@ def linear_silu(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = z * sigmoid(z),  z = x @ weight.T + bias.
@@ -169,7 +178,7 @@ def linear_silu(
         >>> epigemm.linear_silu(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(BIAS_SILU, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -185,6 +194,7 @@ def linear_tanh(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = tanh(x @ weight.T + bias).
@@ -195,7 +205,7 @@ def linear_tanh(
         >>> epigemm.linear_tanh(torch.randn(8, 64), torch.randn(32, 64), torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(BIAS_TANH, x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -212,6 +222,7 @@ def linear_gelu(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = gelu(x @ weight.T + bias).
@@ -222,7 +233,7 @@ def linear_gelu(
         >>> epigemm.linear_gelu(torch.randn(8, 64), torch.randn(32, 64), approximate="tanh").shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(gelu_epilogue(approximate), x, weight, (bias,), out, precision, strict, scaled)
 
 
@@ -239,6 +250,7 @@ def linear_sigmoid_scale_residual(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = z + scale * sigmoid(z),  z = x @ weight.T + bias.
@@ -249,7 +261,7 @@ def linear_sigmoid_scale_residual(
         >>> epigemm.linear_sigmoid_scale_residual(torch.randn(8, 64), torch.randn(32, 64), scale=2.0).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(SIGMOID_SCALE_RESIDUAL, x, weight, (bias, scale), out, precision, strict, scaled)
 
 
@@ -266,6 +278,7 @@ def linear_relu_div(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = relu(x @ weight.T + bias) / divisor.
@@ -277,7 +290,7 @@ def linear_relu_div(
         >>> epigemm.linear_relu_div(torch.randn(8, 64), torch.randn(32, 64), divisor=2.0).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(RELU_DIV, x, weight, (bias, divisor), out, precision, strict, scaled)
 
 
@@ -294,6 +307,7 @@ def linear_scale(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = (x @ weight.T + bias) * scale, with a scale for each column.
@@ -306,7 +320,7 @@ def linear_scale(
         >>> epigemm.linear_scale(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear_folded(
         x, weight, (bias, scale, None, None, None, None), 0.0, out, Options(precision, strict, scaled)
     )
@@ -330,6 +344,7 @@ def linear_scale_batch_norm(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = (z * scale - running_mean) / sqrt(running_var + eps) * bn_weight + bn_bias,  z = x @ weight.T + bias.
@@ -345,7 +360,7 @@ def linear_scale_batch_norm(
     """
     checks.running_statistics(running_mean, running_var)
     vectors = (bias, scale, running_mean, running_var, bn_weight, bn_bias)
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear_folded(x, weight, vectors, eps, out, Options(precision, strict, scaled))
 
 
@@ -362,6 +377,7 @@ def linear_residual(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = x @ weight.T + bias + residual.
@@ -372,7 +388,7 @@ def linear_residual(
         >>> epigemm.linear_residual(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(FUNCTIONS["residual"], x, weight, (bias, residual), out, precision, strict, scaled)
 
 
@@ -390,6 +406,7 @@ def linear_gated(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = activation(x @ weight.T + bias) * gate: the gated layers of transformers (SwiGLU, GeGLU, ...).
@@ -400,7 +417,7 @@ def linear_gated(
         >>> epigemm.linear_gated(torch.randn(8, 64), torch.randn(32, 64), None, torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(gate_function(activation), x, weight, (bias, gate), out, precision, strict, scaled)
 
 
@@ -418,6 +435,7 @@ def linear_layer_scale_residual(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = residual + layer_scale * (x @ weight.T + bias).
@@ -430,7 +448,7 @@ def linear_layer_scale_residual(
         torch.Size([8, 32])
     """
     operands = (bias, layer_scale, residual)
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return _route.linear(
         FUNCTIONS["layer_scale_residual"], x, weight, operands, out, precision, strict, scaled
     )
@@ -453,6 +471,7 @@ def linear_batch_norm_relu(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | float | str | None = None,
     accumulate: str = "promoted",
 ) -> Tensor:
     """D = relu(batch_norm(x @ weight.T + bias)), with the running statistics.
@@ -471,7 +490,7 @@ def linear_batch_norm_relu(
     checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
     checks.running_statistics(**statistics)
     vectors = (bias, None, running_mean, running_var, bn_weight, bn_bias)
-    scaled = (x_scale, weight_scale, out_dtype, accumulate)
+    scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return batch_norm_relu(x, weight, vectors, eps, out, Options(precision, strict, scaled))
 
 
@@ -508,7 +527,7 @@ def batch_norm_relu(
         checks.product(x, weight)  # before the fold, whose errors would name what it reads
         like = x
     else:
-        bias, dtype = vectors[0], eight_bits.checked(x, weight, options.scaled).out_dtype
+        bias, dtype = vectors[0], eight_bits.checked(x, weight, options.scaled).operand_dtype
         like = x.new_empty(0, dtype=dtype)
     is_first = _route.adds_bias_first(x)
     vectors = (None if is_first else bias, *vectors[1:])

@@ -1,6 +1,6 @@
 """`linear_glu`: two products of one x, one of them activated, are multiplied. Conventions as of `epigemm.functional`.
 
-A plain call in 16 bits runs as one kernel, where that is expected to be faster. There is no operator for it: every
+A plain call in 16 or 8 bits runs as one kernel, where that is expected to be faster. There is no operator for it: every
 other call is one of `linear` and one of `linear_gated`, whose operators have derivatives, fake kernels and vmap rules.
 """
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from epigemm import docstrings
 from epigemm import route as _route
-from epigemm.arguments import autocast, checks, forms, invariance
-from epigemm.arguments.calls import LinearCall
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
+from epigemm.arguments.calls import EightBits, LinearCall, OutScale, Scaled
+from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_traced
 from epigemm.epilogues.declaration import Traced
@@ -35,24 +35,33 @@ def pair_call(
     weight2: Tensor,
     bias2: Tensor | None,
     out: Tensor | None,
+    scaled: EightBits | None = None,
 ) -> LinearCall:
-    """A pair in 16 bits as one call; `function`: what follows the first product."""
+    """A pair in 16 or 8 bits as one call; `function`: what follows the first product."""
     operands: tuple[Tensor | None, ...] = (bias, None)
     if bias2 is not None:
         function, operands = FUNCTIONS[function.name + BIAS2], (bias, bias2, None)
     is_invariant = invariance.active and invariance.enabled()
-    made = forms.of_types(function, x, operands)
-    return LinearCall(made, x, weight, operands, invariant=is_invariant, out=out, weight2=weight2)
+    made = forms.of_types(function, x, operands, None if scaled is None else scaled.operand_dtype)
+    precision = DEFAULT if scaled is None else scaled.accumulate
+    about = {"invariant": is_invariant, "out": out, "weight2": weight2, "eight_bits": scaled}
+    return LinearCall(made, x, weight, operands, precision, **about)  # type: ignore[arg-type]
 
 
 def _require_fused(
-    function: Traced, x: Tensor, weight: Tensor, bias: Tensor | None, precision: str | None
+    function: Traced,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: str | None,
+    scaled: EightBits | None = None,
 ) -> None:
     """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    operands = (bias, x.new_empty(rows.shape[0], weight.shape[0]))
-    epilogue = forms.of_types(function, x, operands)
-    call = LinearCall(epilogue, rows, weight, operands, precision or DEFAULT, strict=True)
+    dtype = x.dtype if scaled is None else scaled.operand_dtype
+    operands = (bias, x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype))
+    epilogue = forms.of_types(function, x, operands, dtype)
+    call = LinearCall(epilogue, rows, weight, operands, precision or DEFAULT, strict=True, eight_bits=scaled)
     if not call.is_empty:
         forecast.require_fused(call)
 
@@ -68,6 +77,55 @@ def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None
     checks.own_memory(out, x, others.items())
 
 
+def _scaled(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight2: Tensor | None,
+    bias2: Tensor | None,
+    out: Tensor | None,
+    given: Scaled,
+) -> EightBits:
+    """What a call gives of 8 bits, after its checks."""
+    eight_bits.types(x, weight)
+    scaled = eight_bits.checked(x, weight, given, weight2)
+    others = {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2, **dict(scaled.read)}
+    eight_bits.refuse_gradients(x=x, **others)
+    if out is not None:
+        checks.own_memory(out, x, others.items())
+    return scaled
+
+
+def _of_eight_bits(
+    function: Traced,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    out: Tensor | None,
+    strict: bool,
+    scaled: EightBits,
+) -> Tensor:
+    """A pair of 8-bit numbers whose arguments have been checked: one kernel, or two calls."""
+    if not is_traced():
+        memory = eight_bits.memory_of_blocks(scaled.out_scale, x, weight)
+        of_pair = scaled._replace(out_scale=memory)
+        found = one_kernel.pair(pair_call(function, x, weight, bias, weight2, bias2, out, of_pair))
+        if found is not None:
+            return eight_bits.with_blocks(found, memory)
+    scale: Tensor = scaled.weight_scale  # type: ignore[assignment]
+    first, second = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
+    wide = scaled._replace(out_dtype=scaled.operand_dtype, out_scale=None)
+    if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
+        _require_fused(function, x, weight, bias, scaled.accumulate, wide._replace(weight_scale=first))
+    gate = _route.linear(BIAS, x, weight2, (bias2,), None, None, False, wide._replace(weight_scale=second))
+    operands = (bias, gate)
+    return _route.linear(
+        function, x, weight, operands, out, None, strict, scaled._replace(weight_scale=first)
+    )
+
+
 @docstrings.of_linear
 def linear_glu(
     x: Tensor,
@@ -80,6 +138,11 @@ def linear_glu(
     out: Tensor | None = None,
     precision: str | None = None,
     strict: bool = False,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_scale: OutScale = None,
+    accumulate: str = "promoted",
 ) -> Tensor:
     """D = activation(x @ W1.T + b1) * (x @ W2.T + b2): the gated layers of transformers (SwiGLU, GeGLU, ...).
 
@@ -96,6 +159,9 @@ def linear_glu(
     kernels run: the second product, rounded to x's dtype, then the first one with its activation and the
     multiplication. `strict` asks for a fused kernel of the latter. Where the other factor is there already,
     `linear_gated` takes it.
+
+    In 8 bits the rows' scales of two weights are one vector `[2N]`, those of `weight` first; a 0-d one is for both. One
+    kernel computes both products of e4m3 tensors, but not if sums are promoted to a result in blocks.
 
     Example:
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(2 * 32, 64)).shape
@@ -122,12 +188,19 @@ def linear_glu(
         checks.flag("strict", strict)
     if autocast.is_any_on():
         x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
-    checks.pair(x, weight, bias, other, bias2, out)
+    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
+    scaled = None
+    if is_any or accumulate != PROMOTED:
+        given = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
+        scaled = _scaled(x, weight, bias, other, bias2, out, given)
+    checks.pair(x, weight, bias, other, bias2, out, scaled)
     if other is None:
         # Views, by one node of autograd, which writes both gradients into one tensor.
         weight, other = weight.chunk(2)
         if bias is not None:
             bias, bias2 = bias.chunk(2)
+    if scaled is not None:
+        return _of_eight_bits(function, x, weight, bias, other, bias2, out, strict, scaled)
     if x.dtype.itemsize == 2 and not is_traced():
         found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
         if found is not None:

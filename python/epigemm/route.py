@@ -22,6 +22,7 @@ from epigemm._native import ops
 from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
 from epigemm.arguments.calls import (
     AS_USUAL,
+    BLOCKS,
     UNSCALED,
     ElementwiseCall,
     FoldCall,
@@ -74,8 +75,9 @@ def linear(
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
-    x_scale, weight_scale, out_dtype, accumulate = scaled
-    if x_scale is not None or weight_scale is not None or out_dtype is not None or accumulate != PROMOTED:
+    x_scale, weight_scale, out_dtype, accumulate, out_scale = scaled
+    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
+    if is_any or accumulate != PROMOTED:
         return _of_eight_bits(function, x, weight, operands, out, strict, scaled, fold)
     if isinstance(function, Traced) and function.ends:
         operands = _unrecorded(function, operands)
@@ -152,15 +154,15 @@ def _of_eight_bits(
     if isinstance(weight, PackedWeight):
         weight = weight.weight
     if fold is None and not is_traced():
-        found = entry.scaled(function, x, weight, operands, out, strict, given)
+        memory = eight_bits.memory_of_blocks(given[-1], x, weight)
+        found = entry.scaled(function, x, weight, operands, out, strict, (*given[:-1], memory))
         if isinstance(found, Tensor):
-            return found
+            return eight_bits.with_blocks(found, memory)
     vectors = _named(fold)
     _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
     scaled = eight_bits.checked(x, weight, given)
-    dtype = scaled.out_dtype
-    scales = {"x_scale": scaled.x_scale, "weight_scale": scaled.weight_scale}
-    by_name = [("weight", weight), *scales.items(), *_by_name(function, operands), *vectors.items()]
+    dtype = scaled.operand_dtype
+    by_name = [("weight", weight), *scaled.read, *_by_name(function, operands), *vectors.items()]
     eight_bits.refuse_gradients(x=x, **dict(by_name))
     if out is not None:
         checks.own_memory(out, x, by_name)
@@ -183,9 +185,20 @@ def _of_eight_bits(
     epilogue, operands = _converted(function, x, operands, dtype=dtype)
     is_invariant = invariance.active and invariance.enabled()
     about = (scaled.accumulate, False, strict, is_invariant, out)
+    route = _route_of(None, x, weight, *(each for _, each in scaled.read), *operands, out)
+    out_scale = scaled.out_scale
+    if route is _PLAIN:
+        out_scale = eight_bits.memory_of_blocks(out_scale, x, weight)
+    elif isinstance(out_scale, float):
+        out_scale = torch.full((), out_scale, dtype=torch.float32, device=x.device)
+    scaled = scaled._replace(out_scale=out_scale)
     call = LinearCall(epilogue, x, weight, operands, *about, eight_bits=scaled)
-    route = _route_of(None, x, weight, *scales.values(), *operands, out)
-    return resolve.run_linear(call) if route is _PLAIN else _made(route, call)
+    if route is _PLAIN:
+        return eight_bits.with_blocks(resolve.run_linear(call), out_scale)
+    if out_scale is not BLOCKS:
+        return _made(route, call)
+    result, blocks = ops.linear_in_blocks(*operator_arguments(call)[:-2])
+    return eight_bits.with_blocks(result if out is None else out.copy_(result), blocks)
 
 
 def _are_like(x: Tensor, operands: Operands) -> bool:
@@ -298,6 +311,11 @@ def linear_folded(
         wide = (None, *(None if each is None else each.to(torch.float32) for each in others), eps)
         return elementwise(SCALE_BATCH_NORM, product, (), out, wide)
     if not checks.is_folded(var, eps):
+        if options.scaled[-1] is not None:
+            raise RuntimeError(
+                "out_scale: got one with an eps that rounds to 0, where PyTorch's batch_norm computes the result; "
+                "accepted there is None"
+            )
         if options.strict:
             raise RuntimeError(
                 "strict: got True with an eps that rounds to 0, where no fused kernel runs; accepted there is False"

@@ -75,12 +75,20 @@ int main() {
   constexpr auto kE4M3 = ElementType::Float8E4M3, kE5M2 = ElementType::Float8E5M2;
   for (auto x : {kE4M3, kE5M2}) {
     for (auto weight : {kE4M3, kE5M2}) {
-      for (auto result : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64}) {
+      for (auto result : {ElementType::Float16, ElementType::BFloat16, ElementType::Float32, ElementType::Float64,
+                          kE4M3, kE5M2}) {
         for (auto arithmetic : {Arithmetic::Fast, Arithmetic::Promoted}) {
           Problem problem;
           problem.arithmetic = arithmetic;
           problem.x.element = x, problem.weight.element = weight, problem.out.element = result;
-          print_kernels(problem);
+          for (bool is_of_blocks : {false, true}) {
+            if (is_of_blocks && !is_8_bits(result)) continue;
+            problem.out_scale.is_of_blocks = is_of_blocks;
+            for (bool is_pair : {false, true}) {
+              problem.is_pair = is_pair;
+              print_kernels(problem);
+            }
+          }
         }
       }
     }
@@ -110,15 +118,19 @@ def names_of_the_build() -> list[str]:
     for element, tiles in (("float16", 18), ("bfloat16", 18), ("tf32", 11)):
         names += [f"sm90_tma_{element}_{tile}" for tile in range(tiles)]
         names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]
-    for types, fast, promoted in (
-        ("e4m3_e4m3_bfloat16", 8, 5),
-        ("e4m3_e4m3_float16", 3, 3),
-        ("e4m3_e4m3_float32", 3, 3),
-        ("e5m2_e4m3_bfloat16", 1, 1),
-        ("e4m3_e5m2_bfloat16", 1, 1),
+    for types, fast, promoted, fast_pairs, promoted_pairs in (
+        ("e4m3_e4m3_bfloat16", 8, 5, 2, 1),
+        ("e4m3_e4m3_float16", 3, 3, 1, 1),
+        ("e4m3_e4m3_float32", 3, 3, 1, 1),
+        ("e4m3_e4m3_bfloat16_to_e4m3", 3, 3, 1, 1),
+        ("e4m3_e4m3_bfloat16_to_blocks", 2, 2, 1, 0),
+        ("e5m2_e4m3_bfloat16", 1, 1, 0, 0),
+        ("e4m3_e5m2_bfloat16", 1, 1, 0, 0),
     ):
         names += [f"sm90_tma_{types}_fast_{tile}" for tile in range(fast)]
         names += [f"sm90_tma_{types}_promoted_{tile}" for tile in range(promoted)]
+        names += [f"sm90_tma_{types}_fast_{tile}_pair" for tile in range(fast_pairs)]
+        names += [f"sm90_tma_{types}_promoted_{tile}_pair" for tile in range(promoted_pairs)]
     names += [f"sm90_swap_ab_{e}_{i}" for e in ("float16", "bfloat16", "tf32") for i in range(8)]
     names += [f"sm80_mma_{e}_{i}" for e in ("float16", "bfloat16") for i in range(10)]
     names += [

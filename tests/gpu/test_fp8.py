@@ -103,7 +103,7 @@ class Product:
     @property
     def keywords(self) -> dict[str, Any]:
         """As the public functions take them."""
-        return dict(zip(("x_scale", "weight_scale", "out_dtype", "accumulate"), self.scales, strict=True))
+        return self.scales._asdict()
 
     def run(self, function: Any, operands: tuple[Any, ...], raster: int, swizzle: int) -> Tensor:
         """The kernel's result, in a poisoned matrix that is part of a larger one, which must stay as it is."""

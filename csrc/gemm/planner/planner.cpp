@@ -60,7 +60,7 @@ std::string why_not_computed(const Problem& p) {
     return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 slices, "
            "precision 'highest', one is as accurate)";
   }
-  if (is_8_bits(p.x.element) && !is_8_bits(p.out.element)) {
+  if (is_8_bits(p.x.element)) {
     return text("no fused kernel multiplies ", element_name(p.x.element), " by ", element_name(p.weight.element),
                 " to ", element_name(p.out.element));
   }

@@ -80,6 +80,7 @@ bool multiplies_as_stored(const Problem& p) {
 
 Matrix matrix_by_tma(const Problem& p) {
   const EpilogueInfo& epilogue = epilogue_info(p.epilogue);
+  if (is_8_bits(p.out.element)) return {};  // the matrix has 16 bits
   for (int i = p.is_pair ? first_matrix(epilogue) + 1 : 1; i < epilogue.operand_count; ++i) {
     if (epilogue.operands[i].kind != OperandKind::Matrix || epilogue.operands[i].shares_rows) continue;
     const bool is_of_results =

@@ -11,6 +11,9 @@
 // that value, which the helper stores in a second matrix. Both values are computed from the sums and the operands, so
 // what they share is computed twice. In return a pass needs one slot, whatever it stores.
 //
+// Results of 8 bits (quantise.cuh) are rounded from fp32. Where each row of a tile has a scale, they are first rounded
+// to bf16, as results of that type are, and a pass has all columns of the tile.
+//
 // Rows and columns are the kernel's. Where it computes the transpose of D, D's columns are its rows: vectors change
 // places, and stmatrix turns what is written to a slot.
 #pragma once
@@ -33,15 +36,21 @@ struct EpilogueConsumer {
   using Output = typename C::Output;
   using Filled = typename EpilogueMoments<C>::Filled;
   static constexpr bool kIsNarrow = sizeof(Output) == 2;
+  // A matrix by TMA lies where results will.
+  static constexpr bool kTakesMatrix = sizeof(Operand) == sizeof(Output);
   static constexpr int kEights = C::kPassColumns / 8;  // of columns, in a pass
   // How many of them are computed at once: 192 sums leave few registers.
   static constexpr int kChunk = kIsNarrow ? (kEights % 4 == 0 ? 4 : 2) : (kEights % 2 == 0 ? 2 : 1);
-  static_assert(kEights % kChunk == 0 && sizeof(Operand) == sizeof(Output), "a matrix by TMA lies where results will");
+  static_assert(kEights % kChunk == 0 && (kTakesMatrix || C::kIsQuantised));
+  // What a word has while results of a chunk are computed: two columns in 16 bits, or two rows, too, in 8 bits.
+  static constexpr bool kHasWholeWords = C::kIsQuantised && !C::kIsInBlocks;
+  static constexpr int kWords = kChunk * (kHasWholeWords ? 1 : 2);
 
-  EpilogueParams const& params;
+  typename C::Params const& params;
   typename C::Shared& shared;
   const int group, warp, lane;
   const EpilogueLayout<C> layout{};
+  const float out_scale = read_out_scale();  // of all results, if they have one
 
   template <class Sums>
   CUTLASS_DEVICE void finish(SlotRing& ring, Sums const& sums, Place tile) const {
@@ -63,6 +72,15 @@ struct EpilogueConsumer {
   }
 
  private:
+  CUTLASS_DEVICE float read_out_scale() const {
+    if constexpr (kHasWholeWords) {
+      // Volatile, because the kernel ahead may write it: it is not read before that one is waited for.
+      OutScale const& scale = params.out_scale;
+      return scale.data ? *static_cast<const volatile float*>(scale.data) : scale.value;
+    }
+    return 1;
+  }
+
   // Whether slots are reduced two by two: they must stay as they are until both are. Nothing but this warpgroup may
   // write them, not TMA with the next passes' matrix. The last one of an odd number of passes is reduced alone; the
   // warps must meet before its slot is written, which they do behind the next tile's first two passes.
@@ -226,9 +244,10 @@ struct EpilogueConsumer {
     for (uint32_t& word : to.words) word = 0;
     to.is_float = sizeof(Operand) == sizeof(float) || kind == open::kOfCompute;
     if (kind == open::kUnread) return;
-    if (i == C::matrix_by_tma() && params.is_matrix_by_tma) {
-      take_from_slot(to, slot, first);
-    } else if (to.is_float) {
+    if constexpr (kTakesMatrix) {
+      if (i == C::matrix_by_tma() && params.is_matrix_by_tma) return take_from_slot(to, slot, first);
+    }
+    if (to.is_float) {
       load<float>(to, i, place);
     } else {
       load<Operand>(to, i, place);
@@ -248,6 +267,7 @@ struct EpilogueConsumer {
     }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kScalars; ++i) scalars[i] = shared.scalars[group][i];
+    uint32_t words[C::kIsInBlocks ? kEights * 2 : 1];  // of bf16: [j][r]
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kEights; first += kChunk) {
       // take(j, r, c, element): for each element, one after another.
@@ -273,8 +293,15 @@ struct EpilogueConsumer {
               float matrix[open::kMatrices];
               CUTLASS_PRAGMA_UNROLL
               for (int i = 0; i < open::kMatrices; ++i) {
-                matrix[i] = i < C::kGates ? sums(cute::make_coord(c, r, eight + (i + 1) * C::kTileN / 8), m, 0)
-                                          : matrices[i].at(j, r, c);
+                if (i >= C::kGates) {
+                  matrix[i] = matrices[i].at(j, r, c);
+                  continue;
+                }
+                matrix[i] = sums(cute::make_coord(c, r, eight + (i + 1) * C::kTileN / 8), m, 0);
+                if constexpr (C::kRoots > 0) {
+                  const float2 root = of_column[kColumnRoot + i + 1];
+                  matrix[i] = C::Sums::apply(of_row[C::kByRow - 1][r], c ? root.y : root.x, matrix[i]);
+                }
               }
               take(j, r, c,
                    element(
@@ -286,6 +313,10 @@ struct EpilogueConsumer {
       };
       if constexpr (kIsNarrow) {
         put_chunk<Value>(for_each, slot, first);
+      } else if constexpr (C::kIsInBlocks) {
+        compute_chunk<Value>(for_each, words + first * 2);
+      } else if constexpr (C::kIsQuantised) {
+        put_bytes_of_chunk<Value>(for_each, slot, first);
       } else {
         open::Four four;
         for_each([&](int j, int r, int c, Element const& element) {
@@ -298,7 +329,10 @@ struct EpilogueConsumer {
         });
       }
     }
+    if constexpr (C::kIsInBlocks) put_blocks(words, place, slot);
   }
+
+  static constexpr int kColumnRoot = C::kByColumn - C::kColumnRoots;  // the first one
 
   // What the functor is given for one element.
   struct Element {
@@ -312,7 +346,7 @@ struct EpilogueConsumer {
   template <class Row, class Column>
   CUTLASS_DEVICE Element element(float sum, Row const& row, Column const& column, const float (&s)[open::kScalars],
                                  const float (&matrix)[open::kMatrices]) const {
-    if constexpr (C::kRoots > 0) sum = C::Sums::apply(row(C::kByRow - 1), column(C::kByColumn - 1), sum);
+    if constexpr (C::kRoots > 0) sum = C::Sums::apply(row(C::kByRow - 1), column(kColumnRoot), sum);
     if constexpr (C::kTransposed) {
       return {sum,
               {row(0), row(1), row(2), row(3), s[0], s[1], s[2], s[3], column(0), column(1), matrix[0], matrix[1]}};
@@ -327,7 +361,18 @@ struct EpilogueConsumer {
   // stmatrix has to be; rows and columns beyond D are computed, too.
   template <class Value, class ForEach>
   CUTLASS_DEVICE void put_chunk(ForEach const& for_each, char* slot, int first) const {
-    uint32_t words[kChunk * 2];  // [j][r]
+    uint32_t words[kWords];  // [j][r]
+    compute_chunk<Value>(for_each, words);
+    using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kChunk; j += 2) {
+      uint32_t const* const four = &words[j * 2];
+      Store::copy(four[0], four[1], four[2], four[3], matrix_row(slot, first + j));
+    }
+  }
+
+  template <class Value, class ForEach>
+  CUTLASS_DEVICE void compute_chunk(ForEach const& for_each, uint32_t* words) const {
     bool is_far = false;
     open::Four four;
     for_each([&](int j, int r, int c, Element const& element) {
@@ -339,18 +384,84 @@ struct EpilogueConsumer {
       words[j * 2 + 1] = rounded(results[of_four(1, 0)], results[of_four(1, 1)]);
     });
     if (Value::has_far() && any_of_whole_warp(is_far)) compute_again<Value>(for_each, words);
-    using Store = std::conditional_t<C::kTransposed, cute::SM90_U16x8_STSM_T, cute::SM90_U32x4_STSM_N>;
+  }
+
+  // 8 bits with one scale: the same, in words of two rows.
+  template <class Value, class ForEach>
+  CUTLASS_DEVICE void put_bytes_of_chunk(ForEach const& for_each, char* slot, int first) const {
+    const Divisor divisor(out_scale);
+    uint32_t words[kWords];  // [j], and r in their halves
+    bool is_far = false;
+    open::Four four;
+    for_each([&](int j, int r, int c, Element const& element) {
+      four.set(of_four(r, c), element.sum, element.slots);
+      if (r == 0 || c == 0) return;
+      float results[4];
+      Value::near_of_four(four, results, is_far);
+      CUTLASS_PRAGMA_UNROLL
+      for (float& result : results) result = divisor.of(result);
+      words[j] = as_e4m3(results[of_four(0, 0)], results[of_four(0, 1)]) |
+                 as_e4m3(results[of_four(1, 0)], results[of_four(1, 1)]) << 16;
+    });
+    if (Value::has_far() && any_of_whole_warp(is_far)) compute_again<Value>(for_each, words);
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kChunk; j += 2) {
-      uint32_t const* const four = &words[j * 2];
-      Store::copy(four[0], four[1], four[2], four[3], matrix_row(slot, first + j));
+    for (int j = 0; j < kChunk; ++j) put_bytes(slot, first + j, words[j]);
+  }
+
+  // Four bytes as they are computed: two rows, eight apart, and two columns.
+  CUTLASS_DEVICE void put_bytes(char* slot, int j, uint32_t word) const {
+    constexpr int kChunkBytes = 16;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = warp * 16 + lane / 4 + r * 8, column = j * 8 + lane % 4 * 2;
+      const uint32_t pair = word >> r * 16;
+      if constexpr (C::kTransposed) {
+        place_in(slot, column, row / kChunkBytes)[row % kChunkBytes] = static_cast<char>(pair);
+        place_in(slot, column + 1, row / kChunkBytes)[row % kChunkBytes] = static_cast<char>(pair >> 8);
+      } else {
+        char* const at = place_in(slot, row, column / kChunkBytes) + column % kChunkBytes;
+        *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(pair);
+      }
     }
+  }
+
+  // The results of a pass, whose rows are blocks. Four neighbouring lanes have a row.
+  CUTLASS_DEVICE void put_blocks(uint32_t (&words)[kEights * 2], Place place, char* slot) const {
+    uint32_t largest[2] = {};
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kEights; ++j) {
+      const int column = place.column + j * 8 + lane % 4 * 2;
+      const uint32_t inside = column + 1 < params.columns ? ~0u : column < params.columns ? 0xffff : 0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int r = 0; r < 2; ++r) largest[r] = larger_magnitudes(largest[r], words[j * 2 + r] & inside);
+    }
+    OutScale const& to = params.out_scale;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      uint32_t most = largest[r];
+      most = larger_magnitudes(most, __shfl_xor_sync(~0u, most, 1));
+      most = larger_magnitudes(most, __shfl_xor_sync(~0u, most, 2));
+      most = larger_magnitudes(most, most >> 16);
+      const float scale = scale_of_block(low_of(most));
+      const int row = place.row + warp * 16 + lane / 4 + r * 8;
+      if (lane % 4 == 0 && row < params.rows) {
+        to.blocks[place.column / kBlockColumns * to.blocks_step + row] = scale;
+      }
+      const Divisor divisor(scale);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEights; ++j) {
+        uint32_t& word = words[j * 2 + r];
+        word = as_e4m3(divisor.of(low_of(word)), divisor.of(high_of(word)));
+      }
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kEights; ++j) put_bytes(slot, j, words[j * 2] | words[j * 2 + 1] << 16);
   }
 
   // All values of a chunk, by the functor's other form. This runs seldom, so its code is short: it computes one element
   // at a time.
   template <class Value, class ForEach>
-  CUTLASS_DEVICE static void compute_again(ForEach const& for_each, uint32_t (&words)[kChunk * 2]) {
+  CUTLASS_DEVICE void compute_again(ForEach const& for_each, uint32_t* words) const {
     asm volatile("" ::: "memory");  // operands are read again, and need no registers until then
     CUTLASS_PRAGMA_NO_UNROLL
     for (int which = 0; which < kChunk * 4; ++which) {
@@ -359,11 +470,18 @@ struct EpilogueConsumer {
         if (which == j * 4 + r * 2 + c) chosen = element;
       });
       const float result = Value::of(chosen.sum, chosen.slots);
-      const uint32_t twice = rounded(result, result), halves = which % 2 ? 0x7610 : 0x3254;
+      uint32_t twice = 0, bytes = 0;  // the result, and which bytes of a word it takes
+      if constexpr (kHasWholeWords) {
+        const float quotient = Divisor(out_scale).of(result);
+        twice = as_e4m3(quotient, quotient), bytes = 0x3210 + ((4 - which % 4) << which % 4 * 4);
+      } else {
+        twice = rounded(result, result), bytes = which % 2 ? 0x7610 : 0x3254;
+      }
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kChunk * 2; ++i) {
-        const uint32_t word = __byte_perm(words[i], twice, halves);
-        words[i] = i == which / 2 ? word : words[i];  // an array in registers has no variable index
+      for (int i = 0; i < kWords; ++i) {
+        const uint32_t word = __byte_perm(words[i], twice, bytes);
+        // An array in registers has no variable index.
+        words[i] = i == which / (kChunk * 4 / kWords) ? word : words[i];
       }
     }
   }
@@ -380,7 +498,8 @@ struct EpilogueConsumer {
   CUTLASS_DEVICE static uint32_t rounded(float low, float high) {
     cutlass::Array<float, 2> both;
     both[0] = low, both[1] = high;
-    auto const pair = cutlass::NumericArrayConverter<Output, float, 2>{}(both);
+    using Rounded = std::conditional_t<C::kIsQuantised, cutlass::bfloat16_t, Output>;
+    auto const pair = cutlass::NumericArrayConverter<Rounded, float, 2>{}(both);
     return reinterpret_cast<uint32_t const&>(pair);
   }
 };

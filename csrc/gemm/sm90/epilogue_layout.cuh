@@ -5,6 +5,8 @@
 
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
+#include "cutlass/numeric_types.h"
+#include "gemm/sm90/quantise.cuh"
 #include "gemm/sm90/slab.h"
 #include "gemm/sm90/tile.h"
 #include "open/contract.h"
@@ -23,6 +25,11 @@ struct EpilogueParams {
   BlockMoments<float>* column_moments;    // of D, a block for each pass's rows; null: not wanted
   int rows, columns;
   bool is_matrix_by_tma;
+};
+
+// The same for results of 8 bits.
+struct QuantisedParams : EpilogueParams {
+  OutScale out_scale;
 };
 
 // The numbers in a word of 4 bytes of D.
@@ -87,7 +94,8 @@ struct Slab {
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
 // place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
-// accumulator (pair_mainloop.cuh). The others are read from memory.
+// accumulator (pair_mainloop.cuh). The others are read from memory. Output: e4m3 has one scale for all results, and
+// InBlocks one for each row of a tile.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
           int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates>
 struct EpilogueConfig {
@@ -112,18 +120,24 @@ struct EpilogueConfig {
   static constexpr int kDRows = Transposed ? kPassColumns : kPassRows;  // of D, in a pass
   static constexpr int kSlabColumns = kDColumns / kSlabs;               // of D
 
-  static constexpr int kRoots = Sums::has_roots ? 1 : 0;
-  static_assert(Gates == 0 || (!Transposed && kRoots == 0), "no such epilogue");
+  static constexpr bool kIsQuantised = sizeof(Output) == 1, kIsInBlocks = std::is_same_v<Output, InBlocks>;
+  static_assert(!kIsInBlocks || (!Transposed && TileN == kBlockColumns && kPassColumns == TileN),
+                "a pass has a block of each row");
+  using Params = std::conditional_t<kIsQuantised, QuantisedParams, EpilogueParams>;
+
+  // Of rows, and of each weight's columns.
+  static constexpr int kRoots = Sums::has_roots ? 1 : 0, kColumnRoots = kRoots * (1 + Gates);
+  static_assert(Gates == 0 || !Transposed, "no such epilogue");
 
   // Kernels of a single product can write statistics of D, and the functor's second values if it has them.
-  static constexpr bool kReduces = Gates == 0;
+  static constexpr bool kReduces = Gates == 0 && !kIsQuantised;
   CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }
 
   // The number of the matrix that TMA loads: the first one that is read from memory and shares no rows.
   CUTLASS_DEVICE static int matrix_by_tma() { return epigemm_shares_rows(open::kMatrix0 + Gates) ? Gates + 1 : Gates; }
 
   static constexpr int kByRow = (Transposed ? open::kColumns : open::kRows) + kRoots;  // vectors; roots come last
-  static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kRoots;
+  static constexpr int kByColumn = (Transposed ? open::kRows : open::kColumns) + kColumnRoots;
 
   static constexpr int kMostVectorBytes = (kByRow * GroupRows + kByColumn * TileN) * static_cast<int>(sizeof(float));
   static_assert(kMostVectorBytes <= VectorBytes + (Slots_ > 1 ? SlotBytes : 0), "a slot too many");
@@ -158,6 +172,7 @@ struct EpilogueVectors {
   static constexpr int kCount = AlongRows ? C::kByRow : C::kByColumn;
   static constexpr int kLength = AlongRows ? C::kGroupRows : C::kTileN;
   static constexpr int kSlot = AlongRows == C::kTransposed ? open::kColumn0 : open::kRow0;
+  static constexpr int kFirstRoot = kCount - (AlongRows ? C::kRoots : C::kColumnRoots);
 
   int kinds[kCount], offsets[kCount], end;  // in bytes
 
@@ -171,7 +186,7 @@ struct EpilogueVectors {
     }
   }
 
-  CUTLASS_DEVICE static constexpr bool is_root(int i) { return i == kCount - C::kRoots; }
+  CUTLASS_DEVICE static constexpr bool is_root(int i) { return i >= kFirstRoot; }
 
   // From one number to the next.
   CUTLASS_DEVICE static int step(EpilogueParams const& params, int i) {
@@ -180,8 +195,11 @@ struct EpilogueVectors {
   }
 
   CUTLASS_DEVICE static const void* data(EpilogueParams const& params, int i, bool is_again) {
-    if (is_root(i)) return !AlongRows ? params.column_roots : is_again ? params.found_roots : params.row_roots;
-    return params.operands.data[kSlot + i];
+    if (!is_root(i)) return params.operands.data[kSlot + i];
+    if constexpr (AlongRows) return is_again ? params.found_roots : params.row_roots;
+    // Those of a second weight follow the first one's.
+    if (i == kFirstRoot) return params.column_roots;
+    return params.column_roots + static_cast<int64_t>(params.columns) * params.column_root_step;
   }
 };
 

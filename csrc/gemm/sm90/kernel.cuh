@@ -84,7 +84,7 @@ struct Kernel {
 
   struct Params {
     typename Mainloop::Params mainloop;
-    EpilogueParams epilogue;
+    typename Epilogue::Params epilogue;
     int k, k_steps;
     int lines_of_rows, lines_of_columns;  // the grid of tiles of clusters
     int swizzle;

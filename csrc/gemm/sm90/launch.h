@@ -106,6 +106,7 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
   epilogue.row_roots = roots.row_roots, epilogue.column_roots = roots.column_roots;
   epilogue.found_roots = roots.found_roots;
   epilogue.row_root_step = !roots.is_row_root_shared, epilogue.column_root_step = !roots.is_column_root_shared;
+  if constexpr (Epilogue::kIsQuantised) params.epilogue.out_scale = problem.out_scale;
   epilogue.rows = rows, epilogue.columns = columns, epilogue.is_matrix_by_tma = matrix.data != nullptr;
   params.k = static_cast<int>(k);
   params.k_steps = static_cast<int>(ceil_div(k * static_cast<int64_t>(sizeof(Element)), kStageRowBytes));

@@ -10,14 +10,14 @@
 namespace epigemm::sm90 {
 
 template <class Element>
-constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+constexpr CUtensorMapDataType kMapType =
+    sizeof(Element) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 template <>
 inline constexpr CUtensorMapDataType kMapType<cutlass::half_t> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 template <>
 inline constexpr CUtensorMapDataType kMapType<cutlass::bfloat16_t> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 template <>
 inline constexpr CUtensorMapDataType kMapType<cutlass::tfloat32_t> = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
-
 // Boxes of `box_rows` rows and `box_bytes`, 128 or 64, swizzled so; what is beyond the matrix is read as zeros and not
 // written. `row_stride` in elements; `promotion`: how much is loaded to L2 at once. False if the driver refuses.
 inline bool encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes, const void* data, int64_t row_stride,

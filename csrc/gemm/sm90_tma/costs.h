@@ -127,12 +127,34 @@ constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1
 constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7}, {920, 6, 1500}, {780, 6, 900}};
 static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
 static_assert(sizeof(kCostsOfPromoted) / sizeof(CostOf8Bits) == kPromotedTileCount, "every tile needs its cost");
+// Not measured: results in blocks, whose epilogues are longer, and pairs, which are like tiles of pairs of 16 bits.
+constexpr CostOf8Bits kCostsOfFastBlocks[] = {{764, 4, 1500}, {334, 10, 1500}};
+constexpr CostOf8Bits kCostsOfPromotedBlocks[] = {{780, 6, 2400}, {420, 10, 2400}};
+constexpr CostOf8Bits kCostsOfFastPairs[] = {{764, 0}, {1260, 2}};
+constexpr CostOf8Bits kCostsOfPromotedPairs[] = {{780, 3, 900}};
+constexpr CostOf8Bits kCostsOfFastPairsToBlocks[] = {{1260, 2, 1500}};
+static_assert(sizeof(kCostsOfFastBlocks) / sizeof(CostOf8Bits) == tiles_of_8_bits(true, false, Results8::Blocks).count);
+static_assert(sizeof(kCostsOfPromotedBlocks) / sizeof(CostOf8Bits) ==
+              tiles_of_8_bits(false, false, Results8::Blocks).count);
+static_assert(sizeof(kCostsOfFastPairs) / sizeof(CostOf8Bits) == tiles_of_8_bits(true, true, Results8::Wide).count);
+static_assert(sizeof(kCostsOfPromotedPairs) / sizeof(CostOf8Bits) ==
+              tiles_of_8_bits(false, true, Results8::Wide).count);
 
-inline const CostOf8Bits& cost_of_8_bits(const Problem& p, int tile) {
-  return p.arithmetic == Arithmetic::Fast ? kCostsOfFast[tile] : kCostsOfPromoted[tile];
+inline Tiles tiles_of_8_bits(const Problem& p) {
+  const Results8 quantised = p.out_scale.is_of_blocks ? Results8::Blocks : Results8::OneScale;
+  return tiles_of_8_bits(p.arithmetic == Arithmetic::Fast, p.is_pair,
+                         is_8_bits(p.out.element) ? quantised : Results8::Wide);
 }
 
-// The tile of `Cost` and of other figures that are not of pairs.
+inline const CostOf8Bits& cost_of_8_bits(const Problem& p, int tile) {
+  const bool is_fast = p.arithmetic == Arithmetic::Fast;
+  if (p.is_pair && p.out_scale.is_of_blocks) return kCostsOfFastPairsToBlocks[tile];
+  if (p.is_pair) return is_fast ? kCostsOfFastPairs[tile] : kCostsOfPromotedPairs[tile];
+  if (p.out_scale.is_of_blocks) return is_fast ? kCostsOfFastBlocks[tile] : kCostsOfPromotedBlocks[tile];
+  return is_fast ? kCostsOfFast[tile] : kCostsOfPromoted[tile];
+}
+
+// The tile of `Cost` and of other figures; of a pair among the tiles of pairs.
 inline int tile_of_figures(const Problem& p, int tile) {
   return is_8_bits(p.x.element) ? cost_of_8_bits(p, tile).like : tile;
 }
@@ -141,13 +163,14 @@ inline int tile_of_figures(const Problem& p, int tile) {
 inline bool is_like_16_bits(const Problem& p) { return element_bytes(p.x.element) <= 2; }
 
 inline double factor_of_pair(const Problem& p, const Plan& plan, double padded_m, double rounds) {
-  const bool is_slowed = kPairTiles[plan.tile].schedule == Schedule::Pingpong && rounds > 1;
-  return kOfPairs[plan.tile] * (is_slowed ? 1 + kOutsidePingpong * (1 - cost::as_double(p.m) / padded_m) : 1);
+  const int tile = tile_of_figures(p, plan.tile);
+  const bool is_slowed = kPairTiles[tile].schedule == Schedule::Pingpong && rounds > 1;
+  return kOfPairs[tile] * (is_slowed ? 1 + kOutsidePingpong * (1 - cost::as_double(p.m) / padded_m) : 1);
 }
 
 inline double step_cycles(const Problem& p, int tile) {
-  if (p.is_pair) return kStepCyclesOfPairs[tile];
   if (is_8_bits(p.x.element)) return cost_of_8_bits(p, tile).step_cycles;
+  if (p.is_pair) return kStepCyclesOfPairs[tile];
   return is_like_16_bits(p) ? kStepCyclesIn16Bits[tile] : kStepCyclesInTF32[tile];
 }
 
@@ -189,7 +212,7 @@ inline double moment_cycles(const Problem& p, int tile) {
 }
 
 inline const Tile& tile_of(const Problem& p, int index) {
-  if (is_8_bits(p.x.element)) return p.arithmetic == Arithmetic::Fast ? kFastTiles[index] : kPromotedTiles[index];
+  if (is_8_bits(p.x.element)) return tiles_of_8_bits(p).tiles[index];
   return p.is_pair ? kPairTiles[index] : kTiles[index];
 }
 

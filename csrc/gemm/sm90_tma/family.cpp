@@ -1,4 +1,5 @@
 // The large tiles, which multiply the tensors themselves.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -19,33 +20,39 @@ bool is_e5m2_beside(const Problem& p) {
   return p.x.element == ElementType::Float8E5M2 || p.weight.element == ElementType::Float8E5M2;
 }
 
-// Products of 8 bits: e4m3 by e4m3; or to bf16 e5m2 by e4m3, or the other way round.
+int count_of_8_bits(const Problem& p) {
+  const int count = tiles_of_8_bits(p).count;
+  if (is_e5m2_beside(p)) return kE5M2TileCount;
+  const bool is_other = !is_8_bits(p.out.element) && p.out.element != ElementType::BFloat16;
+  return is_other ? std::min(count, p.is_pair ? kOtherResultPairCount : kOtherResultTileCount) : count;
+}
+
+// Products of 8 bits: e4m3 by e4m3; or one of them to bf16 e5m2 by e4m3, or the other way round.
 bool multiplies_8_bits(const Problem& p) {
   const bool are_8_bits = is_8_bits(p.x.element) && is_8_bits(p.weight.element);
   const bool are_both_e5m2 = p.x.element == p.weight.element && p.x.element == ElementType::Float8E5M2;
-  const bool is_result = p.out.element != ElementType::Float64 && !is_8_bits(p.out.element);
+  const bool is_result = p.out.element != ElementType::Float64 && p.out.element != ElementType::Float8E5M2;
   const bool is_arithmetic = p.arithmetic == Arithmetic::Fast || p.arithmetic == Arithmetic::Promoted;
-  const bool is_any_result = !is_e5m2_beside(p) || p.out.element == ElementType::BFloat16;
-  return are_8_bits && !are_both_e5m2 && is_result && is_any_result && is_arithmetic && !p.is_pair;
+  const bool is_any_result = !is_e5m2_beside(p) || (p.out.element == ElementType::BFloat16 && !p.is_pair);
+  const bool is_stored = !epilogue_info(p.epilogue).has_store || !is_8_bits(p.out.element);
+  return are_8_bits && !are_both_e5m2 && is_result && is_any_result && is_stored && is_arithmetic &&
+         count_of_8_bits(p) > 0;
 }
 
-int count_of_8_bits(const Problem& p) {
-  if (is_e5m2_beside(p)) return kE5M2TileCount;
-  if (p.out.element != ElementType::BFloat16) return kOtherResultTileCount;
-  return p.arithmetic == Arithmetic::Fast ? kFastTileCount : kPromotedTileCount;
-}
-
-// epigemm_open_sm90_tma_{e4m3,e5m2}_{e4m3,e5m2}_RESULT_{fast,promoted}_TILE, of which not all exist
+// epigemm_open_sm90_tma_{e4m3,e5m2}_{e4m3,e5m2}_RESULT_{fast,promoted}_TILE and, for pairs, _pair, of which not all
+// exist
 open::KernelName name_of_8_bits(const Problem& p, int tile) {
-  constexpr int kKinds = 2, kResults = 3, kMostTiles = kFastTileCount;
+  constexpr int kKinds = 2, kResults = 5, kWide = 3, kMostTiles = kFastTileCount;
   static const std::vector<std::string> names = [] {
     std::vector<std::string> made;
     for (const char* const x : {"e4m3", "e5m2"}) {
       for (const char* const weight : {"e4m3", "e5m2"}) {
-        for (const char* const result : {"float16", "bfloat16", "float32"}) {
+        for (const char* const result : {"float16", "bfloat16", "float32", "bfloat16_to_e4m3", "bfloat16_to_blocks"}) {
           for (const char* const sums : {"fast", "promoted"}) {
-            for (int i = 0; i < kMostTiles; ++i) {
-              made.push_back(text("epigemm_open_sm90_tma_", x, "_", weight, "_", result, "_", sums, "_", i));
+            for (const char* const pair : {"", "_pair"}) {
+              for (int i = 0; i < kMostTiles; ++i) {
+                made.push_back(text("epigemm_open_sm90_tma_", x, "_", weight, "_", result, "_", sums, "_", i, pair));
+              }
             }
           }
         }
@@ -55,8 +62,11 @@ open::KernelName name_of_8_bits(const Problem& p, int tile) {
   }();
   std::size_t place = p.x.element == ElementType::Float8E5M2;
   place = place * kKinds + (p.weight.element == ElementType::Float8E5M2);
-  place = place * kResults + static_cast<std::size_t>(p.out.element);
+  const std::size_t result =
+      is_8_bits(p.out.element) ? kWide + p.out_scale.is_of_blocks : static_cast<std::size_t>(p.out.element);
+  place = place * kResults + result;
   place = place * kKinds + (p.arithmetic == Arithmetic::Promoted);
+  place = place * kKinds + p.is_pair;
   return names[place * kMostTiles + tile];
 }
 
@@ -105,14 +115,13 @@ class Tma final : public Family {
   }
 
   Plan invariant_plan(const Problem& problem) const override {
-    if (is_8_bits(problem.x.element)) {
-      return plan_of(kInvariantTileOf8Bits);
-    }
-    return problem.is_pair ? Plan{} : plan_of(kInvariantTile);
+    if (problem.is_pair) return {};
+    return plan_of(is_8_bits(problem.x.element) ? kInvariantTileOf8Bits : kInvariantTile);
   }
 
   int moment_rows(const Problem& problem, const Plan& plan) const override {
-    return problem.is_pair ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
+    const bool has_none = problem.is_pair || is_8_bits(problem.out.element);
+    return has_none ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
   }
 
   bool stores() const override { return true; }

@@ -1,4 +1,5 @@
 // The host's half of the large tiles: no device code in here.
+#include <algorithm>
 #include <utility>
 
 #include "gemm/sm90/launch.h"
@@ -45,28 +46,56 @@ LaunchTile find_16_bits(Problem const& problem, int tile) {
   return problem.is_pair ? find_pair<Element>(tile, kPairTileIndices) : find_tile<Element>(tile, kTileIndices);
 }
 
-template <class X, class Weight, class Result, Sums8 sums, int TileIndex>
+template <class X, class Weight, class Result, Sums8 sums, int Weights, int TileIndex>
 const char* launch_8_bits(Problem const& problem, Plan const& plan, const void* kernel) {
   const auto multiplied = [](Matrix const& matrix, Scale const& scale) {
     return sm90::Multiplied{matrix.data, matrix.row_stride, scale.data, !scale.is_of_rows};
   };
-  return sm90::launch<EightBitTypes<X, Weight, Result, sums, TileIndex>>(
+  return sm90::launch<EightBitTypes<X, Weight, Result, sums, TileIndex, Weights>>(
       problem, plan, multiplied(problem.x, problem.x_scale), multiplied(problem.weight, problem.weight_scale),
-      problem.k, kernel);
+      problem.k, kernel, sm90::Multiplied{problem.weight2, problem.weight.row_stride});
 }
 
-template <class X, class Weight, class Result, Sums8 sums, int... TileIndex>
+template <class X, class Weight, class Result, Sums8 sums, int Weights, int... TileIndex>
 LaunchTile find_8_bits(int tile, std::integer_sequence<int, TileIndex...>) {
-  constexpr LaunchTile launches[] = {&launch_8_bits<X, Weight, Result, sums, TileIndex>...};
+  constexpr LaunchTile launches[] = {&launch_8_bits<X, Weight, Result, sums, Weights, TileIndex>..., nullptr};
   return launches[tile];
 }
 
 // Fast, Promoted: how many tiles there are.
-template <class X, class Weight, class Result, int Fast, int Promoted>
+template <class X, class Weight, class Result, int Fast, int Promoted, int Weights = 1>
 LaunchTile find_8_bits(Problem const& problem, int tile) {
   return problem.arithmetic == Arithmetic::Fast
-             ? find_8_bits<X, Weight, Result, Sums8::Fast>(tile, std::make_integer_sequence<int, Fast>{})
-             : find_8_bits<X, Weight, Result, Sums8::Promoted>(tile, std::make_integer_sequence<int, Promoted>{});
+             ? find_8_bits<X, Weight, Result, Sums8::Fast, Weights>(tile, std::make_integer_sequence<int, Fast>{})
+             : find_8_bits<X, Weight, Result, Sums8::Promoted, Weights>(tile,
+                                                                        std::make_integer_sequence<int, Promoted>{});
+}
+
+constexpr int kEvery = kFastTileCount;
+
+// e4m3 by e4m3. Most: of the tiles that there are.
+template <class Result, int Most, int Weights>
+LaunchTile find_e4m3(Problem const& problem, int tile) {
+  constexpr Results8 results = kResults<Result>;
+  constexpr int kFast = tiles_of_8_bits(/*is_fast=*/true, Weights == 2, results).count,
+                kPromoted = tiles_of_8_bits(/*is_fast=*/false, Weights == 2, results).count;
+  return find_8_bits<element::e4m3, element::e4m3, Result, std::min(kFast, Most), std::min(kPromoted, Most), Weights>(
+      problem, tile);
+}
+
+template <int MostOfOthers, int Weights>
+LaunchTile find_e4m3(Problem const& problem, int tile) {
+  switch (problem.out.element) {
+    case ElementType::Float16:
+      return find_e4m3<element::float16, MostOfOthers, Weights>(problem, tile);
+    case ElementType::BFloat16:
+      return find_e4m3<element::bfloat16, kEvery, Weights>(problem, tile);
+    case ElementType::Float32:
+      return find_e4m3<element::float32, MostOfOthers, Weights>(problem, tile);
+    default:
+      return problem.out_scale.is_of_blocks ? find_e4m3<element::bfloat16_to_blocks, kEvery, Weights>(problem, tile)
+                                            : find_e4m3<element::bfloat16_to_e4m3, kEvery, Weights>(problem, tile);
+  }
 }
 
 template <class X, class Weight>
@@ -76,17 +105,10 @@ LaunchTile find_e5m2_beside(Problem const& problem, int tile) {
 
 LaunchTile find_8_bits(Problem const& problem, int tile) {
   using element::e4m3, element::e5m2;
-  constexpr int kOthers = kOtherResultTileCount;
   if (problem.x.element == ElementType::Float8E5M2) return find_e5m2_beside<e5m2, e4m3>(problem, tile);
   if (problem.weight.element == ElementType::Float8E5M2) return find_e5m2_beside<e4m3, e5m2>(problem, tile);
-  switch (problem.out.element) {
-    case ElementType::Float16:
-      return find_8_bits<e4m3, e4m3, element::float16, kOthers, kOthers>(problem, tile);
-    case ElementType::BFloat16:
-      return find_8_bits<e4m3, e4m3, element::bfloat16, kFastTileCount, kPromotedTileCount>(problem, tile);
-    default:
-      return find_8_bits<e4m3, e4m3, element::float32, kOthers, kOthers>(problem, tile);
-  }
+  return problem.is_pair ? find_e4m3<kOtherResultPairCount, 2>(problem, tile)
+                         : find_e4m3<kOtherResultTileCount, 1>(problem, tile);
 }
 
 }  // namespace

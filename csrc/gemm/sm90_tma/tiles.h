@@ -93,8 +93,75 @@ constexpr Tile kPromotedTiles[] = {
 
 constexpr int kFastTileCount = sizeof(kFastTiles) / sizeof(kFastTiles[0]);
 constexpr int kPromotedTileCount = sizeof(kPromotedTiles) / sizeof(kPromotedTiles[0]);
+
+// What becomes of results: a type of 16 or 32 bits, or e4m3 with one scale, or with one for each row of a tile.
+enum class Results8 { Wide, OneScale, Blocks };
+
+// The same tiles for results of 8 bits, of which a slot holds more columns. Blocks have 128 columns; the second tile is
+// for few rows.
+constexpr Tile kFastTilesToE4M3[] = {
+    {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
+    {16, 64, 1, 1, Schedule::Single, true, 20, 1, 1024},
+    {128, 64, 1, 1, Schedule::Single, true, 8, 2, 4096},
+};
+constexpr Tile kPromotedTilesToE4M3[] = {
+    {128, 192, 2, 1, Schedule::Cooperative, false, 5, 3, 4096},
+    {16, 64, 1, 1, Schedule::Single, true, 20, 1, 1024},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 4096},
+};
+constexpr Tile kFastTilesToBlocks[] = {
+    {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
+    {64, 128, 1, 1, Schedule::Single, false, 8, 1, 8192},
+};
+constexpr Tile kPromotedTilesToBlocks[] = {
+    {128, 128, 2, 1, Schedule::Cooperative, false, 6, 1, 8192},
+    {64, 128, 1, 1, Schedule::Single, false, 8, 1, 8192},
+};
+
+// Pairs of products in 8 bits. Promoted blocks would need 128 columns of two weights in two accumulators, which are all
+// of a thread's registers.
+constexpr Tile kFastPairs[] = {
+    {128, 64, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
+    {128, 128, 2, 1, Schedule::Cooperative, false, 4, 4, 4096},
+};
+constexpr Tile kPromotedPairs[] = {
+    {128, 64, 2, 1, Schedule::Cooperative, false, 6, 1, 8192},
+};
+constexpr Tile kFastPairsToE4M3[] = {
+    {128, 64, 2, 1, Schedule::Pingpong, false, 6, 2, 4096},
+};
+constexpr Tile kPromotedPairsToE4M3[] = {
+    {128, 64, 2, 1, Schedule::Cooperative, false, 6, 1, 4096},
+};
+constexpr Tile kFastPairsToBlocks[] = {
+    {128, 128, 2, 1, Schedule::Cooperative, false, 4, 1, 8192},
+};
+
+struct Tiles {
+  const Tile* tiles;
+  int count;
+
+  template <int Count>
+  static constexpr Tiles of(const Tile (&tiles)[Count]) {
+    return {tiles, Count};
+  }
+};
+
+constexpr Tiles tiles_of_8_bits(bool is_fast, bool is_pair, Results8 results) {
+  switch (results) {
+    case Results8::OneScale:
+      if (is_pair) return Tiles::of(is_fast ? kFastPairsToE4M3 : kPromotedPairsToE4M3);
+      return Tiles::of(is_fast ? kFastTilesToE4M3 : kPromotedTilesToE4M3);
+    case Results8::Blocks:
+      if (is_pair) return is_fast ? Tiles::of(kFastPairsToBlocks) : Tiles{};
+      return Tiles::of(is_fast ? kFastTilesToBlocks : kPromotedTilesToBlocks);
+    default:
+      if (is_pair) return is_fast ? Tiles::of(kFastPairs) : Tiles::of(kPromotedPairs);
+      return is_fast ? Tiles::of(kFastTiles) : Tiles::of(kPromotedTiles);
+  }
+}
 // Of e4m3 to fp16 and fp32; and where x or the weight is e5m2, to bf16 alone.
-constexpr int kOtherResultTileCount = 3, kE5M2TileCount = 1;
+constexpr int kOtherResultTileCount = 3, kOtherResultPairCount = 1, kE5M2TileCount = 1;
 constexpr int kInvariantTileOf8Bits = 0;
 
 // The tile of batch-invariant calls, for any M: nearly the best rate at many rows, and no taller than necessary.

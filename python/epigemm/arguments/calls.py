@@ -17,25 +17,50 @@ EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 """The 8-bit types of x and the weight."""
 
 
+BLOCKS = "1x128"
+"""As an `out_scale`: each 128 columns of a row of the result have a scale of their own."""
+OutScale = Tensor | float | str | None
+
+
 class EightBits(NamedTuple):
-    """What a product of 8-bit numbers has besides; in a `LinearCall` it is checked, and nothing of it None."""
+    """What a product of 8-bit numbers has besides; in a `LinearCall` it is checked."""
 
     x_scale: Tensor | None  # fp32: 0-d, or one number for each row of x
-    weight_scale: Tensor | None  # the same of the weight
-    out_dtype: torch.dtype | None = None  # of the result, and of the operands that have its type; None: bf16
+    weight_scale: Tensor | None  # the same of the weight; of a pair the second one's numbers come last
+    out_dtype: torch.dtype | None = None  # of the result; None: bf16
     accumulate: str = PROMOTED  # or `FAST`
+    # Of an e4m3 result: what it is divided by, or `BLOCKS`. In a `LinearCall` contiguous `[ceil(N / 128), M]`, which
+    # receives the scales of the blocks, is in place of the latter.
+    out_scale: OutScale = None
+
+    @property
+    def operand_dtype(self) -> torch.dtype:
+        """That of the operands that have the result's type: beside an e4m3 result bf16."""
+        return torch.bfloat16 if self.out_dtype in EIGHT_BITS else self.out_dtype  # type: ignore[return-value]
+
+    @property
+    def blocks(self) -> Tensor | None:
+        """In a `LinearCall`: the memory for the scales of the result's blocks, if it has them."""
+        scale = self.out_scale
+        return scale if isinstance(scale, Tensor) and scale.dim() else None
+
+    @property
+    def read(self) -> list[tuple[str, Tensor]]:
+        """The scales that are read, and their names."""
+        scales = {"x_scale": self.x_scale, "weight_scale": self.weight_scale, "out_scale": self.out_scale}
+        named = [(name, each) for name, each in scales.items() if isinstance(each, Tensor)]
+        return [(name, each) for name, each in named if each is not self.blocks]
 
 
-Scaled = tuple[Tensor | None, Tensor | None, torch.dtype | None, str]
+Scaled = tuple[Tensor | None, Tensor | None, torch.dtype | None, str, OutScale]
 """The fields of `EightBits` as callers of all functions give them."""
-UNSCALED: Scaled = (None, None, None, PROMOTED)
+UNSCALED: Scaled = (None, None, None, PROMOTED, None)
 
 
 def is_scaled(given: Scaled) -> bool:
     """Whether anything is given."""
-    x_scale, weight_scale, out_dtype, accumulate = given
-    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None
-    return is_any or accumulate != PROMOTED
+    *tensors, accumulate, out_scale = given
+    return accumulate != PROMOTED or any(each is not None for each in (*tensors, out_scale))
 
 
 class Options(NamedTuple):
@@ -52,9 +77,6 @@ AS_USUAL = Options()
 def tensors_of(operands: Operands) -> list[Tensor]:
     """The tensors among a call's operands."""
     return [each for each in operands if isinstance(each, Tensor)]
-
-
-_SCALES = ("x_scale", "weight_scale")
 
 
 class LinearCall(NamedTuple):
@@ -107,7 +129,7 @@ class LinearCall(NamedTuple):
     def inputs(self) -> tuple[Tensor, ...]:
         """Every tensor that is read."""
         weights = (self.weight,) if self.weight2 is None else (self.weight, self.weight2)
-        scales = () if self.eight_bits is None else tensors_of(self.eight_bits[:2])
+        scales = () if self.eight_bits is None else [each for _, each in self.eight_bits.read]
         return (self.x, *weights, *tensors_of(self.operands), *scales)
 
     @property
@@ -116,7 +138,7 @@ class LinearCall(NamedTuple):
         if self.fold is not None:
             folded = self.fold.named.items()
             return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
-        scales = [] if self.eight_bits is None else zip(_SCALES, tensors_of(self.eight_bits[:2]), strict=True)
+        scales = [] if self.eight_bits is None else self.eight_bits.read
         return [("weight", self.weight), *self.epilogue.named(self.operands), *scales]
 
     @property
@@ -179,7 +201,7 @@ def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
         return (epilogue.name, x, *epilogue.apart(call.operands))
     options: tuple[Any, ...] = (call.precision, call.uses_pack, call.strict, call.invariant)
     if call.eight_bits is not None:
-        options = (*options, *call.eight_bits[:3])
+        options = (*options, *call.eight_bits[:3], call.eight_bits.out_scale)
     return (epilogue.name, x, call.weight, *epilogue.apart(call.operands), *options)
 
 

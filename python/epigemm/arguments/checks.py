@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import overlap
-from epigemm.arguments.calls import EIGHT_BITS, ElementwiseCall, FoldCall, LinearCall, Vectors, tensors_of
+from epigemm.arguments.calls import (
+    EIGHT_BITS,
+    EightBits,
+    ElementwiseCall,
+    FoldCall,
+    LinearCall,
+    Vectors,
+    tensors_of,
+)
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS, SCALAR
@@ -99,9 +107,11 @@ def pair(
     weight2: Tensor | None,
     bias2: Tensor | None,
     out: Tensor | None,
+    scaled: EightBits | None = None,
 ) -> None:
     """Check the tensors of a pair of products: one weight with the rows of both, or two weights."""
-    product(x, weight)
+    if scaled is None:
+        product(x, weight)
     rows = weight.shape[0]
     if weight2 is None and rows % 2:
         raise RuntimeError(
@@ -113,17 +123,20 @@ def pair(
             "bias2: got a tensor without a weight2; accepted is None, and a bias for all rows of weight"
         )
     if weight2 is not None:
-        _require_like("weight2", weight2, x.dtype, x)
+        _require_like("weight2", weight2, weight.dtype, x)
         if weight2.shape != weight.shape:
             raise RuntimeError(
                 f"weight2: got shape {_shape(weight2)}; accepted is {_shape(weight)}, that of weight"
             )
     for name, vector in (("bias", bias), ("bias2", bias2)):
         if vector is not None:
-            _require_like(name, vector, x.dtype, x)
+            dtype = x.dtype if scaled is None else scaled.operand_dtype
+            if scaled is None or vector.dtype is not torch.float32:
+                _require_like(name, vector, dtype, x, of=dtype)
             _require_length(name, vector, rows)
     if out is not None:
-        _require_out(out, (*x.shape[:-1], rows // 2 if weight2 is None else rows), x, "x")
+        shape = (*x.shape[:-1], rows // 2 if weight2 is None else rows)
+        _require_out(out, shape, x, "x", None if scaled is None else scaled.out_dtype)
 
 
 def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:
@@ -387,7 +400,7 @@ def _has_memory(tensor: object) -> bool:
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
     epilogue, x, operands, dtype = call.epilogue, call.x, call.operands, call.x.dtype
     if isinstance(call, LinearCall) and call.eight_bits is not None:
-        dtype = call.dtype
+        dtype = call.eight_bits.operand_dtype
     if len(operands) != len(epilogue.operands):
         raise operands_that_do_not_fit(epilogue, operands)
     for place, (operand, value) in enumerate(zip(epilogue.operands, operands, strict=True), 1):

@@ -12,25 +12,29 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import checks
-from epigemm.arguments.calls import EIGHT_BITS, EightBits, Scaled
+from epigemm.arguments.calls import BLOCKS, EIGHT_BITS, EightBits, OutScale, Scaled
 from epigemm.arguments.precision import FAST, PROMOTED
 
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+E4M3 = EIGHT_BITS[0]
+RESULTS = (torch.bfloat16, torch.float16, torch.float32, E4M3)
 """The types that a result may have; the first is the default."""
 _MULTIPLE = 16  # of K
 _DEVICES = ("cpu", "cuda", "meta")
 _ACCUMULATE = (PROMOTED, FAST)
+_BLOCK = 128  # columns of a result
+_LEAST_FP32 = 2.0**-149
+_OUT_SCALES = f"a number > 0, a 0-d float32 tensor on x's device, or {BLOCKS!r}"
 
 
-def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits) -> EightBits:
-    """What a call gives beside these tensors, with scales of one axis at most.
+def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits, weight2: Tensor | None = None) -> EightBits:
+    """What a call gives beside these tensors, with scales of one axis at most; `weight2`: of a pair of products.
 
     Raises:
         TypeError: something is no tensor, dtype or string.
-        ValueError: unknown `accumulate` or `out_dtype`.
+        ValueError: unknown `accumulate` or `out_dtype`; an `out_scale` that is no scale.
         RuntimeError: types, shapes, devices that do not fit.
     """
-    x_scale, weight_scale, out_dtype, accumulate = asked
+    x_scale, weight_scale, out_dtype, accumulate, out_scale = asked
     if not isinstance(accumulate, str):
         raise TypeError(f"accumulate: got {type(accumulate).__name__}; accepted are 'promoted' and 'fast'")
     if accumulate not in _ACCUMULATE:
@@ -48,8 +52,47 @@ def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits) -> EightBits:
     if weight.shape[1] % _MULTIPLE:
         raise RuntimeError(f"x: got K = {weight.shape[1]} in 8 bits; accepted are multiples of {_MULTIPLE}")
     rows = _scale("x_scale", x_scale, x, x.shape[:-1])
-    columns = _scale("weight_scale", weight_scale, x, weight.shape[:1])
-    return EightBits(rows, columns, out_dtype, accumulate)
+    count = weight.shape[0] * (1 if weight2 is None else 2)
+    columns = _scale("weight_scale", weight_scale, x, torch.Size([count]))
+    return EightBits(rows, columns, out_dtype, accumulate, _out_scale(out_scale, out_dtype, x))
+
+
+def memory_of_blocks(out_scale: OutScale, x: Tensor, weight: Tensor) -> OutScale:
+    """`[ceil(N / 128), M]` for the scales of a result's blocks in place of `BLOCKS`; of unchecked arguments, too."""
+    if not isinstance(out_scale, str) or out_scale != BLOCKS:
+        return out_scale
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or x.dim() == 0 or weight.dim() != 2:
+        return out_scale
+    shape = (-(-weight.shape[0] // _BLOCK), math.prod(x.shape[:-1]))
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def with_blocks(result: Tensor, memory: OutScale) -> Tensor:
+    """A result as callers get it: where its blocks have scales, a pair with these.
+
+    They are `[..., ceil(N / 128)]`, and those of a block lie side by side, as `torch._scaled_mm` reads them.
+    """
+    if not isinstance(memory, Tensor) or not memory.dim():
+        return result
+    scales = memory.t() if result.dim() == 2 else memory.view(len(memory), *result.shape[:-1]).movedim(0, -1)
+    return result, scales  # type: ignore[return-value]
+
+
+def quantised(y: Tensor, scale: Tensor | float) -> Tensor:
+    """A result in e4m3: y / scale, saturated. A matrix of scales receives those of blocks."""
+    wide, largest = y.float(), torch.finfo(E4M3).max
+    # On a GPU torch multiplies by the reciprocal of a number, but divides by a tensor.
+    if not isinstance(scale, Tensor):
+        scale = wide.new_full((), scale)
+    if not scale.dim():
+        return (wide / scale).clamp(-largest, largest).to(E4M3)
+    blocks, rows = scale.shape
+    parts = torch.nn.functional.pad(wide.reshape(rows, y.shape[-1]), (0, blocks * _BLOCK - y.shape[-1]))
+    parts = parts.view(rows, blocks, _BLOCK)
+    found = parts.abs().amax(-1).clamp(min=2.0**-100) / wide.new_full((), largest)
+    scale.copy_(found.t())
+    whole = (parts / found[..., None]).clamp(-largest, largest).to(E4M3)
+    return whole.view(rows, blocks * _BLOCK)[:, : y.shape[-1]].contiguous().view(y.shape)
 
 
 def types(x: Tensor, weight: Tensor) -> None:
@@ -59,7 +102,7 @@ def types(x: Tensor, weight: Tensor) -> None:
         checks.strided(name, each)
         if each.dtype not in EIGHT_BITS:
             why = (
-                "with x_scale, weight_scale, out_dtype or accumulate"
+                "with x_scale, weight_scale, out_dtype, out_scale or accumulate"
                 if name == "x"
                 else f"beside an x of {x.dtype}"
             )
@@ -84,6 +127,37 @@ def refuse_gradients(**tensors: object) -> None:
                 f"{name}: got a tensor that requires a gradient, which products of 8 bits do not have; accepted are "
                 "tensors without one, or a call under torch.no_grad()"
             )
+
+
+def _out_scale(scale: OutScale, dtype: torch.dtype, x: Tensor) -> OutScale:
+    if scale is None and dtype is E4M3:
+        raise RuntimeError(f"out_scale: got None with out_dtype={E4M3}; accepted is {_OUT_SCALES}")
+    if scale is not None and dtype is not E4M3:
+        got = "a tensor" if isinstance(scale, Tensor) else repr(scale)
+        raise RuntimeError(
+            f"out_scale: got {got} with a result of {dtype}; accepted is None, or out_dtype={E4M3}"
+        )
+    if scale is None:
+        return None
+    if isinstance(scale, str):
+        if scale == BLOCKS:
+            return BLOCKS
+        raise ValueError(f"out_scale: got {scale!r}; accepted is {_OUT_SCALES}")
+    if isinstance(scale, bool) or not isinstance(scale, (Tensor, float, int)):
+        raise TypeError(f"out_scale: got {type(scale).__name__}; accepted is {_OUT_SCALES}")
+    if not isinstance(scale, Tensor):
+        number = float(scale)
+        if not _LEAST_FP32 <= number <= torch.finfo(torch.float32).max:
+            raise ValueError(f"out_scale: got {scale}; accepted is {_OUT_SCALES}, finite in fp32")
+        return number
+    checks.strided("out_scale", scale)
+    if scale.dtype is not torch.float32:
+        raise RuntimeError(f"out_scale: got dtype {scale.dtype}; accepted is torch.float32")
+    if scale.device != x.device:
+        raise RuntimeError(f"out_scale: got device {scale.device}; accepted is {x.device}, where x is")
+    if scale.dim():
+        raise RuntimeError(f"out_scale: got shape {[*scale.shape]}; accepted is [], or {BLOCKS!r}")
+    return scale
 
 
 def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm.arguments import eight_bits as _arguments
 from epigemm.arguments import precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.arguments.precision import FAST
@@ -31,12 +32,30 @@ def runs_scaled_mm(call: LinearCall) -> bool:
 
 def of_call(call: LinearCall) -> Tensor:
     """A call whose arguments have been checked."""
-    result = _behind_scaled_mm(call) if runs_scaled_mm(call) else _in_fp32(call)
+    about, of_wide = call.eight_bits, _of_wide(call)
+    result = _behind_scaled_mm(of_wide) if runs_scaled_mm(of_wide) else _in_fp32(of_wide)
+    if about is not None and about.out_scale is not None:
+        result = _arguments.quantised(result, about.out_scale)  # type: ignore[arg-type]
     return result if call.out is None else call.out.copy_(result)
+
+
+def _of_wide(call: LinearCall) -> LinearCall:
+    """The call whose result is quantised: blocks are those of a bf16 result, as in the kernels."""
+    about = call.eight_bits
+    if about is None or about.out_scale is None:
+        return call
+    dtype = torch.float32 if about.blocks is None else torch.bfloat16
+    return call._replace(out=None, eight_bits=about._replace(out_dtype=dtype, out_scale=None))
 
 
 def launches(call: LinearCall) -> list[str]:
     """What `of_call` launches, in words."""
+    of_wide = _of_wide(call)
+    behind = [] if of_wide is call else [f"PyTorch, quantisation to {call.dtype}"]
+    return [*_launches_of_wide(of_wide), *behind]
+
+
+def _launches_of_wide(call: LinearCall) -> list[str]:
     behind = [] if call.epilogue.is_bias else [call.epilogue.name]
     if not runs_scaled_mm(call):
         return [
@@ -80,6 +99,11 @@ def _behind_scaled_mm(call: LinearCall) -> Tensor:
     if call.epilogue.is_bias and bias is call.bias:
         return product
     operands = call.operands if bias is None else call.epilogue.without_bias(call.operands)
+    if any(
+        isinstance(each, Tensor) and each.dtype is torch.bfloat16 is not product.dtype for each in operands
+    ):
+        # Of a result that is quantised: its operands have bf16's type.
+        return call.epilogue.reference(product, operands).to(product.dtype)
     return resolve_elementwise.elementwise(ElementwiseCall(call.epilogue, product, operands, product))
 
 

@@ -183,17 +183,20 @@ def scaled(
     strict: bool,
     given: Scaled,
 ) -> Tensor | Reason:
-    """A product of 8-bit numbers on a fused kernel, or a reason; arguments as of the public functions."""
-    x_scale, weight_scale, dtype, accumulate = given
+    """A product of 8-bit numbers on a fused kernel, or a reason; arguments as of the public functions.
+
+    With memory for the scales of blocks as `out_scale`.
+    """
+    x_scale, weight_scale, dtype, accumulate, out_scale = given
     order = _precision.OF_8_BITS.get(accumulate) if type(accumulate) is str else None
     dtype = torch.bfloat16 if dtype is None else dtype
     if _module is None or order is None or dtype not in dry_runs.ELEMENTS:
         return NOT_PLAIN
-    epilogue, values = forms.seen(function, x, operands, dtype)
+    about_types = EightBits(x_scale, weight_scale, dtype, accumulate, out_scale)
+    epilogue, values = forms.seen(function, x, operands, about_types.operand_dtype)
     invariant = invariance.active and invariance.enabled()
     about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-1])
-    scales = (x_scale, weight_scale, dtype, dry_runs.ELEMENTS.index(dtype))
-    found = _module.linear(epilogue.number, x, weight, values, *about, scales)
+    found = _module.linear(epilogue.number, x, weight, values, *about, native(about_types))
     return found if type(found) is not int else _REASONS[found]
 
 
@@ -254,7 +257,8 @@ def call_linear(call: LinearCall) -> Tensor | Reason:
 
 def native(eight_bits: EightBits) -> tuple[Any, ...]:
     """What the module takes of 8 bits (csrc/python/entry.cpp)."""
-    return *eight_bits[:3], dry_runs.ELEMENTS.index(eight_bits.out_dtype)
+    x_scale, weight_scale, dtype, _, out_scale = eight_bits
+    return x_scale, weight_scale, out_scale, dtype, dry_runs.ELEMENTS[dtype]
 
 
 def _of_eight_bits(call: LinearCall, about_types: EightBits) -> Tensor | Reason:

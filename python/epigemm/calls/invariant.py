@@ -115,9 +115,12 @@ def row_of(operand: Tensor, index: int, rows: int) -> Tensor:
 
 
 def _of_row(eight_bits: EightBits | None, index: int) -> EightBits | None:
-    if eight_bits is None or eight_bits.x_scale is None or not eight_bits.x_scale.dim():
-        return eight_bits
-    return eight_bits._replace(x_scale=eight_bits.x_scale[index])
+    if eight_bits is None:
+        return None
+    if eight_bits.x_scale is not None and eight_bits.x_scale.dim():
+        eight_bits = eight_bits._replace(x_scale=eight_bits.x_scale[index])
+    blocks = eight_bits.blocks
+    return eight_bits if blocks is None else eight_bits._replace(out_scale=blocks[:, index : index + 1])
 
 
 def row_by_row(call: LinearCall, run: Callable[[LinearCall], Tensor]) -> Tensor:

@@ -39,7 +39,8 @@ from epigemm.epilogues.tracer.program import Program, words
 from epigemm.epilogues.tracer.results import Results, filled
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
-_KEYWORDS = words("out precision strict x_scale weight_scale out_dtype accumulate")  # of the calls
+# Of the calls.
+_KEYWORDS = words("out precision strict x_scale weight_scale out_dtype out_scale accumulate")
 _LONGEST_NAME = 64
 _MOST_OPTIONAL = 3  # each doubles the number of traces
 

@@ -187,7 +187,8 @@ class CallLog(Log):
         if self._runs or call.out is not None:
             return call.out
         if isinstance(call, LinearCall):
-            found = call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]))
+            dtype = call.x.dtype if call.eight_bits is None else call.dtype
+            found = call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]), dtype=dtype)
         else:
             found = torch.zeros_like(call.x)
         told.results = (found,)

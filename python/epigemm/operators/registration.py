@@ -15,7 +15,14 @@ from torch.autograd import forward_ad
 
 from epigemm._native import ops
 from epigemm.arguments import checks, eight_bits
-from epigemm.arguments.calls import EightBits, ElementwiseCall, FoldCall, LinearCall, operator_arguments
+from epigemm.arguments.calls import (
+    BLOCKS,
+    EightBits,
+    ElementwiseCall,
+    FoldCall,
+    LinearCall,
+    operator_arguments,
+)
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
@@ -43,6 +50,7 @@ def linear_call(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | str | None = None,
 ) -> LinearCall:
     """The arguments of `epigemm::linear`; AOTInductor's packages pass None for empty lists."""
     spec = checks.epilogue_named(epilogue, linear=True)
@@ -50,8 +58,16 @@ def linear_call(
     call = LinearCall(spec, x, weight, given, precision, uses_pack, strict, invariant)
     if x_scale is None and weight_scale is None and out_dtype is None:
         return call
-    asked = EightBits(x_scale, weight_scale, out_dtype, PROMOTED if precision == DEFAULT else precision)
+    accumulate = PROMOTED if precision == DEFAULT else precision
+    asked = EightBits(x_scale, weight_scale, out_dtype, accumulate, out_scale)
     return call._replace(eight_bits=eight_bits.checked(x, weight, asked))
+
+
+def linear_in_blocks_call(*arguments: Any) -> LinearCall:
+    """The arguments of `epigemm::linear_in_blocks`."""
+    call = linear_call(*(*arguments, eight_bits.E4M3, BLOCKS))
+    memory = eight_bits.memory_of_blocks(BLOCKS, call.x, call.weight)
+    return call._replace(eight_bits=call.eight_bits._replace(out_scale=memory))  # type: ignore[union-attr]
 
 
 def linear_out_call(*arguments: Any) -> LinearCall:
@@ -110,6 +126,11 @@ def _linear_fake(call: LinearCall) -> Tensor:
     if current.log is not None:
         current.log.note(resolve.linear, call)
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]), dtype=call.dtype)
+
+
+def _in_blocks(run: Callable[[LinearCall], Tensor]) -> Callable[[LinearCall], tuple[Tensor, Any]]:
+    """A kernel of `linear_in_blocks`: the result, and the memory with its scales."""
+    return lambda call: (run(call), call.eight_bits.blocks)  # type: ignore[union-attr]
 
 
 def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
@@ -326,10 +347,15 @@ def _register() -> None:
         torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
         implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
+    of_blocks = _after(linear_in_blocks_call, _in_blocks(resolve.run_linear), "linear_in_blocks")
+    implement("linear_in_blocks", of_blocks, "CompositeExplicitAutograd")
+    fake = _after(linear_in_blocks_call, _in_blocks(_linear_fake))
+    torch.library.register_fake("epigemm::linear_in_blocks", fake, lib=_LIBRARY)
     implement("linear", _after(linear_call, vmap.linear_batched), "Batched")
     for name, rule in (
         ("linear", vmap.vmap_rule(ops.linear)),
         ("elementwise", vmap.vmap_rule(ops.elementwise)),
+        ("linear_in_blocks", vmap.linear_in_blocks_vmap),
         ("fold_batch_norm", vmap.fold_batch_norm_vmap),
     ):
         torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)

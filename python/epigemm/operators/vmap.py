@@ -56,6 +56,14 @@ def fold_batch_norm_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple
     return _one_by_one(ops.fold_batch_norm, info, (None, *in_dims[1:]), args)
 
 
+def linear_in_blocks_vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+    """The vmap rule of `linear_in_blocks`, which has two results."""
+    both = [
+        _one_by_one(lambda *each, i=i: ops.linear_in_blocks(*each)[i], info, in_dims, args) for i in (0, 1)
+    ]
+    return tuple(zip(*both, strict=True))  # type: ignore[return-value]
+
+
 def _one_by_one(op: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
     if info.batch_size == 0:  # the shape, and gradients of zero, are those of a call of zeros
         return op(*_select(args, in_dims, None)).unsqueeze(0)[:0], 0
@@ -86,7 +94,7 @@ def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int | None) -> l
 
 
 _COUNTER = "torch.utils.flop_counter"
-_PRODUCTS = ("linear", "linear_with_product", "linear_out", "_into")
+_PRODUCTS = ("linear", "linear_in_blocks", "linear_with_product", "linear_out", "_into")
 
 
 def _register(counter: ModuleType) -> None:

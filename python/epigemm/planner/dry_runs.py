@@ -36,8 +36,13 @@ ARITHMETICS = (
     _precision.FAST,
 )
 """The arithmetics, by their numbers in csrc."""
-ELEMENTS = (torch.float16, torch.bfloat16, torch.float32)
-"""The types of results, by their numbers in csrc."""
+ELEMENTS: dict[torch.dtype | None, int] = {
+    torch.float16: 0,
+    torch.bfloat16: 1,
+    torch.float32: 2,
+    torch.float8_e4m3fn: 4,
+}
+"""The types of results of 8-bit factors, by their numbers in csrc."""
 FALLBACK = (0, -1, 0, 0, 1, 1)
 """The forced plan that is the fallback."""
 
@@ -126,7 +131,12 @@ def dry_run(
         order = call.order if place is None else order_on(call, place.device.type)
     scales: tuple[Any, ...] = ()
     if (eight_bits := call.eight_bits) is not None:
-        scales = (*eight_bits[:2], ELEMENTS.index(eight_bits.out_dtype))
+        given = eight_bits.out_scale
+        scales = (
+            *eight_bits[:2],
+            ELEMENTS[eight_bits.out_dtype],
+            given if isinstance(given, Tensor) else None,
+        )
     answer = ops._dry_linear(
         epilogue.name,
         x,
