@@ -31,6 +31,8 @@ class Reader {
   bool read(PyObject* object, call::Tensor* tensor);
   // Reads a tensor or None, for which `*pointer` is null.
   bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
+  // The same of int32.
+  bool read_integers(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
   // Reads a number, a tensor or None.
   bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand);
 
@@ -38,6 +40,8 @@ class Reader {
   call::Answer found(bool is_read) const;
 
  private:
+  bool read_any(PyObject* object, call::Tensor* tensor);
+
   bool is_routed_;
   bool is_recording_ = false;
   bool needs_gradient_ = false;

@@ -28,7 +28,8 @@ struct EightBitTypes {
   static constexpr bool kIsPromoted = sums == Sums8::Promoted;
   static constexpr Tile tile = kIsPromoted ? kPromotedTiles[TileIndex] : kFastTiles[TileIndex];
   static constexpr int kSlices = 1, kWeights = 1;
-  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
+                        kIsGrouped = false;
   static constexpr int kAlignment = 16;
   static_assert(!kIsPromoted || tile.schedule != Schedule::Pingpong, "a warpgroup has no registers for both sums");
 

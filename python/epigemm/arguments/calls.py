@@ -79,6 +79,8 @@ class LinearCall(NamedTuple):
     )
     fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
     eight_bits: EightBits | None = None  # for an x and a weight of 8 bits
+    # int32 `[E]`: rows of x are in groups that end there. Weights are `[E, N, K]` then, vectors along N `[E, N]`.
+    group_ends: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,7 +129,7 @@ class LinearCall(NamedTuple):
 
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
-        x, columns = self.x, self.weight.shape[0]
+        x, columns = self.x, self.weight.shape[-2]
         dtype = x.dtype if self.eight_bits is None else self.dtype
         if x.dim() == 2:
             # Twice as fast as new_empty with a tuple.

@@ -141,6 +141,7 @@ class _Linear:
             call.weight2,
             *self.beside,
             None if call.eight_bits is None else entry.native(call.eight_bits),
+            call.group_ends,
         )
         if ran_short and ran_short.on_slices and type(found) is not int:
             weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
