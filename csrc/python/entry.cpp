@@ -328,8 +328,7 @@ PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
   bool is_read = reader.begin_cast();
   for (Py_ssize_t i = 0; is_read && i < count; ++i) {
     call::Tensor tensor;
-    const call::Tensor* pointer = nullptr;
-    is_read = reader.read_optional(given[i], &tensor, &pointer);
+    is_read = given[i] == Py_None || reader.read_any(given[i], &tensor);
   }
   return PyErr_Occurred() ? nullptr : reason(reader.found(is_read));
 }

@@ -27,7 +27,9 @@ class Reader {
   // The same for a call whose autocast casts have been made.
   bool begin_cast() { return is_seen_by_nobody(&is_recording_); }
 
-  // Reads a tensor; false if a plain or recorded call may not read it.
+  // Reads a tensor of any type; false if a plain or recorded call may not read it.
+  bool read_any(PyObject* object, call::Tensor* tensor);
+  // The same of a type that calls compute in.
   bool read(PyObject* object, call::Tensor* tensor);
   // Reads a tensor or None, for which `*pointer` is null.
   bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
@@ -40,8 +42,6 @@ class Reader {
   call::Answer found(bool is_read) const;
 
  private:
-  bool read_any(PyObject* object, call::Tensor* tensor);
-
   bool is_routed_;
   bool is_recording_ = false;
   bool needs_gradient_ = false;

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from epigemm import progress
+from epigemm import groups, progress
 from epigemm import route as _route
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced, trace
@@ -105,6 +105,7 @@ class UserEpilogue(Decorated):
         weight_scale: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         accumulate: str = "promoted",
+        offs: Tensor | None = None,
         **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(x @ weight.T, operands...).
@@ -123,6 +124,8 @@ class UserEpilogue(Decorated):
             weight_scale: see x_scale.
             out_dtype: see x_scale. The operands have this type, or fp32.
             accumulate: see x_scale.
+            offs: int32 `[groups]`: rows of x are in groups that end there, as for `epigemm.grouped_linear`. The weight
+                is `[groups, N, K]` then, and PerColumn operands `[groups, N]`.
             named: operands by name.
 
         Returns:
@@ -139,6 +142,8 @@ class UserEpilogue(Decorated):
         """
         traced, given = self.form(operands, named)
         scaled = (x_scale, weight_scale, out_dtype, accumulate)
+        if offs is not None:
+            return groups.linear(traced, x, weight, given, offs, out, strict)
         return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 
     def elementwise(

@@ -88,6 +88,11 @@ class LinearCall(NamedTuple):
         return self.x.dtype if self.eight_bits is None else self.eight_bits.out_dtype  # type: ignore[return-value]
 
     @property
+    def columns(self) -> int:
+        """N."""
+        return self.weight.shape[-2]
+
+    @property
     def rows(self) -> int:
         """M."""
         return math.prod(self.x.shape[:-1])
@@ -110,7 +115,8 @@ class LinearCall(NamedTuple):
         """Every tensor that is read."""
         weights = (self.weight,) if self.weight2 is None else (self.weight, self.weight2)
         scales = () if self.eight_bits is None else tensors_of(self.eight_bits[:2])
-        return (self.x, *weights, *tensors_of(self.operands), *scales)
+        ends = () if self.group_ends is None else (self.group_ends,)
+        return (self.x, *weights, *tensors_of(self.operands), *scales, *ends)
 
     @property
     def others(self) -> list[tuple[str, Tensor]]:
@@ -119,7 +125,8 @@ class LinearCall(NamedTuple):
             folded = self.fold.named.items()
             return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
         scales = [] if self.eight_bits is None else zip(_SCALES, tensors_of(self.eight_bits[:2]), strict=True)
-        return [("weight", self.weight), *self.epilogue.named(self.operands), *scales]
+        ends = [] if self.group_ends is None else [("offs", self.group_ends)]
+        return [("weight", self.weight), *self.epilogue.named(self.operands), *scales, *ends]
 
     @property
     def bias(self) -> Tensor | None:
@@ -129,7 +136,7 @@ class LinearCall(NamedTuple):
 
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
-        x, columns = self.x, self.weight.shape[-2]
+        x, columns = self.x, self.columns
         dtype = x.dtype if self.eight_bits is None else self.dtype
         if x.dim() == 2:
             # Twice as fast as new_empty with a tuple.

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments.calls import LinearCall
+from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.registry import Epilogue, Operands
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
-_ROW_BYTES = 16  # what PyTorch's asks of rows and addresses
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_ROW_BYTES = 16
 
 
 def of_call(call: LinearCall) -> Tensor:
@@ -29,26 +31,31 @@ def of_call(call: LinearCall) -> Tensor:
 def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands, ends: Tensor) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
-    What is behind the last group is undefined.
+    What is behind the last group is undefined, and has no gradient.
     """
     ends = _clamped(ends, x.shape[0])
     rows = torch.arange(x.shape[0], device=x.device)
+    if x.requires_grad:
+        x = torch.where(
+            (rows < ends[-1])[:, None], x, 0
+        )  # PyTorch's product leaves the others' gradient undefined
     group = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=weight.shape[0] - 1)
     bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
-    z = product(x, weight, ends)
+    z = _product(x, weight, ends)
     if bias is not None:
         z = z + bias[group]
     pairs = zip(epilogue.operands, behind, strict=True)
     of_rows = [
-        value[group] if isinstance(value, Tensor) and _is_of_columns(spec.kind) else value
+        value[group] if isinstance(value, Tensor) and KINDS[spec.kind].is_of_columns else value
         for spec, value in pairs
     ]
-    return epilogue.reference(z, of_rows)  # type: ignore[no-any-return]
+    return epilogue.reference(z, of_rows)
 
 
-def product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """The rows of each group times its weight; `ends` do not fall. PyTorch's own copies fp32's ends to the host."""
-    if x.is_cuda and _grouped_mm is not None and _takes(x) and _takes(weight):
+def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host."""
+    dtypes = (torch.bfloat16,) if is_traced() else _DTYPES  # PyTorch's fake kernel knows one type
+    if _grouped_mm is not None and x.dtype in dtypes and _is_whole(x) and _is_whole(weight):
         result: Tensor = _grouped_mm(x, weight.transpose(-2, -1), offs=ends)
         return result
     begins = [0, *ends.tolist()]
@@ -65,11 +72,9 @@ def _clamped(ends: Tensor, rows: int) -> Tensor:
     return ends.clamp(0, rows).cummax(0).values
 
 
-def _is_of_columns(kind: str) -> bool:
-    return KINDS[kind].by_column and not KINDS[kind].by_row
-
-
-def _takes(matrix: Tensor) -> bool:
-    is_row_major = matrix.stride(-1) == 1 and matrix.stride(-2) >= matrix.shape[-1]
-    is_aligned = matrix.stride(-2) * matrix.element_size() % _ROW_BYTES == 0 == matrix.data_ptr() % _ROW_BYTES
-    return matrix.dtype is torch.bfloat16 and is_row_major and is_aligned
+def _is_whole(matrix: Tensor) -> bool:
+    """Whether PyTorch's product takes a matrix, or one for each group: its rows are whole 16 bytes."""
+    stride, size = matrix.stride(-2), matrix.element_size()
+    is_aligned = is_traced() or matrix.data_ptr() % _ROW_BYTES == 0
+    is_row_major = matrix.stride(-1) == 1 and stride >= matrix.shape[-1]
+    return is_row_major and stride * size % _ROW_BYTES == 0 and is_aligned
