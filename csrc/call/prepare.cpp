@@ -55,7 +55,7 @@ bool shapes_fit(const LinearCall& call) {
 // Whether the caller's `out` is known to share no byte with an argument.
 bool is_out_apart(const LinearCall& call) {
   if (!call.out || call.is_out_apart) return true;
-  for (const Tensor* other : {call.weight2, call.eight_bits.x_scale, call.eight_bits.weight_scale}) {
+  for (const Tensor* other : {call.weight2, call.eight_bits.x_scale, call.eight_bits.weight_scale, call.group_ends}) {
     if (other && !are_apart(*call.out, *other)) return false;
   }
   return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);

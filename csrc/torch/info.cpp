@@ -22,6 +22,7 @@ struct Multiplied {
   int element_types;  // 0: of which no kernels are prelinked
   bool is_pair = false;
   bool reads_weight = false;
+  bool is_grouped = false;
 };
 constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
                                       {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
@@ -30,6 +31,8 @@ constexpr Multiplied kMultiplied[] = {{"16_bits", Arithmetic::IEEE, ElementType:
                                       {"split_as_it_lies", Arithmetic::Split, ElementType::Float32, 1, false, true},
                                       {"scaled_as_it_lies", Arithmetic::Scaled, ElementType::Float32, 1, false, true},
                                       {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true},
+                                      {"groups", Arithmetic::IEEE, ElementType::BFloat16, 0, false, false, true},
+                                      {"grouped_pairs", Arithmetic::IEEE, ElementType::BFloat16, 0, true, false, true},
                                       {"fast", Arithmetic::Fast, ElementType::Float8E4M3, 0},
                                       {"promoted", Arithmetic::Promoted, ElementType::Float8E4M3, 0}};
 
@@ -41,7 +44,8 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   problem.is_pair = multiplied.is_pair;
   problem.x.element = problem.weight.element = multiplied.element;
   problem.out.element = is_8_bits(multiplied.element) ? ElementType::BFloat16 : multiplied.element;
-  if (!family.computes(problem)) return -1;
+  problem.groups.count = multiplied.is_grouped;
+  if (!family.computes(problem) || (multiplied.is_grouped && !family.takes_groups())) return -1;
   const int on_slices = family.tile_count(problem);
   if (!multiplied.reads_weight) return on_slices;
   problem.is_weight_readable = true;
