@@ -55,7 +55,8 @@ def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands,
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host."""
     dtypes = (torch.bfloat16,) if is_traced() else _DTYPES  # PyTorch's fake kernel knows one type
-    if _grouped_mm is not None and x.dtype in dtypes and _is_whole(x) and _is_whole(weight):
+    is_weight_whole = _is_whole(weight) or _is_whole(weight.transpose(-2, -1))
+    if _grouped_mm is not None and x.dtype in dtypes and _is_whole(x) and is_weight_whole:
         result: Tensor = _grouped_mm(x, weight.transpose(-2, -1), offs=ends)
         return result
     begins = [0, *ends.tolist()]

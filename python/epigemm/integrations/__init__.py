@@ -1,0 +1,1 @@
+"""epigemm within other libraries, which are imported when they are asked for."""
