@@ -97,8 +97,8 @@ def _activated(self: Any, x: Tensor, offs: Tensor) -> Tensor:
     activation = _OF_CLASSES.get(type(getattr(self, "act_fn", None)).__name__)
     if not self.has_gate:
         bias = self.up_proj_bias if self.has_bias else None
-        fused = {"epilogue": activation} if activation else {}
-        product = grouped_linear(x, _as_rows(self, self.up_proj), bias, offs=offs, **fused)
+        weight = _as_rows(self, self.up_proj)
+        product = grouped_linear(x, weight, bias, offs=offs, epilogue=activation or "identity")
         return product if activation else self.act_fn(product)  # type: ignore[no-any-return]
     weight, bias = _as_rows(self, self.gate_up_proj), self.gate_up_proj_bias if self.has_bias else None
     if activation and self.is_concatenated and type(self)._apply_gate is _default_apply_gate:
