@@ -99,7 +99,7 @@ def _activated(self: Any, x: Tensor, offs: Tensor) -> Tensor:
         bias = self.up_proj_bias if self.has_bias else None
         weight = _as_rows(self, self.up_proj)
         product = grouped_linear(x, weight, bias, offs=offs, epilogue=activation or "identity")
-        return product if activation else self.act_fn(product)  # type: ignore[no-any-return]
+        return product if activation else self.act_fn(product)
     weight, bias = _as_rows(self, self.gate_up_proj), self.gate_up_proj_bias if self.has_bias else None
     if activation and self.is_concatenated and type(self)._apply_gate is _default_apply_gate:
         return grouped_linear_glu(x, weight, bias, offs=offs, activation=activation)
