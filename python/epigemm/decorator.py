@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from epigemm import groups, progress
+from epigemm import progress
 from epigemm import route as _route
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced, trace
@@ -143,7 +143,7 @@ class UserEpilogue(Decorated):
         traced, given = self.form(operands, named)
         scaled = (x_scale, weight_scale, out_dtype, accumulate)
         if offs is not None:
-            return groups.linear(traced, x, weight, given, offs, out, strict)
+            return _route.grouped(traced, x, weight, given, offs, out, strict)
         return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 
     def elementwise(

@@ -7,23 +7,17 @@ pointwise operators.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from torch import Tensor
 
-from epigemm.arguments import autocast, checks, forms, invariance
-from epigemm.arguments.calls import LinearCall
-from epigemm.arguments.forms import Function
-from epigemm.calls import entry, groups, one_kernel, resolve
+from epigemm import route as _route
+from epigemm.arguments import autocast, checks, invariance
+from epigemm.calls import one_kernel
 from epigemm.compilers import is_traced
 from epigemm.epilogues.library import BIAS, BIAS_RELU, BIAS_SILU, BIAS_TANH, gelu_epilogue
-from epigemm.epilogues.registry import Operands
 from epigemm.functional import gate_function
 from epigemm.glu import pair_call
-from epigemm.packs.weight_packs import PackedWeight
-
-if TYPE_CHECKING:
-    from epigemm.decorator import UserEpilogue
 
 _ACTIVATIONS = {
     "identity": BIAS,
@@ -41,7 +35,7 @@ def grouped_linear(
     bias: Tensor | None = None,
     *,
     offs: Tensor,
-    epilogue: str | UserEpilogue = "identity",
+    epilogue: str | Callable[..., Tensor] = "identity",
     out: Tensor | None = None,
     strict: bool = False,
 ) -> Tensor:
@@ -82,7 +76,7 @@ def grouped_linear(
         return epilogue(x, weight, *operands, offs=offs, out=out, strict=strict)
     if epilogue not in _ACTIVATIONS:
         raise ValueError(f"epilogue: got {epilogue!r}; accepted are {', '.join(map(repr, _ACTIVATIONS))}")
-    return linear(_ACTIVATIONS[epilogue], x, weight, (bias,), offs, out, strict)
+    return _route.grouped(_ACTIVATIONS[epilogue], x, weight, (bias,), offs, out, strict)
 
 
 def grouped_linear_glu(
@@ -149,48 +143,5 @@ def grouped_linear_glu(
         found = one_kernel.pair(call)
         if found is not None:
             return found
-    gate = linear(BIAS, x, weight2, (bias2,), offs, None, strict=False)
-    return linear(function, x, weight, (bias, gate), offs, out, strict=False)
-
-
-def linear(
-    function: Function,
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    operands: Operands,
-    offs: Tensor,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor:
-    """D[m] = function(x[m] @ weight[g].T, operands...), arguments as of `grouped_linear`."""
-    if isinstance(weight, PackedWeight):
-        raise TypeError(
-            "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
-        )
-    checks.tensors(x=x, weight=weight, offs=offs)
-    checks.optional_tensors(out=out)
-    checks.flag("strict", strict)
-    place = function.bias_place
-    if autocast.is_any_on():
-        x, weight, bias = autocast.cast(x, weight, *operands[place - 1 : place] if place else ())
-        operands = (*operands[: place - 1], *bias, *operands[place:]) if place else operands
-    if invariance.active and invariance.enabled():
-        raise RuntimeError(
-            "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
-            "accepted there are functions of one weight"
-        )
-    epilogue, given = forms.seen(function, x, operands)
-    call = LinearCall(epilogue, x, weight, given, strict=strict, out=out, group_ends=offs)
-    checks.arguments(call)
-    if not is_traced() and entry.sees(*call.inputs, out) is None:
-        return resolve.linear(call)
-    if strict:
-        raise RuntimeError(
-            "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
-            "fused kernel; accepted there is False"
-        )
-    if out is not None:
-        raise RuntimeError(
-            "out: got a tensor for rows in groups that autograd records or a compiler traces; accepted there is None"
-        )
-    return groups.reference(epilogue, x, weight, given, offs)
+    gate = _route.grouped(BIAS, x, weight2, (bias2,), offs, None, strict=False)
+    return _route.grouped(function, x, weight, (bias, gate), offs, out, strict=False)
