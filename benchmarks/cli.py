@@ -28,6 +28,7 @@ examples:
   python -m benchmarks --models --output models           whole models: plain, fused and compiled
   python -m benchmarks --models --cases '*/inference/*' --variants whole overhead --shard 1/2 --output models-1
   python -m benchmarks --kernelbench PATH --cases 'level2/*' --output kernelbench   the public suite
+  python -m benchmarks --contest experts --random 1 --count 30 --output experts      also fp8
   python -m benchmarks --plans --random 1 --count 1000 --output DIR   all plans, to fit the cost models
   python -m benchmarks.gradings --output gradings         accuracy of fp32
 exit status: 0 fine, 1 one of our results is wrong or missing, 2 wrong usage
@@ -37,6 +38,7 @@ _TAKES = {
     "host": "cases sizes quick",
     "models": "cases quick time_budget variants shard list",
     "kernelbench": "cases quick time_budget shard list",
+    "contest": "random count cases quick time_budget",
     "plans": "random count between cases sizes dtypes time_budget",
     "random": "short count between cases peers time_budget",
     "bench": "cases sizes dtypes peers quick time_budget",
@@ -87,6 +89,8 @@ def parser() -> argparse.ArgumentParser:
     )
     kinds.add_argument("--between", action="store_true", help=between)
     kinds.add_argument("--short", action="store_true", help=short)
+    contests = "8-bit products, or experts, against PyTorch's; --random SEED --count N: random ones, too"
+    kinds.add_argument("--contest", choices=("fp8", "experts"), help=contests)
     kinds.add_argument("--host", action="store_true", help="what a call costs the host")
     kinds.add_argument("--models", action="store_true", help=models)
     kinds.add_argument("--kernelbench", type=Path, metavar="PATH", help=suite)

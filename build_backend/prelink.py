@@ -73,7 +73,7 @@ def linker() -> Callable[[bytes, bytes, str], bytes]:
 
 
 def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = False) -> list[str]:
-    """The kernels that calls on Hopper take, but for those of 8 bits, which are linked at first use.
+    """The kernels that calls on Hopper take, but for those of 8 bits and of groups, which are linked at first use.
 
     The mma.sync kernels (`sm80`) are for other GPUs.
 
@@ -85,7 +85,7 @@ def wanted(symbols: list[str], *, reads_matrices: bool, is_of_pairs: bool = Fals
         symbol
         for symbol in symbols
         if "_sm80_" not in symbol
-        and not re.search("_e[45]m[23]_", symbol)
+        and not re.search("_e[45]m[23]_|_grouped", symbol)
         and symbol.endswith("_pair") == is_of_pairs
         and (reads_matrices or not alone.match(symbol))
     ]

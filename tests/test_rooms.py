@@ -19,7 +19,7 @@ ROOMS = (
     *("_native", "compilers", "docstrings", "progress"),
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
     *("route", "batch_statistics", "decoration", "results_epilogue", "decorator"),
-    *("functional", "glu", "precompilation"),
+    *("functional", "glu", "groups", "integrations", "precompilation"),
     *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
 )
 MODULES = {

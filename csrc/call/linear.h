@@ -59,6 +59,9 @@ struct LinearCall {
   const Tensor* x = nullptr;
   const Tensor* weight = nullptr;
   EightBits eight_bits;
+  // int32 [E]: rows of x are in groups that end there, each with a weight of its own; weights are [E, N, K] then, and
+  // vectors along N [E, N].
+  const Tensor* group_ends = nullptr;
   const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;
   const Tensor* out = nullptr;  // the caller's

@@ -20,6 +20,11 @@ ElementType compute_element(ElementType element) {
 }
 
 bool column_value(const Tensor& vector, const Extent& extent, OperandValue* value) {
+  if (extent.group_count > 0) {
+    *value = {vector.data, 1, 0};
+    return vector.dim == 2 && vector.sizes[0] == extent.group_count && vector.sizes[1] == extent.columns &&
+           vector.is_contiguous();
+  }
   *value = {vector.data, vector.dim == 1 ? vector.strides[0] : 0, 0};
   return vector.is_vector_of(extent.columns);
 }

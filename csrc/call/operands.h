@@ -14,7 +14,8 @@ struct Extent {
   const Tensor& x;
   ElementType element;  // of the result, and of the operands that follow it
   int64_t rows, columns;
-  bool is_pair = false;  // of products: the first matrix is absent
+  bool is_pair = false;     // of products: the first matrix is absent
+  int64_t group_count = 0;  // each with vectors along the columns of its own; 0: the rows are in no groups
 };
 
 // Fills one value for each operand of the epilogue, in its order. False if the given operands do not fit.

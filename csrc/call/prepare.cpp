@@ -16,6 +16,20 @@ namespace {
 
 bool is_order_of_8_bits(const LinearCall& call) { return call.fp32_order >= kFirstOrderOf8Bits; }
 
+// The first group's weight of `weights`, or the only one.
+Tensor first_of(const Tensor& weights) {
+  Tensor first = weights;
+  if (weights.dim == 3) --first.dim, ++first.sizes, ++first.strides;
+  return first;
+}
+
+bool ends_fit(const LinearCall& call) {
+  if (!call.group_ends) return true;
+  const Tensor& ends = *call.group_ends;
+  return call.x->dim == 2 && ends.element == ElementType::Int32 && ends.is_vector_of(call.weight->sizes[0]) &&
+         ends.is_contiguous() && ends.is_beside(*call.x) && call.weight->sizes[0] > 0 && !call.column_moments;
+}
+
 // Whether x and the weight have one type, or both 8 bits and scales.
 bool types_fit(const LinearCall& call) {
   constexpr int64_t kRowElements = 16;
@@ -26,11 +40,13 @@ bool types_fit(const LinearCall& call) {
 }
 
 bool shapes_fit(const LinearCall& call) {
-  const Tensor &x = *call.x, &weight = *call.weight;
-  if (x.dim < 1 || weight.dim != 2 || x.sizes[x.dim - 1] != weight.sizes[1]) return false;
+  if (call.x->dim < 1 || call.weight->dim != (call.group_ends ? 3 : 2)) return false;
+  const Tensor& x = *call.x;
+  const Tensor weight = first_of(*call.weight);
+  if (x.sizes[x.dim - 1] != weight.sizes[1] || !ends_fit(call)) return false;
   if (!types_fit(call) || !weight.is_beside(x)) return false;
   if (const Tensor* const other = call.weight2) {
-    if (!other->has_sizes_of(weight) || other->element != weight.element || !other->is_beside(x)) return false;
+    if (!other->has_sizes_of(*call.weight) || other->element != weight.element || !other->is_beside(x)) return false;
   }
   if (!call.out) return true;
   const Tensor& out = *call.out;
@@ -42,7 +58,8 @@ bool shapes_fit(const LinearCall& call) {
 bool is_out_apart(const LinearCall& call) {
   if (!call.out || call.is_out_apart) return true;
   const EightBits& about = call.eight_bits;
-  for (const Tensor* other : {call.weight2, about.x_scale, about.weight_scale, about.out_scale.tensor}) {
+  for (const Tensor* other :
+       {call.weight2, about.x_scale, about.weight_scale, about.out_scale.tensor, call.group_ends}) {
     if (other && !are_apart(*call.out, *other)) return false;
   }
   return are_apart(*call.out, *call.weight) && is_apart(*call.out, *call.x, call.operands, /*may_be_x=*/false);
@@ -51,8 +68,9 @@ bool is_out_apart(const LinearCall& call) {
 bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem* problem) {
   if (call.weight2 && first_matrix(epilogue) == 0) return false;
   // In 8 bits Python folds: the vectors have the result's type, which folds do not know.
-  if (call.operands.fold) return !call.is_8_bits() && fold_fits(*call.operands.fold, *call.x, problem->n);
-  const Extent extent{*call.x, call.operand_element(), problem->m, problem->n, problem->is_pair};
+  if (call.operands.fold)
+    return !call.is_8_bits() && !call.group_ends && fold_fits(*call.operands.fold, *call.x, problem->n);
+  const Extent extent{*call.x, call.operand_element(), problem->m, problem->n, problem->is_pair, problem->groups.count};
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
@@ -123,10 +141,12 @@ bool stored_fits(const LinearCall& call, Problem* problem) {
 // The second weight of a pair. False if its layout differs from the first one's: no kernel reads that.
 bool read_weight2(const Tensor& weight2, Problem* problem) {
   Matrix matrix;
-  as_strided(weight2, problem->n, problem->k, &matrix);
+  as_strided(first_of(weight2), problem->n, problem->k, &matrix);
   problem->weight2 = weight2.data;
   problem->alignment = std::min(problem->alignment, alignment_of(weight2.data));
-  return matrix.row_stride == problem->weight.row_stride && matrix.column_stride == problem->weight.column_stride;
+  const bool are_apart = problem->groups.count > 1;
+  return matrix.row_stride == problem->weight.row_stride && matrix.column_stride == problem->weight.column_stride &&
+         (!are_apart || weight2.strides[0] == problem->groups.weight_stride);
 }
 
 // Whether the result is a matrix. A new one is contiguous.
@@ -146,7 +166,11 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   Problem& problem = prepared->problem;
   if (!shapes_fit(call)) return Answer::DoesNotFit;
   if (!is_out_apart(call)) return Answer::MayOverlap;
-  const Tensor &x = *call.x, &weight = *call.weight;
+  const Tensor& x = *call.x;
+  const Tensor weight = first_of(*call.weight);
+  if (call.group_ends) {
+    problem.groups = {static_cast<const int*>(call.group_ends->data), call.weight->sizes[0], call.weight->strides[0]};
+  }
   problem.epilogue = call.epilogue;
   problem.is_pair = call.weight2 != nullptr;
   problem.n = weight.sizes[0];

@@ -37,6 +37,16 @@ struct Scale {
   bool is_of_rows = false;
 };
 
+// Rows of x in groups, each multiplied by a weight of its own: mixtures of experts. Groups lie one behind the other;
+// the rows behind the last one are in none, and have no results.
+struct Groups {
+  const int* ends = nullptr;  // the row behind each group, on the device
+  int64_t count = 0;          // 0: all rows are multiplied by one weight
+  int64_t weight_stride = 0;  // elements, from a group's weight to the next one's
+
+  explicit operator bool() const { return count > 0; }
+};
+
 // A product's sizes. A family may decline some of them: none has kernels for more than one product a launch yet.
 struct Sizes {
   int64_t m = 0, n = 0, k = 0, batch = 1;
@@ -64,6 +74,7 @@ struct Problem : Sizes {
   Matrix x, weight, out;                // each has its own element type
   Scale x_scale, weight_scale;          // in 8 bits; of a pair the first weight's are followed by the second one's
   OutScale out_scale;                   // of an `out` in 8 bits
+  Groups groups;                        // the weight is the first group's then, and vectors along N are all groups'
   void* weight2 = nullptr;              // for a pair; like the weight, except for its address
   int alignment = 0;                    // bytes: the largest power of two that divides the address of all of these
   OperandValue operands[kMaxOperands];  // in the epilogue's order, without the accumulator

@@ -54,13 +54,14 @@ struct ByNode {
 };
 
 // linear(epilogue, x, weight, operands, fold, out, fp32, packs, slices, strict, invariant, circumstances, plan,
-//        weight2, stored, columns, blocks, eight_bits) -> Tensor | (Tensor, int) | int
+//        weight2, stored, columns, blocks, eight_bits, group_ends) -> Tensor | (Tensor, int) | int
 //   fp32: a row of call::fp32_orders
 //   circumstances: a sum of call::Circumstances
 //   packs: None, or the weight's for split and for scaled, each a tensor or None; slices: see call/forced.h
 //   plan: None, or a tuple, see call/forced.h
 //   weight2: None, or of a pair of products, whose first matrix is None among the operands
 //   stored, columns, blocks: None, or stored, column_moments and column_blocks of call/linear.h
+//   group_ends: None, or as of call/linear.h
 //   eight_bits: None, or (x_scale, weight_scale, out_scale, the result's dtype, and its ElementType) of call/linear.h
 //   with columns the result is a pair, the second of which is left_rows
 struct LinearArguments {
@@ -83,9 +84,10 @@ struct LinearArguments {
     Columns,
     Blocks,
     EightBits,
+    GroupEnds,
     Count
   };
-  call::Tensor x, weight, weight2, out, stored, columns, blocks, x_scale, weight_scale, out_scale;
+  call::Tensor x, weight, weight2, out, stored, columns, blocks, x_scale, weight_scale, out_scale, group_ends;
   OperandTuple operands;
   call::LinearCall linear;
   call::ForcedPlan forced;
@@ -109,6 +111,7 @@ struct LinearArguments {
         !reader.read_optional(given[Stored], &stored, &linear.stored) ||
         !reader.read_optional(given[Columns], &columns, &linear.column_moments) ||
         !reader.read_optional(given[Blocks], &blocks, &linear.column_blocks) ||
+        !reader.read_integers(given[GroupEnds], &group_ends, &linear.group_ends) ||
         !read_eight_bits(reader, given[EightBits])) {
       return false;
     }
@@ -117,12 +120,12 @@ struct LinearArguments {
   }
 
   PyObject* run(PyObject* const* given) {
-    if (weight.dim != 2) return reason(call::Answer::DoesNotFit);
+    if (weight.dim != (linear.group_ends ? 3 : 2)) return reason(call::Answer::DoesNotFit);
     int left_rows = 0;
     linear.left_rows = &left_rows;
     PyObject* const vectors = linear.operands.fold ? given[Folded] : given[Operands];
     const bool raises_shortage = PyLong_AsLong(given[Circumstances]) & call::kRaisesShortage;
-    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out], dtype_}, x, weight.sizes[0],
+    PythonTorch torch({given[X], given[Weight], nullptr, vectors, given[Out], dtype_}, x, weight.sizes[weight.dim - 2],
                       raises_shortage);
     PyObject* const found = torch.finish(state.functions->linear(linear, torch));
     if (!found || !linear.column_moments || PyLong_Check(found)) return found;
@@ -326,8 +329,7 @@ PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
   bool is_read = reader.begin_cast();
   for (Py_ssize_t i = 0; is_read && i < count; ++i) {
     call::Tensor tensor;
-    const call::Tensor* pointer = nullptr;
-    is_read = reader.read_optional(given[i], &tensor, &pointer);
+    is_read = given[i] == Py_None || reader.read_any(given[i], &tensor);
   }
   return PyErr_Occurred() ? nullptr : reason(reader.found(is_read));
 }

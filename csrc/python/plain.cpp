@@ -29,6 +29,8 @@ bool element_of(const DLDataType& type, ElementType* element) {
     *element = ElementType::Float8E4M3;
   } else if (type.code == kE5M2 && type.bits == 8) {
     *element = ElementType::Float8E5M2;
+  } else if (type.code == kDLInt && type.bits == 32) {
+    *element = ElementType::Int32;
   } else {
     return false;
   }
@@ -91,6 +93,16 @@ bool view_of(PyObject* object, call::Tensor* tensor) {
 }
 
 bool Reader::read(PyObject* object, call::Tensor* tensor) {
+  return read_any(object, tensor) && tensor->element != ElementType::Int32;
+}
+
+bool Reader::read_integers(PyObject* object, call::Tensor* storage, const call::Tensor** pointer) {
+  if (object == Py_None) return true;
+  *pointer = storage;
+  return read_any(object, storage) && storage->element == ElementType::Int32;
+}
+
+bool Reader::read_any(PyObject* object, call::Tensor* tensor) {
   PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
   if (!is_routed_ && type != state.tensor_type && type != state.parameter_type) return false;
   if (is_recording_ && !is_false(Object(PyObject_GetAttr(object, state.requires_grad)))) needs_gradient_ = true;

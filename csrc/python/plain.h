@@ -27,10 +27,14 @@ class Reader {
   // The same for a call whose autocast casts have been made.
   bool begin_cast() { return is_seen_by_nobody(&is_recording_); }
 
-  // Reads a tensor; false if a plain or recorded call may not read it.
+  // Reads a tensor of any type; false if a plain or recorded call may not read it.
+  bool read_any(PyObject* object, call::Tensor* tensor);
+  // The same of a type that calls compute in.
   bool read(PyObject* object, call::Tensor* tensor);
   // Reads a tensor or None, for which `*pointer` is null.
   bool read_optional(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
+  // The same of int32.
+  bool read_integers(PyObject* object, call::Tensor* storage, const call::Tensor** pointer);
   // Reads a number, a tensor or None.
   bool read_operand(PyObject* object, call::Tensor* storage, call::GivenOperand* operand);
 

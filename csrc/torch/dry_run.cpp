@@ -31,7 +31,7 @@ class DryTorch final : public call::Torch {
 // data.
 struct DryCall {
   call::LinearCall linear;
-  call::Tensor x, weight, weight2, out, moments, blocks, stored, x_scale, weight_scale, out_scale,
+  call::Tensor x, weight, weight2, out, moments, blocks, stored, x_scale, weight_scale, out_scale, group_ends,
       storage[kMaxOperands];
   int64_t moments_sizes[2] = {kMomentsOfColumn, 0}, moments_strides[2] = {0, 1};
   int64_t blocks_sizes[3] = {kMostMergedBehind, 0, 2}, blocks_strides[3] = {0, 2, 1};
@@ -42,6 +42,10 @@ struct DryCall {
 
   void read(const TensorView& tensor, const char* argument, call::Tensor* read) const {
     *read = view_of(tensor, element_of_product(tensor, argument), const_cast<void*>(tensor.data()));
+    place(tensor, read);
+  }
+
+  void place(const TensorView& tensor, call::Tensor* read) const {
     const bool is_on_gpu = is_described || tensor.is_cuda();
     read->device_kind = is_on_gpu ? call::DeviceKind::CUDA : call::DeviceKind::CPU;
     read->device = is_described ? described.index : is_on_gpu ? tensor.device() : 0;
@@ -149,7 +153,8 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
                        const List<int64_t>& gpu, const List<int64_t>& plan, bool wants_tried,
                        const std::optional<TensorView>& weight2, bool gives_moments,
                        const std::optional<TensorView>& x_scale, const std::optional<TensorView>& weight_scale,
-                       int64_t result, const std::optional<TensorView>& out_scale) {
+                       int64_t result, const std::optional<TensorView>& out_scale,
+                       const std::optional<TensorView>& group_ends) {
   check(fp32 >= 0 && fp32 < call::kFP32Orders, "fp32 must be in 0..", call::kFP32Orders - 1, ", got ", fp32);
   const EpilogueInfo& epilogue = epilogue_named(epilogue_name);
   DryCall dry;
@@ -186,6 +191,12 @@ std::string dry_linear(const Name& epilogue_name, const TensorView& x, const Ten
     } else if (is_8_bits(linear.eight_bits.result)) {
       scale = {nullptr, /*number=*/1, /*has_number=*/true};
     }
+  }
+  if (group_ends) {
+    check(group_ends->dtype() == aoti_torch_dtype_int32(), "group_ends must be int32");
+    dry.group_ends = view_of(*group_ends, ElementType::Int32, const_cast<void*>(group_ends->data()));
+    dry.place(*group_ends, &dry.group_ends);
+    linear.group_ends = &dry.group_ends;
   }
   if (out) {
     dry.read(*out, "out", &dry.out);

@@ -23,6 +23,7 @@ struct Multiplied {
   bool is_pair = false;
   bool reads_weight = false;
   bool is_quantised = false, is_in_blocks = false;  // results of 8 bits
+  bool is_grouped = false;
 };
 constexpr Multiplied kMultiplied[] = {
     {"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
@@ -32,6 +33,8 @@ constexpr Multiplied kMultiplied[] = {
     {"split_as_it_lies", Arithmetic::Split, ElementType::Float32, 1, false, true},
     {"scaled_as_it_lies", Arithmetic::Scaled, ElementType::Float32, 1, false, true},
     {"pairs", Arithmetic::IEEE, ElementType::BFloat16, 2, true},
+    {"groups", Arithmetic::IEEE, ElementType::BFloat16, 0, false, false, false, false, true},
+    {"grouped_pairs", Arithmetic::IEEE, ElementType::BFloat16, 0, true, false, false, false, true},
     {"fast", Arithmetic::Fast, ElementType::Float8E4M3, 0},
     {"promoted", Arithmetic::Promoted, ElementType::Float8E4M3, 0},
     {"fast_to_e4m3", Arithmetic::Fast, ElementType::Float8E4M3, 0, false, false, true},
@@ -54,7 +57,8 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   const bool is_wide = is_8_bits(multiplied.element) && !multiplied.is_quantised;
   problem.out.element = is_wide ? ElementType::BFloat16 : multiplied.element;
   problem.out_scale.is_of_blocks = multiplied.is_in_blocks;
-  if (!family.computes(problem)) return -1;
+  problem.groups.count = multiplied.is_grouped;
+  if (!family.computes(problem) || (multiplied.is_grouped && !family.takes_groups())) return -1;
   const int on_slices = family.tile_count(problem);
   if (!multiplied.reads_weight) return on_slices;
   problem.is_weight_readable = true;

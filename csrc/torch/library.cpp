@@ -49,7 +49,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "_dry_linear(str epilogue, Tensor x, Tensor weight, Tensor? bias, Tensor[]? operands, float[]? scalars,"
       " Tensor? out, int fp32, int circumstances, int slices, bool strict, bool invariant, int[]? gpu, int[]? plan, "
       "bool tried, Tensor? weight2=None, bool moments=False, Tensor? x_scale=None, Tensor? weight_scale=None,"
-      " int result=0, Tensor? out_scale=None) -> str");
+      " int result=0, Tensor? out_scale=None, Tensor? group_ends=None) -> str");
   m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(

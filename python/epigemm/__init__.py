@@ -34,6 +34,7 @@ from epigemm.functional import (
     sigmoid_scale_residual,
 )
 from epigemm.glu import linear_glu
+from epigemm.groups import grouped_linear, grouped_linear_glu
 from epigemm.packs.weight_packs import PackedWeight, pack
 from epigemm.precompilation import precompile
 from epigemm.results_epilogue import ResultsEpilogue
@@ -68,6 +69,8 @@ __all__ = [
     "explain",
     "fuse",
     "fusion",
+    "grouped_linear",
+    "grouped_linear_glu",
     "is_batch_invariant",
     "linear",
     "linear_batch_norm_relu",

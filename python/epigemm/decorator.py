@@ -106,6 +106,7 @@ class UserEpilogue(Decorated):
         out_dtype: torch.dtype | None = None,
         out_scale: Tensor | float | str | None = None,
         accumulate: str = "promoted",
+        offs: Tensor | None = None,
         **named: Tensor | float | None,
     ) -> Tensor:
         """D = f(x @ weight.T, operands...).
@@ -125,6 +126,8 @@ class UserEpilogue(Decorated):
             out_dtype: see x_scale. The operands have this type, bf16 beside an e4m3 result, or fp32.
             out_scale: see x_scale.
             accumulate: see x_scale.
+            offs: int32 `[groups]`: rows of x are in groups that end there, as for `epigemm.grouped_linear`. The weight
+                is `[groups, N, K]` then, and PerColumn operands `[groups, N]`.
             named: operands by name.
 
         Returns:
@@ -140,6 +143,8 @@ class UserEpilogue(Decorated):
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
         traced, given = self.form(operands, named)
+        if offs is not None:
+            return _route.grouped(traced, x, weight, given, offs, out, strict)
         scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
         return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 

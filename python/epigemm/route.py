@@ -38,6 +38,7 @@ from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
+from epigemm.calls import groups as by_groups
 from epigemm.calls.log import current
 from epigemm.compilers import in_functional_derivative, is_exporting, is_traced
 from epigemm.epilogues.declaration import Traced, TracedResults
@@ -377,6 +378,49 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: 
     into = ops.linear_out if is_linear else ops.elementwise_out
     into(*arguments[:_BEFORE_OUT], call.out, *arguments[_BEFORE_OUT:])
     return call.out
+
+
+def grouped(
+    function: Function,
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    operands: Operands,
+    offs: Tensor,
+    out: Tensor | None,
+    strict: bool,
+) -> Tensor:
+    """D[m] = function(x[m] @ weight[g].T, operands...), g the group of row m: see `epigemm.grouped_linear`."""
+    if isinstance(weight, PackedWeight):
+        raise TypeError(
+            "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
+        )
+    checks.tensors(x=x, weight=weight, offs=offs)
+    checks.optional_tensors(out=out)
+    checks.flag("strict", strict)
+    place = function.bias_place
+    if autocast.is_any_on():
+        x, weight, bias = autocast.cast(x, weight, *operands[place - 1 : place] if place else ())
+        operands = (*operands[: place - 1], *bias, *operands[place:]) if place else operands
+    if invariance.active and invariance.enabled():
+        raise RuntimeError(
+            "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
+            "accepted there are functions of one weight"
+        )
+    epilogue, given = forms.seen(function, x, operands)
+    call = LinearCall(epilogue, x, weight, given, strict=strict, out=out, group_ends=offs)
+    checks.arguments(call)
+    if not is_traced() and entry.sees(*call.inputs, out) is None:
+        return resolve.linear(call)
+    if strict:
+        raise RuntimeError(
+            "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
+            "fused kernel; accepted there is False"
+        )
+    if out is not None:
+        raise RuntimeError(
+            "out: got a tensor for rows in groups that autograd records or a compiler traces; accepted there is None"
+        )
+    return by_groups.reference(epilogue, x, weight, given, offs)
 
 
 def elementwise(

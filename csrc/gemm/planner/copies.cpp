@@ -48,7 +48,7 @@ std::string described(const char* argument, const Matrix& matrix) {
 
 Copies copies_for(const Problem& p) {
   if (element_bytes(p.x.element) != kElementBytes || p.is_batch_invariant || p.device.capability == 0) return {};
-  if (p.is_pair) return {};  // a second weight is never copied
+  if (p.is_pair || p.groups) return {};  // several weights are never copied
   // Nor is a matrix beside the result, which has the result's layout.
   if (epilogue_info(p.epilogue).has_store && !is_addressable(p.out, p.n)) return {};
   if (!is_copyable(p.x) || !is_copyable(p.weight) || p.out.column_stride != 1) return {};

@@ -64,6 +64,9 @@ class Family {
   // BlockMoments<float> [blocks][N] (csrc/reduce/moments.h). 0: it writes no moments, and does not read the pointer.
   virtual int moment_rows(const Problem&, const Plan&) const { return 0; }
 
+  // Whether there are kernels of rows in groups.
+  virtual bool takes_groups() const { return false; }
+
   // Whether the kernels store the second values of an epilogue that has them (csrc/open/contract.h), to problem.stored.
   virtual bool stores() const { return false; }
 

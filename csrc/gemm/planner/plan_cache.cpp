@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMostPlans = 1 << 16;  // with more, the cache is emptied; a few MB
 
 // Flags and small numbers share one integer. Everything of the problem on which plans depend must be in the key.
-using Key = std::array<int64_t, 13>;
+using Key = std::array<int64_t, 15>;
 
 Key key_of(const Problem& p) {
   int64_t kinds = 0;
@@ -42,12 +42,14 @@ Key key_of(const Problem& p) {
           p.weight.row_stride,
           p.weight.column_stride,
           p.out.row_stride,
-          p.out.column_stride};
+          p.out.column_stride,
+          p.groups.count,
+          p.groups.weight_stride};
 }
 
 struct KeyHash {
   std::size_t operator()(const Key& k) const {
-    return hash_of({k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12]});
+    return hash_of({k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12], k[13], k[14]});
   }
 };
 

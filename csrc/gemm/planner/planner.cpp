@@ -21,8 +21,8 @@ template <class Visit>
 void for_each_family(const Problem& problem, Visit visit) {
   for (int id = 0; id < kFamilyCount; ++id) {
     const Family& family = family_of(static_cast<FamilyId>(id));
-    const bool computes = family.computes(problem) && (family.stores() || !has_store(problem));
-    if (computes) visit(family);
+    const bool takes = (family.stores() || !has_store(problem)) && (family.takes_groups() || !problem.groups);
+    if (takes && family.computes(problem)) visit(family);
   }
 }
 
@@ -52,6 +52,7 @@ std::string why_not_computed(const Problem& p) {
   // If the device has no kernels at all, that is the reason to give.
   if (std::string reason = why_not_on_device(p); !reason.empty()) return reason;
   if (has_store(p)) return "no fused kernel stores a matrix beside the result in this arithmetic";
+  if (p.groups) return text("no fused kernel multiplies rows in groups in ", element_name(p.x.element));
   if (p.is_pair) return "no fused kernel multiplies x by two weights in this arithmetic";
   if (p.x.element == ElementType::Float64) {
     return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
@@ -183,8 +184,8 @@ double least_gain_by_elements(const Problem& p) {
 }
 
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
-  // In 8 bits the fallback is made by Python (calls/eight_bits.py): it waits for the host.
-  if (is_8_bits(problem.x.element)) return fused_us < std::numeric_limits<double>::infinity();
+  // In 8 bits and of groups the fallback is made by Python, and is many kernels.
+  if (is_8_bits(problem.x.element) || problem.groups) return fused_us < std::numeric_limits<double>::infinity();
   const double least = problem.copies.any()      ? least_gain_on_copies(problem, fallback_us)
                        : is_by_elements(problem) ? least_gain_by_elements(problem)
                                                  : least_gain(problem, fallback_us);
@@ -364,7 +365,7 @@ double expected_microseconds(const Problem& problem, const Plan& plan) {
 
 bool is_tunable(const Problem& problem) {
   if (problem.is_batch_invariant || problem.is_pair || has_store(problem)) return false;
-  if (is_8_bits(problem.x.element)) return false;  // whose key lacks the other element types
+  if (is_8_bits(problem.x.element) || problem.groups) return false;  // of which the key lacks types and groups
   // The key of a measurement has no strides, so it only stands for the copies that the sizes require, and for rows that
   // are read by elements in place of these copies.
   const Copies copies = is_by_elements(problem) ? copies_for(problem) : problem.copies;

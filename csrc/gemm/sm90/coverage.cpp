@@ -2,6 +2,7 @@
 
 #include "gemm/grid.h"
 #include "gemm/sm90/architecture.h"
+#include "gemm/sm90/tile.h"
 #include "gemm/text.h"
 
 namespace epigemm::sm90 {
@@ -43,6 +44,11 @@ std::string why_not_matrices(const Problem& p) {
   if (p.x.row_stride < p.k || p.weight.row_stride < p.k) {
     return text("the rows of ", p.x.row_stride < p.k ? "x" : "weight", " overlap (an expanded tensor)");
   }
+  if (p.groups && p.groups.weight_stride % p.weight.row_stride != 0) {
+    return text("the weights of two groups are ", p.groups.weight_stride,
+                " elements apart, which is not a multiple of ", "their row stride, ", p.weight.row_stride);
+  }
+  if (p.groups && p.m > kGroupedRows) return text("rows in groups must be at most ", kGroupedRows);
   if (!p.are_operands_contiguous) return "a per-column operand is not contiguous";
   return std::string();
 }

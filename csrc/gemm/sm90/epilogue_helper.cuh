@@ -3,6 +3,7 @@
 
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "gemm/sm90/epilogue_layout.cuh"
+#include "gemm/sm90/tensor_map.h"
 
 namespace epigemm::sm90 {
 
@@ -16,10 +17,12 @@ struct EpilogueHelper {
   CUtensorMap const* stored;  // of the functor's second values
   const EpilogueLayout<C> layout{};
 
-  // Brings a tile's operands. `is_again`: of one that is computed again (kernel.cuh).
-  CUTLASS_DEVICE void bring(Place tile, bool is_again) const {
-    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows, is_again);
-    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep, is_again);
+  // Brings a tile's operands. `is_again`: of one that is computed again (kernel.cuh). `of_group`: the tile's group,
+  // each of which has vectors along D's columns of its own.
+  CUTLASS_DEVICE void bring(Place tile, bool is_again, int of_group) const {
+    const int ahead = C::kIsGrouped ? of_group * (C::kTransposed ? params.rows : params.columns) : 0;
+    bring_vectors(layout.by_column, tile.column, params.columns, kPassRows, is_again, C::kTransposed ? 0 : ahead);
+    bring_vectors(layout.by_row, tile.row, params.rows, C::kRowStep, is_again, C::kTransposed ? ahead : 0);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < open::kScalars; ++i) {
       if (epigemm_operand(open::kScalar0 + i) == open::kUnread || lane != i) continue;
@@ -37,8 +40,8 @@ struct EpilogueHelper {
   }
 
   // Starts the stores of a tile's results, and of the functor's second values. Afterwards there is room for the next
-  // tile's operands.
-  CUTLASS_DEVICE void store(SlotRing& ring, Place tile) const {
+  // tile's operands. `group_end`: the row of D behind the tile's group.
+  CUTLASS_DEVICE void store(SlotRing& ring, Place tile, int group_end) const {
     const int steps = C::kPasses * values();
     for (int step = 0; step < steps; ++step, ring.advance(layout.slots)) {
       const int pass = step / values();
@@ -46,8 +49,13 @@ struct EpilogueHelper {
       if (lane == 0) {
         wait_for(shared.written[group][ring.slot], ring.phase);
         CUtensorMap const* const to = is_result ? &params.out : stored;
-        for_each_slab(tile, pass, ring.slot,
-                      [&](const char* slab, int x, int y) { cute::SM90_TMA_STORE_2D::copy(to, slab, x, y); });
+        for_each_slab(tile, pass, ring.slot, [&](const char* slab, int x, int y) {
+          if constexpr (C::kIsGrouped) {
+            cute::SM90_TMA_STORE_4D::copy(to, slab, x, kGroupedRows - group_end + y, group_end, int{kGroupedRows});
+          } else {
+            cute::SM90_TMA_STORE_2D::copy(to, slab, x, y);
+          }
+        });
         cute::tma_store_arrive();
       }
       if (step + layout.slots >= steps) continue;
@@ -72,9 +80,11 @@ struct EpilogueHelper {
   // The functor's, for each of which a pass has a step of its own.
   CUTLASS_DEVICE static int values() { return C::has_store() ? 2 : 1; }
 
-  // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers.
+  // An absent vector is read as zeros. From one block of 64 numbers to the next there are `step` numbers; `ahead` are
+  // ahead of the first one.
   template <class Vectors>
-  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step, bool is_again) const {
+  CUTLASS_DEVICE void bring_vectors(Vectors const& vectors, int begin, int end, int step, bool is_again,
+                                    int ahead) const {
     constexpr int kEach = (Vectors::kLength + 31) / 32;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Vectors::kCount; ++i) {
@@ -88,8 +98,8 @@ struct EpilogueHelper {
         const int local = j * 32 + lane, at = begin + local / kPassRows * step + local % kPassRows;
         numbers[j] = 0;
         if (!data || at >= end) continue;
-        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[at * apart]
-                                              : static_cast<float>(static_cast<Operand const*>(data)[at]);
+        numbers[j] = kind == open::kOfCompute ? static_cast<float const*>(data)[ahead + at * apart]
+                                              : static_cast<float>(static_cast<Operand const*>(data)[ahead + at]);
       }
       float* const to = layout.vector(shared, group, vectors, i);
       CUTLASS_PRAGMA_UNROLL

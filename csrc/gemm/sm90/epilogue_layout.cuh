@@ -94,15 +94,15 @@ struct Slab {
 // one for its column (PlainSums). GroupRows: of a tile, that a warpgroup has, in blocks of 64 that are RowStep rows
 // apart. Slots, SlotBytes: of passes. VectorBytes: for the vectors that a functor reads; more of them take a slot's
 // place. Gates: how many of the functor's matrices, the first ones, are sums of a thread's, TileN columns behind the
-// accumulator (pair_mainloop.cuh). The others are read from memory. Output: e4m3 has one scale for all results, and
-// InBlocks one for each row of a tile.
+// accumulator (pair_mainloop.cuh). The others are read from memory. IsGrouped: rows of D are in groups (groups.cuh).
+// Output: e4m3 has one scale for all results, and InBlocks one for each row of a tile.
 template <class Operand_, class Output_, class Sums_, bool Transposed, int GroupRows, int RowStep_, int TileN,
-          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates>
+          int Groups, int Slots_, int SlotBytes, int VectorBytes, int Gates, bool IsGrouped>
 struct EpilogueConfig {
   using Operand = Operand_;
   using Output = Output_;
   using Sums = Sums_;
-  static constexpr bool kTransposed = Transposed;
+  static constexpr bool kTransposed = Transposed, kIsGrouped = IsGrouped;
   static constexpr int kGroupRows = GroupRows, kRowStep = RowStep_, kTileN = TileN, kSlots = Slots_,
                        kSlotBytes = SlotBytes, kVectorBytes = VectorBytes, kGates = Gates;
   static constexpr int kPassColumns = SlotBytes / kPassRows / static_cast<int>(sizeof(Output));
@@ -130,7 +130,7 @@ struct EpilogueConfig {
   static_assert(Gates == 0 || !Transposed, "no such epilogue");
 
   // Kernels of a single product can write statistics of D, and the functor's second values if it has them.
-  static constexpr bool kReduces = Gates == 0 && !kIsQuantised;
+  static constexpr bool kReduces = Gates == 0 && !kIsQuantised && !IsGrouped;
   CUTLASS_DEVICE static bool has_store() { return kReduces && epigemm_has_store(); }
 
   // The number of the matrix that TMA loads: the first one that is read from memory and shares no rows.

@@ -19,6 +19,7 @@
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "gemm/sm90/epilogue.cuh"
+#include "gemm/sm90/groups.cuh"
 #include "gemm/sm90/share_of_k.cuh"
 #include "gemm/sm90/tile.h"
 
@@ -29,7 +30,8 @@ template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1, kWeights = 1;
-  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
+                        kIsGrouped = false;
   static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
   template <class TileShape, class ClusterShape>
@@ -47,7 +49,8 @@ struct OneProduct {
 // kernel ahead runs, which must not write them), kStartsNextEarly (the next kernel has something to do before this
 // one's results are there), kJudgesRows (the mainloop may find that the rows' roots, by which it and the epilogue go,
 // are not the right ones: then the CTA computes all its tiles again), kSharesK (CTAs may share the K of a tile:
-// share_of_k.cuh). Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
+// share_of_k.cuh), kIsGrouped (rows of D are in groups: groups.cuh). Besides: Operand, Output, Sums (epilogue.cuh);
+// `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -74,11 +77,15 @@ struct Kernel {
   using Epilogue =
       EpilogueConfig<typename Types::Operand, typename Types::Output, typename Types::Sums, tile.transposed,
                      tile.group_rows(), kPassRows * kSharers, kColumns, kGroups, tile.slots, tile.slot_bytes,
-                     tile.vector_bytes(sizeof(typename Mainloop::TensorStorage)), Types::kWeights - 1>;
+                     tile.vector_bytes(sizeof(typename Mainloop::TensorStorage)), Types::kWeights - 1,
+                     Types::kIsGrouped>;
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
   static_assert(!Types::kJudgesRows || (!takes_turns && kCluster == 1), "what is computed again is of one CTA");
   static_assert(!Types::kSharesK || (is_cooperative && Types::kJudgesRows), "no such mainloop");
+
+  static constexpr bool kIsGrouped = Types::kIsGrouped;
+  static_assert(!kIsGrouped || !Types::kJudgesRows, "groups are found once");
 
   using Sharing = ShareOfK<Types::kSharesK>;
 
@@ -90,6 +97,7 @@ struct Kernel {
     int swizzle;
     bool is_along_rows;
     Sharing sharing;
+    GroupParams<kIsGrouped> groups;
     CUtensorMap stored;  // the matrix of the functor's second values, of D; last, because few kernels read it
   };
 
@@ -110,27 +118,70 @@ struct Kernel {
     int now, step, end;
 
     CUTLASS_DEVICE bool is_there() const { return now < end; }
-    CUTLASS_DEVICE Tiles next() const { return {now + step, step, end}; }
+    CUTLASS_DEVICE static Group group() { return {}; }
   };
 
-  CUTLASS_DEVICE static Tiles all_tiles(Params const& p) {
-    const int end = p.lines_of_rows * p.lines_of_columns;
+  // The same where rows are in groups, by a whole warp.
+  struct GroupedTiles {
+    int now, step;
+    GroupSearch search;
+    Group of;
+
+    CUTLASS_DEVICE bool is_there() const { return of.begin < of.end; }
+    CUTLASS_DEVICE Group group() const { return of; }
+  };
+
+  using AnyTiles = std::conditional_t<kIsGrouped, GroupedTiles, Tiles>;
+
+  CUTLASS_DEVICE static AnyTiles tiles_from(Params const& p, int now, int step) {
+    if constexpr (kIsGrouped) {
+      GroupedTiles tiles{now, step, {}, {}};
+      find_group(p, tiles);
+      return tiles;
+    } else {
+      return {now, step, p.lines_of_rows * p.lines_of_columns};
+    }
+  }
+
+  CUTLASS_DEVICE static AnyTiles next(Params const& p, AnyTiles tiles) {
+    tiles.now += tiles.step;
+    if constexpr (kIsGrouped) find_group(p, tiles);
+    return tiles;
+  }
+
+  // For a tile in a group behind the last one's, or in the same.
+  CUTLASS_DEVICE static void find_group(Params const& p, GroupedTiles& tiles) {
+    constexpr int kTileRows = tile.m * tile.cluster_m;
+    const int m = tile.transposed ? p.epilogue.columns : p.epilogue.rows;
+    const int across = tile.transposed ? p.lines_of_rows : p.lines_of_columns;
+    tiles.of = tiles.search.find(p.groups, tiles.now, m, kTileRows, across);
+  }
+
+  CUTLASS_DEVICE static AnyTiles all_tiles(Params const& p) {
     const int x = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-    if (p.sharing.is_shared()) return {p.sharing.tile(x), ctas, end};
-    return {x / kClusterRows, ctas / kClusterRows, end};
+    if (p.sharing.is_shared()) return tiles_from(p, p.sharing.tile(x), ctas);
+    return tiles_from(p, x / kClusterRows, ctas / kClusterRows);
   }
 
-  CUTLASS_DEVICE static Tiles tiles_of(Params const& p, int group) {
-    const Tiles all = all_tiles(p);
-    return takes_turns ? Tiles{all.now + group * all.step, kGroups * all.step, all.end} : all;
+  CUTLASS_DEVICE static AnyTiles tiles_of(Params const& p, int group) {
+    if constexpr (!takes_turns) return all_tiles(p);
+    const int first = static_cast<int>(blockIdx.x) / kClusterRows, step = static_cast<int>(gridDim.x) / kClusterRows;
+    return tiles_from(p, first + group * step, kGroups * step);
   }
 
-  // The position of a tile in the grid, down and across. The tiles are taken along one direction, in bands of `swizzle`
-  // lines.
-  CUTLASS_DEVICE static Place index_of(Params const& p, Tiles const& tiles) {
-    const int minor_count = p.is_along_rows ? p.lines_of_rows : p.lines_of_columns;
-    const int major_count = p.is_along_rows ? p.lines_of_columns : p.lines_of_rows;
-    const int band = tiles.now / (p.swizzle * minor_count), rest = tiles.now - band * p.swizzle * minor_count;
+  // The position of a tile in the grid, or in its group's, down and across. The tiles are taken along one direction, in
+  // bands of `swizzle` lines.
+  CUTLASS_DEVICE static Place index_of(Params const& p, AnyTiles const& tiles) {
+    int lines_of_rows = p.lines_of_rows, lines_of_columns = p.lines_of_columns, number = tiles.now;
+    if constexpr (kIsGrouped) {
+      const Group of = tiles.group();
+      (tile.transposed ? lines_of_columns : lines_of_rows) =
+          static_cast<int>(ceil_div(of.end - of.begin, tile.m * tile.cluster_m));
+      number -= of.tile;
+    }
+    const int minor_count = p.is_along_rows ? lines_of_rows : lines_of_columns;
+    const int major_count = p.is_along_rows ? lines_of_columns : lines_of_rows;
+    const int band = number / (p.swizzle * minor_count), rest = number - band * p.swizzle * minor_count;
     const int width = min(p.swizzle, major_count - band * p.swizzle);
     const int minor = rest / width, major = band * p.swizzle + rest - minor * width;
     const int row = p.is_along_rows ? minor : major, column = p.is_along_rows ? major : minor;
@@ -139,9 +190,11 @@ struct Kernel {
             column * kClusterColumns + static_cast<int>(blockIdx.y)};
   }
 
-  CUTLASS_DEVICE static Place place_of(Params const& p, Tiles const& tiles, int group) {
+  CUTLASS_DEVICE static Place place_of(Params const& p, AnyTiles const& tiles, int group) {
     const Place index = index_of(p, tiles);
-    return {index.row * kRows + (is_cooperative ? group * kPassRows : 0), index.column * kColumns};
+    Place place{index.row * kRows + (is_cooperative ? group * kPassRows : 0), index.column * kColumns};
+    (tile.transposed ? place.column : place.row) += tiles.group().begin;
+    return place;
   }
 
   // Behind all tiles, by all warps that have to do with them: whether they are computed again, which they are once.
@@ -163,24 +216,41 @@ struct Kernel {
 
   // --- the producer's warps ------------------------------------------------------------------------------------------
 
+  // CUTLASS's tensors along K.
+  CUTLASS_DEVICE static auto inputs_of(Params const& p, Mainloop const& mainloop) {
+    if constexpr (kIsGrouped) {
+      return 0;
+    } else {
+      return mainloop.load_init(cute::make_shape(p.epilogue.rows, p.epilogue.columns, p.k, cute::Int<1>{}), p.mainloop);
+    }
+  }
+
   CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
-    if constexpr (Types::kStartsNextEarly) cutlass::arch::launch_dependent_grids();
+    if constexpr (Types::kStartsNextEarly || kIsGrouped) cutlass::arch::launch_dependent_grids();
     Mainloop mainloop;
-    auto const inputs =
-        mainloop.load_init(cute::make_shape(p.epilogue.rows, p.epilogue.columns, p.k, cute::Int<1>{}), p.mainloop);
+    [[maybe_unused]] auto const inputs = inputs_of(p, mainloop);
     PipelineState state = cutlass::make_producer_start_state<Pipeline>();
     bool is_again = false;
     do {
-      for (Tiles tiles = all_tiles(p); tiles.is_there(); tiles = tiles.next()) {
-        const Place index = index_of(p, tiles);
+      for (AnyTiles tiles = all_tiles(p); tiles.is_there(); tiles = next(p, tiles)) {
         const StepsOfK steps = p.sharing.steps(p.k_steps);
-        const auto coordinates = cute::make_coord(index.row, index.column, cute::_, 0);
-        if constexpr (Types::kJudgesRows) {
-          mainloop.load(p.mainloop, pipeline, state, coordinates, steps, shared.operands);
+        const uint32_t rank = kCluster == 1 ? 0 : cute::block_rank_in_cluster();
+        if constexpr (kIsGrouped) {
+          const Place place = place_of(p, tiles, /*group=*/0);
+          const int row = tile.transposed ? place.column : place.row;
+          const int column = tile.transposed ? place.row : place.column;
+          mainloop.load(p.mainloop, pipeline, state, row, tiles.group().index * p.groups.weight_rows + column,
+                        steps.count, rank, shared.operands);
         } else {
-          mainloop.load(p.mainloop, pipeline, state, inputs, coordinates,
-                        cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), steps.count, lane,
-                        kCluster == 1 ? 0 : cute::block_rank_in_cluster(), shared.operands);
+          const Place index = index_of(p, tiles);
+          const auto coordinates = cute::make_coord(index.row, index.column, cute::_, 0);
+          if constexpr (Types::kJudgesRows) {
+            mainloop.load(p.mainloop, pipeline, state, coordinates, steps, shared.operands);
+          } else {
+            mainloop.load(p.mainloop, pipeline, state, inputs, coordinates,
+                          cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), steps.count, lane, rank,
+                          shared.operands);
+          }
         }
         state.advance(steps.count);
         p.sharing.meet();
@@ -195,16 +265,16 @@ struct Kernel {
     SlotRing ring;
     bool is_again = false;
     do {
-      for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+      for (AnyTiles tiles = tiles_of(p, group); tiles.is_there(); tiles = next(p, tiles)) {
         // The operands come while TMA still reads the last passes of the tile before.
         const Place place = place_of(p, tiles, group);
         const bool is_leader = p.sharing.is_leader();
         if (is_leader) {
-          helper.bring(place, is_again);
+          helper.bring(place, is_again, tiles.group().index);
           helper.prepare(ring, place);
         }
         p.sharing.meet();
-        if (is_leader) helper.store(ring, place);
+        if (is_leader) helper.store(ring, place, tiles.group().end);
       }
       is_again = wants_again(p, shared, is_again);
       if (is_again) helper.wait_for_stores();
@@ -236,7 +306,7 @@ struct Kernel {
     SlotRing ring;
     bool is_again = false;
     do {
-      for (Tiles tiles = tiles_of(p, group); tiles.is_there(); tiles = tiles.next()) {
+      for (AnyTiles tiles = tiles_of(p, group); tiles.is_there(); tiles = next(p, tiles)) {
         auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
         const int steps = p.sharing.steps(p.k_steps).count;
         if constexpr (Types::kJudgesRows) {
@@ -248,7 +318,9 @@ struct Kernel {
         hand_turn_on(group);
         mainloop.mma_tail(pipeline, state, steps);
         state.advance(steps * (takes_turns ? kGroups : 1));
-        if (!tiles.next().is_there()) cutlass::arch::launch_dependent_grids();
+        if constexpr (!kIsGrouped) {
+          if (!next(p, tiles).is_there()) cutlass::arch::launch_dependent_grids();
+        }
         if constexpr (Types::kJudgesRows) {
           auto seen = mainloop.seen_rows();
           if (!p.sharing.gather(&shared.operands, thread, sums, seen)) continue;

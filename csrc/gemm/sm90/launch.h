@@ -35,6 +35,24 @@ bool encode_pair(typename Mainloop::Params* params, Multiplied x, Multiplied wei
          encode(&params->weights[1], weight2, n, Mainloop::kColumns);
 }
 
+// The parameters of the mainloop of rows in groups (grouped_mainloop.cuh). False if the driver refuses.
+template <class Mainloop>
+bool encode_groups(typename Mainloop::Params* params, Problem const& problem) {
+  using Element = typename Mainloop::Element;
+  const auto encode = [&](CUtensorMap* map, const void* data, int64_t row_stride, int64_t rows, int box_rows) {
+    return sm90::encode(map, kMapType<Element>, sizeof(Element), data, row_stride, rows, problem.k, box_rows,
+                        kStageRowBytes, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  };
+  const int64_t row_stride = problem.weight.row_stride;
+  const int64_t weight_rows = (problem.groups.count - 1) * (problem.groups.weight_stride / row_stride) + problem.n;
+  const void* const weights[] = {problem.weight.data, problem.weight2};
+  bool is_encoded = encode(&params->x, problem.x.data, problem.x.row_stride, problem.m, Mainloop::kBoxRowsOfX);
+  for (int i = 0; i < Mainloop::kWeights; ++i) {
+    is_encoded &= encode(&params->weights[i], weights[i], row_stride, weight_rows, Mainloop::kRowsOfWeight);
+  }
+  return is_encoded;
+}
+
 constexpr const char* kNoDescriptor = "the driver refused a TMA descriptor";
 
 // By which sums are divided, if they have roots: of the kernel's rows and columns.
@@ -60,7 +78,9 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   const int m = static_cast<int>(problem.m), n = static_cast<int>(problem.n);
   const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
   typename Kernel::Mainloop::Params mainloop;
-  if constexpr (Types::kWeights == 2) {
+  if constexpr (Types::kIsGrouped) {
+    if (!encode_groups<typename Kernel::Mainloop>(&mainloop, problem)) return kNoDescriptor;
+  } else if constexpr (Types::kWeights == 2) {
     if (!encode_pair<typename Kernel::Mainloop>(&mainloop, x, weight, weight2, m, n, static_cast<int>(k))) {
       return kNoDescriptor;
     }
@@ -93,11 +113,17 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
   params.mainloop = mainloop;
   EpilogueParams& epilogue = params.epilogue;
   const Matrix matrix = matrix_by_tma(problem);
+  constexpr int kBoxRows = kTransposed ? Epilogue::kPassColumns : kPassRows;
   const auto encode = [&](CUtensorMap* map, Matrix const& of) {
-    return sm90::encode(map, kMapType<Output>, sizeof(Output), of.data, of.row_stride, m, n,
-                        kTransposed ? Epilogue::kPassColumns : kPassRows, Epilogue::kRowBytes);
+    return sm90::encode(map, kMapType<Output>, sizeof(Output), of.data, of.row_stride, m, n, kBoxRows,
+                        Epilogue::kRowBytes);
   };
-  if (!encode(&epilogue.out, problem.out) || (matrix.data && !encode(&epilogue.matrix, matrix)) ||
+  const auto encode_out = [&] {
+    if (!Types::kIsGrouped) return encode(&epilogue.out, problem.out);
+    return encode_grouped(&epilogue.out, kMapType<Output>, sizeof(Output), problem.out.data, problem.out.row_stride, n,
+                          kBoxRows, Epilogue::kRowBytes);
+  };
+  if (!encode_out() || (matrix.data && !encode(&epilogue.matrix, matrix)) ||
       (problem.stored.data && !encode(&params.stored, problem.stored))) {
     return kNoDescriptor;
   }
@@ -115,7 +141,13 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
   params.swizzle = plan.swizzle;
   params.is_along_rows = (plan.raster == Raster::AlongM) != kTransposed;  // the plan's axes are D's
 
-  const int64_t tiles = static_cast<int64_t>(params.lines_of_rows) * params.lines_of_columns;
+  int64_t tiles = static_cast<int64_t>(params.lines_of_rows) * params.lines_of_columns;
+  if constexpr (Types::kIsGrouped) {
+    const int64_t across = kTransposed ? params.lines_of_rows : params.lines_of_columns;
+    tiles = across * (problem.m / (Types::tile.m * Types::tile.cluster_m) + std::min(problem.groups.count, problem.m));
+    params.groups = {problem.groups.ends, static_cast<int>(problem.groups.count),
+                     static_cast<int>(problem.groups.weight_stride / problem.weight.row_stride)};
+  }
   const int64_t places = std::max(1, problem.device.multiprocessors / Kernel::kCluster);
   auto clusters = static_cast<unsigned>(std::min(places, tiles));
   unsigned cluster_rows = Kernel::kClusterRows;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cutlass/numeric_types.h"
+#include "gemm/sm90/tile.h"
 
 namespace epigemm::sm90 {
 
@@ -31,6 +32,25 @@ inline bool encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes
                                 CU_TENSOR_MAP_INTERLEAVE_NONE,
                                 box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B, promotion,
                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// A descriptor by which rows in groups are written, and none beyond the group of a tile: it has four dimensions, of
+// which only the second one, with kGroupedRows rows, ends where an index may be. Row y of a group that ends at row e of
+// the matrix has the index (kGroupedRows - e + y, e, kGroupedRows). The strides of the last two dimensions lead back to
+// the row, since addresses are modulo 2^64: kGroupedRows * (2^34 - stride) = -kGroupedRows * stride.
+inline bool encode_grouped(CUtensorMap* map, CUtensorMapDataType type, int element_bytes, const void* data,
+                           int64_t row_stride, int64_t columns, int box_rows, int box_bytes) {
+  constexpr cuuint64_t kLargest = 0x7fff0000, kAround = cuuint64_t{1} << 34;
+  const auto stride = static_cast<cuuint64_t>(row_stride * element_bytes);
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), kGroupedRows, kLargest, kLargest};
+  const cuuint64_t strides[] = {stride, stride, kAround - stride};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_bytes / element_bytes), static_cast<cuuint32_t>(box_rows), 1,
+                            1};
+  const cuuint32_t element_strides[] = {1, 1, 1, 1};
+  return cuTensorMapEncodeTiled(map, type, /*rank=*/4, const_cast<void*>(data), sizes, strides, box, element_strides,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace epigemm::sm90

@@ -7,8 +7,9 @@
 
 namespace epigemm::sm90 {
 
-constexpr int kStageRowBytes = 128;  // of K: the widest swizzle that TMA has
-constexpr int kPassRows = 64;        // of a warpgroup's part of a tile, in a pass of the epilogue
+constexpr int kStageRowBytes = 128;    // of K: the widest swizzle that TMA has
+constexpr int kGroupedRows = 1 << 30;  // the most rows that are in groups (tensor_map.h)
+constexpr int kPassRows = 64;          // of a warpgroup's part of a tile, in a pass of the epilogue
 
 struct Tile {
   int m, n;  // output elements of one CTA

@@ -212,6 +212,7 @@ inline double moment_cycles(const Problem& p, int tile) {
 }
 
 inline const Tile& tile_of(const Problem& p, int index) {
+  if (p.groups) return p.is_pair ? kGroupedPairTiles[index] : kGroupedTiles[index];
   if (is_8_bits(p.x.element)) return tiles_of_8_bits(p).tiles[index];
   return p.is_pair ? kPairTiles[index] : kTiles[index];
 }
@@ -248,7 +249,10 @@ inline Loads loads_of(const Problem& p, const Plan& plan, const Grid& grid, doub
   return {all, std::min(all, touched)};
 }
 
+inline double microseconds_of_groups(const Problem& p, const Plan& plan);
+
 inline double microseconds(const Problem& p, const Plan& plan) {
+  if (p.groups) return microseconds_of_groups(p, plan);
   constexpr double kCtaBytesPerCycle = 153, kMemoryFactor = 1.03, kMemoryMisaligned = 0.335;
   constexpr double kIdleSpeedup = 0.169, kAcrossCluster = 0.984;
   // What tiles that do not hide their epilogue take longer with so few stages of K, by the same shapes.
@@ -325,6 +329,23 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double of_pair = p.is_pair ? factor_of_pair(p, plan, padded_m, rounds.count) : 1;
   return c.base_us + c.fixed_us[figures] +
          of_pair * us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
+}
+
+// Rows in groups: as one product of as many whole tiles as equal groups need, by the figures of tiles with the same
+// mainloop (not fitted), but at least the time in which all groups' weights are read.
+constexpr int kLikeGrouped[] = {1, 4, 7}, kLikeGroupedPair[] = {2, 0};
+static_assert(sizeof(kLikeGrouped) / sizeof(int) == kGroupedTileCount, "every tile needs its cost");
+static_assert(sizeof(kLikeGroupedPair) / sizeof(int) == kGroupedPairTileCount, "every tile needs its cost");
+
+inline double microseconds_of_groups(const Problem& p, const Plan& plan) {
+  Problem one = p;
+  one.groups = {};
+  one.m = p.groups.count * round_up(ceil_div(p.m, p.groups.count), tile_of(p, plan.tile).m);
+  Plan like = plan;
+  like.tile = p.is_pair ? kLikeGroupedPair[plan.tile] : kLikeGrouped[plan.tile];
+  const double bytes = weights_of(p) * element_bytes(p.weight.element) * cost::as_double(p.groups.count) *
+                       cost::as_double(p.n) * cost::as_double(p.k);
+  return std::max(microseconds(one, like), cost_of(p).base_us + bytes / p.device.memory_bytes_per_us);
 }
 
 }  // namespace epigemm::sm90_tma

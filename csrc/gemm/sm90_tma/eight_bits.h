@@ -40,7 +40,8 @@ struct EightBitTypes {
   static constexpr Tile tile =
       tiles_of_8_bits(/*is_fast=*/!kIsPromoted, /*is_pair=*/Weights == 2, kResults<Result>).tiles[TileIndex];
   static constexpr int kSlices = 1, kWeights = Weights;
-  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
+                        kIsGrouped = false;
   static constexpr int kAlignment = 16;
   static_assert(!kIsPromoted || tile.schedule != Schedule::Pingpong, "a warpgroup has no registers for both sums");
 

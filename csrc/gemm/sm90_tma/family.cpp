@@ -71,6 +71,7 @@ open::KernelName name_of_8_bits(const Problem& p, int tile) {
 }
 
 int count_of(const Problem& problem) {
+  if (problem.groups) return problem.is_pair ? kGroupedPairTileCount : kGroupedTileCount;
   if (is_8_bits(problem.x.element)) return count_of_8_bits(problem);
   return problem.is_pair ? kPairTileCount : problem.arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
 }
@@ -78,8 +79,9 @@ int count_of(const Problem& problem) {
 class Tma final : public Family {
  public:
   bool computes(const Problem& problem) const override {
-    return multiplies_8_bits(problem) ||
-           (sm90::multiplies_as_stored(problem) && (!problem.is_pair || element_bytes(problem.x.element) == 2));
+    if (is_8_bits(problem.x.element)) return multiplies_8_bits(problem) && !problem.groups;
+    const bool is_16_bits_alone = problem.is_pair || problem.groups;
+    return sm90::multiplies_as_stored(problem) && (!is_16_bits_alone || element_bytes(problem.x.element) == 2);
   }
 
   std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
@@ -115,25 +117,32 @@ class Tma final : public Family {
   }
 
   Plan invariant_plan(const Problem& problem) const override {
-    if (problem.is_pair) return {};
+    if (problem.is_pair || problem.groups) return {};
     return plan_of(is_8_bits(problem.x.element) ? kInvariantTileOf8Bits : kInvariantTile);
   }
 
   int moment_rows(const Problem& problem, const Plan& plan) const override {
-    const bool has_none = problem.is_pair || is_8_bits(problem.out.element);
+    const bool has_none = problem.is_pair || problem.groups || is_8_bits(problem.out.element);
     return has_none ? 0 : tile_of(problem, plan.tile).moment_rows(element_bytes(problem.out.element));
   }
 
   bool stores() const override { return true; }
+  bool takes_groups() const override { return true; }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
-    static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair");
+    static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair"),
+        of_groups("sm90_tma", kGroupedTileCount, "_grouped"),
+        of_grouped_pairs("sm90_tma", kGroupedPairTileCount, "_grouped_pair");
     open::KernelNames names;
     if (is_8_bits(problem.x.element)) {
       names.add(name_of_8_bits(problem, plan.tile));
       return names;
     }
-    names.add((problem.is_pair ? of_pairs : of_tiles).of(problem.x.element, plan.tile));
+    if (problem.groups) {
+      names.add((problem.is_pair ? of_grouped_pairs : of_groups).of(problem.x.element, plan.tile));
+    } else {
+      names.add((problem.is_pair ? of_pairs : of_tiles).of(problem.x.element, plan.tile));
+    }
     return names;
   }
 

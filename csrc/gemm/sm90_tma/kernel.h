@@ -1,6 +1,7 @@
 // The types of the large tiles' kernels, which multiply the operands themselves.
 #pragma once
 
+#include "gemm/sm90/grouped_mainloop.cuh"
 #include "gemm/sm90/kernel.cuh"
 #include "gemm/sm90/pair_mainloop.cuh"
 #include "gemm/sm90_tma/tiles.h"
@@ -29,6 +30,17 @@ struct PairTypes : sm90::TwoProducts<Element, kPairTiles[TileIndex].stages, kPai
   using Output = Element;
   using Sums = sm90::PlainSums;
   static constexpr Tile tile = kPairTiles[TileIndex];
+};
+
+// Types for rows in groups, in 16 bits. Weights: of a pair 2.
+template <class Element, int Weights, int TileIndex>
+struct GroupedTypes
+    : sm90::GroupedProducts<Element, grouped_tile<Weights>(TileIndex).stages, grouped_tile<Weights>(TileIndex).schedule,
+                            Weights, grouped_tile<Weights>(TileIndex).transposed> {
+  using Operand = Element;
+  using Output = Element;
+  using Sums = sm90::PlainSums;
+  static constexpr Tile tile = grouped_tile<Weights>(TileIndex);
 };
 
 }  // namespace epigemm::sm90_tma

@@ -20,6 +20,12 @@ foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
     epigemm_symbols(symbols 4 ${prefix} _pair)
     epigemm_open_kernel(epigemm_open_sm90_tma_${element}_pair gemm/sm90_tma/open_pair_unit.cu.in ARCH lto_90a CUTLASS
                         SYMBOLS ${symbols} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
+    # Rows in groups.
+    epigemm_symbols(symbols 3 ${prefix} _grouped)
+    epigemm_symbols(pairs 2 ${prefix} _grouped_pair)
+    epigemm_open_kernel(
+      epigemm_open_sm90_tma_${element}_grouped gemm/sm90_tma/open_grouped_unit.cu.in ARCH lto_90a CUTLASS
+      SYMBOLS ${symbols} ${pairs} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
   endif()
 endforeach()
 

@@ -11,6 +11,8 @@ namespace {
 
 constexpr auto kTileIndices = std::make_integer_sequence<int, kTileCount>{};
 constexpr auto kPairTileIndices = std::make_integer_sequence<int, kPairTileCount>{};
+constexpr auto kGroupedTileIndices = std::make_integer_sequence<int, kGroupedTileCount>{};
+constexpr auto kGroupedPairTileIndices = std::make_integer_sequence<int, kGroupedPairTileCount>{};
 constexpr auto kTF32TileIndices = std::make_integer_sequence<int, kTF32TileCount>{};
 
 template <class Element, int TileIndex>
@@ -27,6 +29,11 @@ const char* launch_pair(Problem const& problem, Plan const& plan, const void* ke
                                                      multiplied(problem.weight2));
 }
 
+template <class Element, int Weights, int TileIndex>
+const char* launch_groups(Problem const& problem, Plan const& plan, const void* kernel) {
+  return sm90::launch<GroupedTypes<Element, Weights, TileIndex>>(problem, plan, {}, {}, problem.k, kernel);
+}
+
 using LaunchTile = const char* (*)(Problem const&, Plan const&, const void*);
 
 template <class Element, int... TileIndex>
@@ -41,8 +48,18 @@ LaunchTile find_pair(int tile, std::integer_sequence<int, TileIndex...>) {
   return launches[tile];
 }
 
+template <class Element, int Weights, int... TileIndex>
+LaunchTile find_groups(int tile, std::integer_sequence<int, TileIndex...>) {
+  constexpr LaunchTile launches[] = {&launch_groups<Element, Weights, TileIndex>...};
+  return launches[tile];
+}
+
 template <class Element>
 LaunchTile find_16_bits(Problem const& problem, int tile) {
+  if (problem.groups) {
+    return problem.is_pair ? find_groups<Element, /*Weights=*/2>(tile, kGroupedPairTileIndices)
+                           : find_groups<Element, /*Weights=*/1>(tile, kGroupedTileIndices);
+  }
   return problem.is_pair ? find_pair<Element>(tile, kPairTileIndices) : find_tile<Element>(tile, kTileIndices);
 }
 

@@ -64,6 +64,30 @@ constexpr Tile kPairTiles[] = {
 
 constexpr int kPairTileCount = sizeof(kPairTiles) / sizeof(kPairTiles[0]);
 
+// The tiles of rows in groups, in 16 bits. The CTAs of a cluster are neighbours along N, for two along M could be of
+// two groups.
+constexpr Tile kGroupedTiles[] = {
+    // Many rows a group.
+    {256, 128, 1, 2, Schedule::Cooperative, false, 4, 4, 4096},
+    // Its epilogue runs during the next tile's mainloop.
+    {128, 128, 1, 2, Schedule::Pingpong, false, 6, 2, 8192},
+    // Few rows.
+    {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 8192},
+};
+constexpr Tile kGroupedPairTiles[] = {
+    {128, 128, 1, 2, Schedule::Cooperative, false, 4, 4, 4096},
+    {128, 64, 1, 2, Schedule::Pingpong, false, 6, 2, 8192},
+};
+
+constexpr int kGroupedTileCount = sizeof(kGroupedTiles) / sizeof(kGroupedTiles[0]);
+constexpr int kGroupedPairTileCount = sizeof(kGroupedPairTiles) / sizeof(kGroupedPairTiles[0]);
+
+// Weights: 2 of a pair, else 1.
+template <int Weights>
+constexpr Tile grouped_tile(int index) {
+  return Weights == 2 ? kGroupedPairTiles[index] : kGroupedTiles[index];
+}
+
 // The tiles of 8 bits, whose stages have 128 of K. The first ones exist for all types of x, weight and result.
 constexpr Tile kFastTiles[] = {
     // Its epilogue runs during the next tile's mainloop.

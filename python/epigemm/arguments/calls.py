@@ -101,11 +101,18 @@ class LinearCall(NamedTuple):
     )
     fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
     eight_bits: EightBits | None = None  # for an x and a weight of 8 bits
+    # int32 `[E]`: rows of x are in groups that end there. Weights are `[E, N, K]` then, vectors along N `[E, N]`.
+    group_ends: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """That of the result."""
         return self.x.dtype if self.eight_bits is None else self.eight_bits.out_dtype  # type: ignore[return-value]
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.weight.shape[-2]
 
     @property
     def rows(self) -> int:
@@ -130,7 +137,8 @@ class LinearCall(NamedTuple):
         """Every tensor that is read."""
         weights = (self.weight,) if self.weight2 is None else (self.weight, self.weight2)
         scales = () if self.eight_bits is None else [each for _, each in self.eight_bits.read]
-        return (self.x, *weights, *tensors_of(self.operands), *scales)
+        ends = () if self.group_ends is None else (self.group_ends,)
+        return (self.x, *weights, *tensors_of(self.operands), *scales, *ends)
 
     @property
     def others(self) -> list[tuple[str, Tensor]]:
@@ -139,7 +147,8 @@ class LinearCall(NamedTuple):
             folded = self.fold.named.items()
             return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
         scales = [] if self.eight_bits is None else self.eight_bits.read
-        return [("weight", self.weight), *self.epilogue.named(self.operands), *scales]
+        ends = [] if self.group_ends is None else [("offs", self.group_ends)]
+        return [("weight", self.weight), *self.epilogue.named(self.operands), *scales, *ends]
 
     @property
     def bias(self) -> Tensor | None:
@@ -149,7 +158,7 @@ class LinearCall(NamedTuple):
 
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
-        x, columns = self.x, self.weight.shape[0]
+        x, columns = self.x, self.columns
         dtype = x.dtype if self.eight_bits is None else self.dtype
         if x.dim() == 2:
             # Twice as fast as new_empty with a tuple.

@@ -57,17 +57,19 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
         if out is not None:
             _require_out(out, x.shape, x, first)
         return
-    if call.eight_bits is None:
+    if call.group_ends is not None:
+        groups(x, call.weight, call.group_ends)
+    elif call.eight_bits is None:
         product(x, call.weight)
     else:
         shapes(x, call.weight)
-    _require_operands(call, call.weight.shape[0], "x")
+    _require_operands(call, call.columns, "x")
     if call.eight_bits is None and call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
     if out is not None:
         _require_out(
             out,
-            (*x.shape[:-1], call.weight.shape[0]),
+            (*x.shape[:-1], call.columns),
             x,
             "x",
             None if call.eight_bits is None else call.dtype,
@@ -97,6 +99,31 @@ def shapes(x: Tensor, weight: Tensor) -> None:
         raise RuntimeError(
             f"x: got shape {_shape(x)}; accepted is [..., in_features] with in_features = {shape[1]}, "
             f"as weight has shape {_shape(weight)}"
+        )
+
+
+def groups(x: Tensor, weight: Tensor, offs: Tensor) -> None:
+    """RuntimeError unless x, the groups' weights and the groups' ends fit each other.
+
+    What `offs` holds is not looked at: that would wait for the GPU.
+    """
+    _require_matrix_like("x", x)
+    _require_like("weight", weight, x.dtype, x)
+    if weight.dim() != 3 or not weight.shape[0]:
+        raise RuntimeError(
+            f"weight: got shape {_shape(weight)}; accepted is [groups, out_features, in_features] with at least one "
+            "group"
+        )
+    if x.dim() != 2 or x.shape[1] != weight.shape[2]:
+        raise RuntimeError(
+            f"x: got shape {_shape(x)}; accepted is [rows, in_features] with in_features = {weight.shape[2]}, as "
+            f"weight has shape {_shape(weight)}"
+        )
+    _require_like("offs", offs, torch.int32, x)
+    if offs.dim() != 1 or offs.shape[0] != weight.shape[0] or not offs.is_contiguous():
+        raise RuntimeError(
+            f"offs: got shape {_shape(offs)} and strides {tuple(offs.stride())}; accepted is [{weight.shape[0]}], "
+            "contiguous: the row behind each group"
         )
 
 
@@ -416,6 +443,11 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
         )
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
+        if isinstance(call, LinearCall) and call.group_ends is not None and kind.is_of_columns:
+            if tuple(value.shape) != (call.weight.shape[0], columns):
+                accepted = f"[{call.weight.shape[0]}, {columns}], a vector for each group"
+                raise RuntimeError(f"{operand.name}: got shape {_shape(value)}; accepted is {accepted}")
+            continue
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)
         if tuple(value.shape) != kind.shape(lead, columns) and not is_shared:
             accepted = _accepted(operand.kind, lead, columns)

@@ -38,7 +38,7 @@ NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
-_NOTHING_MORE = (None,) * 6  # no forced plan, no second weight, nothing beside the result, and no 8 bits
+_NOTHING_MORE = (None,) * 7  # no plan, no second weight, nothing beside the result, no 8 bits, no groups
 # Plain ints: to compare an IntEnum with what the module returns, or to make one, takes several times as long.
 _REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
@@ -195,8 +195,8 @@ def scaled(
     about_types = EightBits(x_scale, weight_scale, dtype, accumulate, out_scale)
     epilogue, values = forms.seen(function, x, operands, about_types.operand_dtype)
     invariant = invariance.active and invariance.enabled()
-    about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-1])
-    found = _module.linear(epilogue.number, x, weight, values, *about, native(about_types))
+    about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-2])
+    found = _module.linear(epilogue.number, x, weight, values, *about, native(about_types), None)
     return found if type(found) is not int else _REASONS[found]
 
 
@@ -264,7 +264,7 @@ def native(eight_bits: EightBits) -> tuple[Any, ...]:
 def _of_eight_bits(call: LinearCall, about_types: EightBits) -> Tensor | Reason:
     about = (call.order.number, None, 0, call.strict, call.invariant, 0)
     tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
-    found = ask(*tensors, *about, *_NOTHING_MORE[:-1], native(about_types))
+    found = ask(*tensors, *about, *_NOTHING_MORE[:-2], native(about_types), None)
     return found if type(found) is not int else _REASONS[found]
 
 

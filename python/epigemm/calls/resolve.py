@@ -19,7 +19,15 @@ from torch import Tensor
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import by_reference, eight_bits, elementwise_kernels, entry, invariant, weight_slices
+from epigemm.calls import (
+    by_reference,
+    eight_bits,
+    elementwise_kernels,
+    entry,
+    groups,
+    invariant,
+    weight_slices,
+)
 from epigemm.calls.forecast import require_fused
 from epigemm.calls.layouts import flattens, readable
 from epigemm.calls.log import current
@@ -141,6 +149,7 @@ class _Linear:
             call.weight2,
             *self.beside,
             None if call.eight_bits is None else entry.native(call.eight_bits),
+            call.group_ends,
         )
         if ran_short and ran_short.on_slices and type(found) is not int:
             weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
@@ -186,6 +195,8 @@ def _by_torch(attempt: _Linear) -> Tensor:
 
 def _by_operators(attempt: _Linear) -> Tensor:
     call = attempt.call
+    if call.group_ends is not None:
+        return groups.of_call(call)
     return by_reference.of_call(call) if call.eight_bits is None else eight_bits.of_call(call)
 
 
@@ -211,7 +222,7 @@ def _store_elsewhere(attempt: _Linear) -> None:
     call = attempt.call
     if call.out is not None:
         _look_at_overlap(attempt)
-    n = call.weight.shape[0]
+    n = call.columns
     stores_padding = call.x.dtype is torch.float32 or call.eight_bits is not None
     step = _STORED_BYTES // call.dtype.itemsize if stores_padding else 1
     attempt.out = call.x.new_empty((*call.x.shape[:-1], n + -n % step), dtype=call.dtype)[..., :n]

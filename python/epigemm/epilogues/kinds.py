@@ -60,6 +60,11 @@ class OperandKind:
         """Whether callers pass it without the last axis: one number for each row."""
         return self.by_row and not self.by_column
 
+    @property
+    def is_of_columns(self) -> bool:
+        """Whether it is a vector along the columns, of which each group of rows has one."""
+        return self.by_column and not self.by_row
+
     def shape(self, lead: Sequence[T], columns: T) -> tuple[T | int, ...]:
         """Its shape beside a result `[*lead, columns]`."""
         if self.by_row:

@@ -129,7 +129,7 @@ def dry_run(
         order = order_on(call, "cuda")
     elif order is None:
         order = call.order if place is None else order_on(call, place.device.type)
-    scales: tuple[Any, ...] = ()
+    scales: tuple[Any, ...] = (None, None, 0, None)
     if (eight_bits := call.eight_bits) is not None:
         given = eight_bits.out_scale
         scales = (
@@ -156,6 +156,7 @@ def dry_run(
         weight2,
         statistics,
         *scales,
+        call.group_ends,
     )
     found: dict[str, Any] = json.loads(answer)
     found["reasons"] = [Reason(number) for number in found["reasons"]]

@@ -1,0 +1,151 @@
+"""What has no operand of the five models: 8-bit products, and experts. A case is its contestants, ours first."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+
+OURS = "epigemm"
+_E4M3 = torch.float8_e4m3fn
+_scaled_mm: Any = torch._scaled_mm
+# M, N, K of PRODUCTS' table, and of layers with a short K.
+SIZES_OF_8_BITS = (
+    *((4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096), (1024, 8192, 8192)),
+    *((16384, 3072, 768), (128, 8192, 8192), (16, 8192, 8192), (2048, 2048, 2048)),
+)
+# Tokens, experts, experts of a token, hidden size, size between the products of an expert.
+LAYERS = {
+    "Qwen3-30B-A3B, 4096 tokens": (4096, 128, 8, 2048, 768),
+    "Qwen3-30B-A3B, 32768 tokens": (32768, 128, 8, 2048, 768),
+    "Mixtral 8x7B, 8192 tokens": (8192, 8, 2, 4096, 14336),
+    "gpt-oss-20b, 8192 tokens": (8192, 32, 4, 2880, 2880),
+}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One case.
+
+    Attributes:
+        name: of the case.
+        runs: by contestant, ours first.
+        ratios: by the record's key, whose time is divided by ours.
+        exact: the result in float64 of the same rows, and how far a result may be from it.
+    """
+
+    name: str
+    runs: Mapping[str, Callable[[], Tensor]]
+    ratios: Mapping[str, str]
+    exact: Callable[[], tuple[Tensor, Tensor]]
+
+    def part_of_bound(self) -> float:
+        """The largest error of ours over what is allowed; infinite for a NaN."""
+        found, (expected, bound) = self.runs[OURS](), self.exact()
+        parts = (found[: len(expected)].double() - expected).abs() / bound
+        return float(parts.max().nan_to_num(math.inf)) if parts.numel() else 0.0
+
+
+def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Tensor:
+    """A rounding of the result, and the truncated additions of the sums. GELU and SiLU are no steeper than 1.13."""
+    return expected.abs() * eps * 0.51 + magnitudes * sums * 1.13 + 1e-6
+
+
+def of_8_bits(seed: int, count: int) -> Iterator[Contest]:
+    """GELU behind products of e4m3, by tensors' and rows' scales, both accumulations, against `_scaled_mm`."""
+    draw = random.Random(seed)
+    drawn = [
+        (round(2 ** draw.uniform(0, 15)), 16 * draw.randint(3, 640), 16 * draw.randint(3, 640))
+        for _ in range(count)
+    ]
+    for m, n, k in (*SIZES_OF_8_BITS, *drawn):
+        for recipe in ("tensor", "rows"):
+            for accumulate in ("fast", "promoted"):
+                yield _gelu_of_8_bits(m, n, k, recipe, accumulate)
+
+
+def _gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str) -> Contest:
+    x, weight = (torch.randn(rows, k, device="cuda").to(_E4M3) for rows in (m, n))
+    sizes = ((), ()) if recipe == "tensor" else ((m,), (n,))
+    x_scale, weight_scale = (torch.rand(size, device="cuda") + 0.5 for size in sizes)
+    others = (x_scale, weight_scale) if recipe == "tensor" else (x_scale[:, None], weight_scale[None])
+
+    def product() -> Tensor:
+        about: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": accumulate == "fast"}
+        result: Tensor = _scaled_mm(x, weight.t(), *others, **about)
+        return result
+
+    def ours() -> Tensor:
+        about: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale, "accumulate": accumulate}
+        return epigemm.linear_gelu(x, weight, **about)
+
+    def exact() -> tuple[Tensor, Tensor]:
+        rows, factor = x[:512].double(), others[0][:512].double() if recipe == "rows" else others[0].double()
+        scale = factor * others[1].double()
+        sums, magnitudes = rows @ weight.double().t() * scale, rows.abs() @ weight.double().abs().t() * scale
+        expected = F.gelu(sums)
+        return expected, _bound(expected, magnitudes, 2.0**-11, torch.finfo(torch.bfloat16).eps)
+
+    key = f"vs_scaled_mm_{accumulate}"
+    runs = {OURS: ours, "scaled_mm": product, "eager": lambda: F.gelu(product())}
+    ratios = {key: "scaled_mm", f"{key}_eager": "eager"}
+    return Contest(f"{m}x{n}x{k}/{recipe}/{accumulate}", runs, ratios, exact)
+
+
+def of_experts(seed: int, count: int) -> Iterator[Contest]:
+    """SwiGLU of all experts in bf16, at layers of models and random routings, against PyTorch's grouped product."""
+    draw = random.Random(seed)
+    for name, (tokens, experts, chosen, hidden, between) in LAYERS.items():
+        shares = torch.rand(experts) + 0.2
+        routed = torch.multinomial(shares, tokens * chosen, replacement=True)
+        yield _swiglu_of_experts(name, routed.bincount(minlength=experts).tolist(), between, hidden)
+    for number in range(count):
+        experts, most = round(2 ** draw.uniform(0, 8)), round(2 ** draw.uniform(2, 12))
+        rows = [draw.randint(0, most) if draw.random() > 0.1 else 0 for _ in range(experts)]
+        n, k = 8 * draw.randint(8, 360), 8 * draw.randint(8, 512)
+        yield _swiglu_of_experts(f"random {number}, {experts} experts", rows, n, k)
+
+
+def _swiglu_of_experts(name: str, rows: list[int], n: int, k: int) -> Contest:
+    m, experts = sum(rows), len(rows)
+    x = torch.randn(m, k, device="cuda").bfloat16() / 4
+    weight = torch.randn(experts, 2 * n, k, device="cuda").bfloat16() / 4
+    offs = torch.tensor(rows, device="cuda").cumsum(0).to(torch.int32)
+
+    def product() -> Tensor:
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=offs)
+
+    def eager() -> Tensor:
+        first, second = product().chunk(2, 1)
+        return F.silu(first) * second
+
+    def exact() -> tuple[Tensor, Tensor]:
+        parts, begin = [], 0
+        for group, count in enumerate(rows):
+            own, begin = x[begin : begin + count].double(), begin + count
+            sums = (own @ weight[group].double().t()).chunk(2, 1)
+            magnitudes = (own.abs() @ weight[group].double().abs().t()).chunk(2, 1)
+            silu = F.silu(sums[0])
+            parts.append((silu * sums[1], sums[1].abs() * magnitudes[0] + silu.abs() * magnitudes[1]))
+        expected, magnitude = (torch.cat(each) for each in zip(*parts, strict=True))
+        return expected, _bound(expected, magnitude, 2.0**-14, torch.finfo(torch.bfloat16).eps)
+
+    runs = {
+        OURS: lambda: epigemm.grouped_linear_glu(x, weight, offs=offs),
+        "grouped_mm": product,
+        "eager": eager,
+    }
+    ratios = {"vs_grouped_mm": "grouped_mm", "vs_torch": "eager"}
+    return Contest(f"{name}: {m}x{2 * n}x{k}", runs, ratios, exact)
+
+
+CONTESTS = {"fp8": of_8_bits, "experts": of_experts}
+"""By the kind of record."""

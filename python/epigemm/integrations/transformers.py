@@ -1,0 +1,116 @@
+"""Hugging Face transformers: the experts of its mixtures by `epigemm.grouped_linear` (transformers 5).
+
+`register()` puts "epigemm" among the implementations of experts that transformers knows:
+
+    epigemm.integrations.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="epigemm")
+
+Where no gradient is recorded, the layer of a model in 16 bits is a sort, a gather, one kernel for the gated product of
+all experts, one for the product behind it with its bias and the routing weights, and a sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm.decorator import epilogue
+from epigemm.epilogues.kinds import PerColumn, PerRow
+from epigemm.groups import grouped_linear, grouped_linear_glu
+
+_NAME = "epigemm"
+_LEAST_VERSION = 5
+_OF_CLASSES = {
+    "SiLUActivation": "silu",
+    "SiLU": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "ReLU": "relu",
+    "Tanh": "tanh",
+}
+"""The activations of transformers' `ACT2CLS` that `grouped_linear` has, by the names of their classes."""
+
+
+@epilogue
+def _weighted(acc: Tensor, share: PerRow, bias: PerColumn | None = None) -> Tensor:
+    return (acc if bias is None else acc + bias) * share
+
+
+def register() -> None:
+    """Make "epigemm" an `experts_implementation` of transformers. A second call changes nothing.
+
+    Raises:
+        ImportError: transformers is missing, or older than version 5.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ImportError("transformers: got none; accepted is version 5 or newer") from None
+    if int(transformers.__version__.partition(".")[0]) < _LEAST_VERSION:
+        raise ImportError(f"transformers: got version {transformers.__version__}; accepted is 5 or newer")
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(_NAME, experts_forward)
+
+
+def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The layer of experts `self`, one of transformers' classes.
+
+    Args:
+        self: has the experts' weights, and says how they lie: `has_gate`, `has_bias`, `is_transposed`, ...
+        hidden_states: `[tokens, hidden]`.
+        top_k_index: `[tokens, k]`: the experts of each token. One that is not among the layer's (`num_experts` and
+            more, on another rank) adds nothing.
+        top_k_weights: `[tokens, k]`: what their results are multiplied by.
+
+    Returns:
+        `[tokens, hidden]`.
+    """
+    chosen = top_k_index.shape[-1]
+    experts, order = torch.sort(top_k_index.reshape(-1))
+    every = torch.arange(self.num_experts, device=experts.device, dtype=experts.dtype)
+    offs = torch.searchsorted(experts, every, right=True, out_int32=True)
+    first = self.gate_up_proj if self.has_gate else self.up_proj
+    x = hidden_states[order // chosen].to(first.dtype)
+    share = top_k_weights.reshape(-1)[order]
+    elsewhere = (experts >= self.num_experts)[:, None] if self._is_expert_parallel else None
+    hidden = _zeroed(_activated(self, x, offs), elsewhere)
+    down, bias = _as_rows(self, self.down_proj), self.down_proj_bias if self.has_bias else None
+    if self.has_post_expert_norm:
+        product = _zeroed(grouped_linear(hidden, down, bias, offs=offs), elsewhere)
+        result = self.post_expert_norm(product) * share[:, None]
+    else:
+        result = _zeroed(_weighted(hidden, down, share.to(hidden.dtype), bias, offs=offs), elsewhere)
+    by_token = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    tokens = hidden_states.shape[0]
+    summed: Tensor = result[by_token].view(tokens, chosen, result.shape[-1]).sum(1)
+    return summed.to(hidden_states.dtype)
+
+
+def _activated(self: Any, x: Tensor, offs: Tensor) -> Tensor:
+    """What stands between the two products of each expert."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    activation = _OF_CLASSES.get(type(getattr(self, "act_fn", None)).__name__)
+    if not self.has_gate:
+        bias = self.up_proj_bias if self.has_bias else None
+        weight = _as_rows(self, self.up_proj)
+        product = grouped_linear(x, weight, bias, offs=offs, epilogue=activation or "identity")
+        return product if activation else self.act_fn(product)
+    weight, bias = _as_rows(self, self.gate_up_proj), self.gate_up_proj_bias if self.has_bias else None
+    if activation and self.is_concatenated and type(self)._apply_gate is _default_apply_gate:
+        return grouped_linear_glu(x, weight, bias, offs=offs, activation=activation)
+    return self._apply_gate(grouped_linear(x, weight, bias, offs=offs))  # type: ignore[no-any-return]
+
+
+def _as_rows(self: Any, weight: Tensor) -> Tensor:
+    """`[experts, out, in]`."""
+    return weight.transpose(-2, -1) if self.is_transposed else weight
+
+
+def _zeroed(product: Tensor, elsewhere: Tensor | None) -> Tensor:
+    """Without what is undefined behind the last group."""
+    return product if elsewhere is None else product.masked_fill(elsewhere, 0)

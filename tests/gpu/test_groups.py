@@ -1,0 +1,240 @@
+"""The kernels of rows in groups: every tile and type, against float64, at routings of every kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm.arguments import forms
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import resolve
+from epigemm.epilogues.library import FUNCTIONS, gelu_epilogue
+from tests.gpu.launching import DEVICE, cuda
+from tests.support import plans
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SUMS = 2.0**-14
+"""Of the magnitudes of a sum: tensor cores truncate each of its additions to fp32, K up to 2,100 here."""
+ROUTINGS: dict[str, tuple[int, ...]] = {
+    "one group": (300,),
+    "one row each": (1,) * 40,
+    "empty ones between": (0, 130, 0, 0, 1, 257, 0),
+    "more than a warp looks at": (*(0,) * 33, 5, *(7,) * 40, *(0,) * 60, 200),
+    "one with all": (0, 1000, 0),
+    "all empty": (0, 0),
+    "many tiles": (700, 64, 1300, 2000, 128, 129, 3000),
+}
+
+
+class Kernel(NamedTuple):
+    """A tile, of products or of pairs of them."""
+
+    dtype: torch.dtype
+    is_pair: bool
+    tile: int
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}-{'pair' if self.is_pair else 'product'}-{self.tile}"
+
+
+def every_kernel() -> tuple[Kernel, ...]:
+    """As csrc/gemm/sm90_tma/tiles.h has them."""
+    return tuple(
+        Kernel(dtype, is_pair, tile)
+        for dtype in (BF16, FP16)
+        for is_pair, name in ((False, "groups"), (True, "grouped_pairs"))
+        for tile in range(plans.tile_count(plans.TMA, name))
+    )
+
+
+@epigemm.epilogue
+def full(
+    acc: Tensor,
+    a: epigemm.PerColumn,
+    b: epigemm.PerColumn,
+    r: epigemm.PerRow,
+    m: epigemm.Matrix,
+    s: epigemm.Scalar,
+) -> Tensor:
+    result: Tensor = torch.tanh(acc + a) * r + b * s + m
+    return result
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return (torch.randn(shape, device=DEVICE) / 4).to(dtype)
+
+
+class Experts:
+    """Rows of x in groups, some behind the last one, and the products in float64."""
+
+    def __init__(self, sizes: Sequence[int], n: int, k: int, dtype: torch.dtype, behind: int = 5) -> None:
+        self.rows, self.n = sum(sizes), n
+        self.ends = torch.tensor(sizes, device=DEVICE).cumsum(0).to(torch.int32)
+        self.group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(DEVICE)
+        self.x = random(self.rows + behind, k, dtype=dtype)
+        self.both = random(len(sizes), 2 * n, k, dtype=dtype)
+        self.weights = self.both.chunk(2, 1)  # with rows of the other one between two groups'
+
+    def product(self, which: int) -> tuple[Tensor, Tensor]:
+        """Of one weight, and the magnitudes of its sums."""
+        x, weight = self.x[: self.rows].double(), self.weights[which].double()
+        pairs = [
+            (x[self.group == g] @ weight[g].t(), x[self.group == g].abs() @ weight[g].abs().t())
+            for g in range(weight.shape[0])
+        ]
+        products, magnitudes = zip(*pairs, strict=True)
+        return torch.cat(products), torch.cat(magnitudes)
+
+    def call(self, function: Any, operands: tuple[Any, ...], *, is_pair: bool = False) -> LinearCall:
+        """On tensors as callers give them."""
+        epilogue, given = forms.seen(function, self.x, operands)
+        second = self.weights[1] if is_pair else None
+        return LinearCall(
+            epilogue, self.x, self.weights[0], given, strict=True, weight2=second, group_ends=self.ends
+        )
+
+    def run(self, call: LinearCall, plan: Sequence[int] | None = None) -> Tensor:
+        """Written into a poisoned matrix within a larger one, of which nothing else may change."""
+        dtype = self.x.dtype
+        around = torch.full((len(self.x) + 2, self.n + 24), 7.0, dtype=dtype, device=DEVICE)
+        out = around[1:-1, 8 : self.n + 8]
+        out[: self.rows] = math.nan
+        result = resolve.linear(call._replace(out=out), plan)[: self.rows].clone()
+        out[: self.rows] = 7.0
+        assert bool((around == 7.0).all()), "something was written outside of the groups"
+        return result
+
+
+def assert_close(found: Tensor, expected: Tensor, by_sums: Tensor) -> None:
+    eps = torch.finfo(found.dtype).eps
+    bound = eps / 2 * 1.01 * expected.abs() + by_sums + 2.0**-24
+    ratio = ((found.double() - expected).abs() / bound).nan_to_num(math.inf)
+    assert not ratio.numel() or float(ratio.max()) <= 1, f"{float(ratio.max())} of the bound"
+
+
+class TestEveryKernel:
+    kernels = every_kernel()
+
+    @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+    def test_values(self, kernel: Kernel, routing: tuple[int, ...]) -> None:
+        """At ragged N and K, in both orders; two runs give the same bits."""
+        for (n, k), order in (((200, 264), (0, 8)), ((1032, 72), (1, 1)), ((8, 2048), (0, 2))):
+            experts = Experts(routing, n, k, kernel.dtype)
+            bias = random(len(routing), n, dtype=kernel.dtype)
+            (z, magnitudes), of_rows = experts.product(0), bias.double()[experts.group]
+            if kernel.is_pair:
+                gate, of_gate = experts.product(1)
+                call = experts.call(FUNCTIONS["gated_silu"], (bias, None), is_pair=True)
+                silu = torch.nn.functional.silu(z + of_rows)
+                expected = silu * gate
+                by_sums = SUMS * (1.1 * gate.abs() * magnitudes + silu.abs() * of_gate)
+            else:
+                call = experts.call(gelu_epilogue("none"), (bias,))
+                expected = torch.nn.functional.gelu(z + of_rows)
+                by_sums = SUMS * 1.13 * magnitudes
+            plan = (0, *plans.numbers(plans.TMA, kernel.tile, *order))
+            found = experts.run(call, plan)
+            assert_close(found, expected, by_sums)
+            assert torch.equal(experts.run(call, plan), found)
+
+    def test_every_operand(self, kernel: Kernel) -> None:
+        """Two vectors a group, a number a row, a matrix by TMA and by threads."""
+        if kernel.is_pair:
+            pytest.skip("gpu: pairs read the same operands by the same code")
+        for gap in (0, 1):
+            experts = Experts((130, 0, 3, 257), 264, 200, kernel.dtype)
+            rows, n = experts.x.shape[0], experts.n
+            a, b = (random(4, n, dtype=kernel.dtype) for _ in range(2))
+            r, m = random(rows, dtype=kernel.dtype), random(rows, n + gap, dtype=kernel.dtype)[:, :n]
+            found = experts.run(
+                experts.call(full.traced, (a, b, r, m, 0.75)),
+                (0, *plans.numbers(plans.TMA, kernel.tile, 0, 8)),
+            )
+            z, magnitudes = experts.product(0)
+            of_row = r[: experts.rows].double()[:, None]
+            activated = torch.tanh(z + a.double()[experts.group])
+            expected = activated * of_row + b.double()[experts.group] * 0.75 + m[: experts.rows].double()
+            assert_close(found, expected, SUMS * magnitudes * of_row.abs())
+
+
+@pytest.mark.parametrize(
+    "ends", [(5, 3, 100), (-7, 40, 1 << 30), (400, 400, 400), (0, -1, -(1 << 31))], ids=str
+)
+def test_ends_that_are_wrong_lead_nowhere(ends: tuple[int, ...]) -> None:
+    """They count as the end before them, or as the end of x."""
+    experts = Experts((50, 50, 50), 136, 64, BF16, behind=0)
+    experts.ends = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
+    clamped = torch.tensor(ends).clamp(0, 150).cummax(0).values
+    experts.rows = int(clamped[-1])
+    experts.group = torch.repeat_interleave(
+        torch.arange(3), clamped.diff(prepend=torch.zeros(1, dtype=torch.int64))
+    ).to(DEVICE)
+    z, magnitudes = experts.product(0)
+    bias = random(3, 136, dtype=BF16)
+    found = experts.run(experts.call(gelu_epilogue("none"), (bias,)))
+    assert_close(found, torch.nn.functional.gelu(z + bias.double()[experts.group]), SUMS * 1.13 * magnitudes)
+
+
+def test_random_routings(rng: torch.Generator) -> None:
+    """Whatever the planner chooses."""
+
+    def number(most: int) -> int:
+        return int(torch.randint(0, most, (), generator=rng))
+
+    for _ in range(40):
+        sizes = [number(1 + number(600)) for _ in range(1 + number(70))]
+        experts = Experts(
+            sizes, 8 * (1 + number(150)), 8 * (1 + number(150)), (BF16, FP16)[number(2)], number(9)
+        )
+        bias = random(len(sizes), experts.n, dtype=experts.x.dtype)
+        found = epigemm.grouped_linear(
+            experts.x, experts.weights[0], bias, offs=experts.ends, epilogue="gelu", strict=True
+        )[: experts.rows]
+        z, magnitudes = experts.product(0)
+        expected = torch.nn.functional.gelu(z + bias.double()[experts.group])
+        assert_close(found, expected, SUMS * 1.13 * magnitudes)
+        gated = epigemm.grouped_linear_glu(experts.x, experts.both, offs=experts.ends)[: experts.rows]
+        gate, of_gate = experts.product(1)
+        silu = torch.nn.functional.silu(z)
+        assert_close(gated, silu * gate, SUMS * (1.1 * gate.abs() * magnitudes + silu.abs() * of_gate))
+
+
+def test_captured() -> None:
+    """A replay sees other ends, and the host waits for none."""
+    experts = Experts((100, 200, 28), 256, 128, BF16, behind=0)
+    function = epigemm.grouped_linear
+    function(experts.x, experts.weights[0], offs=experts.ends, strict=True)
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph):
+        captured = function(experts.x, experts.weights[0], offs=experts.ends)
+    experts.ends.copy_(torch.tensor((7, 300, 328), dtype=torch.int32))
+    graph.replay()
+    assert torch.equal(captured, function(experts.x, experts.weights[0], offs=experts.ends))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        function(experts.x, experts.weights[0], offs=experts.ends)
+        epigemm.grouped_linear_glu(experts.x, experts.both, offs=experts.ends)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_fallback_and_gradients() -> None:
+    """PyTorch's grouped product, and its derivatives; rows behind the last group have none."""
+    experts = Experts((100, 0, 60), 128, 64, BF16)
+    bias = random(3, 128, dtype=BF16)
+    tensors = [each.detach().clone().requires_grad_() for each in (experts.x, experts.weights[0], bias)]
+    result = epigemm.grouped_linear(*tensors, offs=experts.ends, epilogue="gelu")[: experts.rows]
+    torch.autograd.backward(result.float().sum())
+    z, _ = experts.product(0)
+    expected = torch.nn.functional.gelu(z + bias.double()[experts.group])
+    assert float((result.double() - expected).abs().max()) <= 0.02 * float(expected.abs().max())
+    assert all(each.grad is not None and bool(each.grad.isfinite().all()) for each in tensors)
+    assert tensors[0].grad is not None and not bool(tensors[0].grad[experts.rows :].any())

@@ -1,0 +1,199 @@
+"""`grouped_linear` and `grouped_linear_glu` on a CPU: values, gradients, compiled graphs, errors; and dry runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import epigemm
+from epigemm.arguments.calls import LinearCall
+from epigemm.epilogues.library import BIAS
+from epigemm.planner import dry_runs
+from epigemm.planner.gpus import KNOWN
+from epigemm.planner.reasons import Reason
+
+ENDS = (3, 3, 8)
+ROWS, GROUPS, N, K = 10, 3, 32, 64
+ACTIVATIONS: dict[str, Any] = {
+    "identity": lambda z: z,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def offs(*ends: int) -> Tensor:
+    return torch.tensor(ends or ENDS, dtype=torch.int32)
+
+
+def draw(dtype: torch.dtype, n: int = N, k: int = K) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weights and biases."""
+    shapes = ((ROWS, k), (GROUPS, n, k), (GROUPS, n))
+    x, weight, bias = ((torch.randn(shape) / 4).to(dtype) for shape in shapes)
+    return x, weight, bias
+
+
+def products(x: Tensor, weight: Tensor, bias: Tensor | None = None, ends: tuple[int, ...] = ENDS) -> Tensor:
+    """In float64, group by group."""
+    parts, begin = [], 0
+    for group, end in enumerate(ends):
+        z = x[begin:end].double() @ weight[group].double().t()
+        parts.append(z if bias is None else z + bias[group].double())
+        begin = max(begin, end)
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", [(N, K), (17, 33)], ids=str)
+def test_values(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    """Of every activation; sizes that PyTorch's grouped product refuses, too."""
+    x, weight, bias = draw(dtype, *sizes)
+    tolerance = 8 * torch.finfo(dtype).eps
+    for name, function in ACTIVATIONS.items():
+        found = epigemm.grouped_linear(x, weight, bias, offs=offs(), epilogue=name)
+        expected = function(products(x, weight, bias))
+        assert found.dtype is dtype and found.shape == (ROWS, sizes[0])
+        torch.testing.assert_close(found[:8].double(), expected, rtol=tolerance, atol=4 * tolerance)
+
+
+def test_what_is_behind_the_groups_stays() -> None:
+    x, weight, bias = draw(torch.float32)
+    out = torch.full((ROWS, N), 7.0)
+    assert epigemm.grouped_linear(x, weight, bias, offs=offs(), out=out) is out
+    assert bool((out[8:] == 7.0).all())
+    torch.testing.assert_close(out[:8].double(), products(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ends", [(5, 2, 9), (-3, 4, 99), (10, 0, 0), (0, 0, 0)], ids=str)
+def test_wrong_ends_lead_nowhere(ends: tuple[int, int, int]) -> None:
+    x, weight, _ = draw(torch.float32)
+    found = epigemm.grouped_linear(x, weight, offs=offs(*ends))
+    clamped = torch.tensor(ends).clamp(0, ROWS).cummax(0).values.tolist()
+    expected = products(x, weight, None, tuple(clamped))
+    torch.testing.assert_close(found[: clamped[-1]].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@epigemm.epilogue
+def weighted(
+    acc: Tensor, bias: epigemm.PerColumn, share: epigemm.PerRow, rest: epigemm.Matrix, s: epigemm.Scalar = 2.0
+) -> Tensor:
+    result: Tensor = torch.relu(acc + bias) * share + rest * s
+    return result
+
+
+def test_a_function_of_ones_own() -> None:
+    """Vectors are the groups', numbers a row and matrices the rows'."""
+    x, weight, bias = draw(torch.float32)
+    share, rest = torch.randn(ROWS), torch.randn(ROWS, N)
+    found = weighted(x, weight, bias, share, rest, offs=offs())
+    expected = torch.relu(products(x, weight, bias)) * share[:8, None].double() + rest[:8].double() * 2
+    torch.testing.assert_close(found[:8].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "identity"])
+def test_pairs(activation: str) -> None:
+    x, weight, bias = draw(torch.float32, 2 * N)
+    found = epigemm.grouped_linear_glu(x, weight, bias, offs=offs(), activation=activation)
+    first, second = products(x, weight, bias).chunk(2, 1)
+    expected = ACTIVATIONS[activation](first) * second
+    torch.testing.assert_close(found[:8].double(), expected, rtol=1e-5, atol=1e-5)
+    halves, biases = weight.chunk(2, 1), bias.chunk(2, 1)
+    again = epigemm.grouped_linear_glu(
+        x, halves[0], biases[0], offs=offs(), weight2=halves[1], bias2=biases[1], activation=activation
+    )
+    assert torch.equal(again[:8], found[:8])
+
+
+def test_gradients() -> None:
+    """Those of the groups' products; what is in no group has none."""
+    x, weight, bias = tensors = [each.requires_grad_() for each in draw(torch.float64)]
+    found = epigemm.grouped_linear(x, weight, bias, offs=offs(), epilogue="gelu")[:8]
+    grads = torch.autograd.grad(found.sin().sum(), tensors)
+    expected = torch.autograd.grad(F.gelu(products(x, weight, bias)).sin().sum(), tensors)
+    for grad, exact in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, exact)
+    assert not grads[0][8:].any() and not grads[1][1].any() and not grads[2][1].any()
+
+
+def test_a_compiled_graph() -> None:
+    """In bf16, where PyTorch's product needs nothing of the host, it is one graph."""
+    x, weight, bias = draw(torch.bfloat16)
+    compiled = torch.compile(epigemm.grouped_linear, backend="aot_eager", fullgraph=True)
+    found = compiled(x, weight, bias, offs=offs(), epilogue="silu")
+    eager = epigemm.grouped_linear(x, weight, bias, offs=offs(), epilogue="silu")
+    torch.testing.assert_close(found[:8], eager[:8])
+
+
+def _errors() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
+    x, weight, bias = draw(torch.bfloat16)
+    leaf = x.detach().clone().requires_grad_()
+    short, held = x[:, :N].contiguous(), torch.zeros(ROWS * N // 2, dtype=torch.int32)
+    return {
+        "an unknown epilogue": ({"epilogue": "swish"}, ValueError, "epilogue: got 'swish'"),
+        "offs of another type": ({"offs": offs().long()}, RuntimeError, "offs: got dtype torch.int64"),
+        "offs of another length": ({"offs": offs(1, 2)}, RuntimeError, r"offs: got shape \[2\]"),
+        "offs with gaps": ({"offs": torch.zeros(6, dtype=torch.int32)[::2]}, RuntimeError, r"offs: got shape \[3\]"),
+        "no tensor": ({"offs": [3, 3, 8]}, TypeError, "offs: got list"),
+        "one weight": ({"weight": weight[0]}, RuntimeError, r"weight: got shape \[32, 64\]"),
+        "no group": ({"weight": weight[:0], "offs": offs()[:0]}, RuntimeError, r"weight: got shape \[0, 32, 64\]"),
+        "another K": ({"x": x[:, :56]}, RuntimeError, r"x: got shape \[10, 56\]"),
+        "x of three dimensions": ({"x": x[None]}, RuntimeError, r"x: got shape \[1, 10, 64\]"),
+        "another dtype": ({"weight": weight.float()}, RuntimeError, "weight: got dtype torch.float32"),
+        "a bias for all": ({"bias": bias[0]}, RuntimeError, r"bias: got shape \[32\]; accepted is \[3, 32\]"),
+        "no flag": ({"strict": 1}, TypeError, "strict: got int"),
+        "strict on a CPU": ({"strict": True}, RuntimeError, "strict: got True"),
+        "strict, recorded": ({"x": leaf, "strict": True}, RuntimeError, "strict: got True for rows in groups"),
+        "out, recorded": ({"x": leaf, "out": torch.empty(ROWS, N).bfloat16()}, RuntimeError, "out: got a tensor"),
+        "out of another shape": ({"out": torch.empty(3, N).bfloat16()}, RuntimeError, r"out: got shape \[3, 32\]"),
+        "out is x": ({"x": short, "weight": weight[..., :N], "out": short}, RuntimeError, "out: some of its elements"),
+        "out holds the ends": (
+            {"offs": held[:GROUPS], "out": held.view(torch.bfloat16).view(ROWS, N)},
+            RuntimeError, "out: some of its elements share memory with offs",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "words"), _errors().values(), ids=_errors())
+def test_errors(changed: dict[str, Any], error: type[Exception], words: str) -> None:
+    x, weight, bias = draw(torch.bfloat16)
+    given = {"x": x, "weight": weight, "bias": bias, "offs": offs()} | changed
+    with pytest.raises(error, match=words):
+        epigemm.grouped_linear(**given)
+
+
+def test_errors_of_pairs() -> None:
+    x, weight, bias = draw(torch.bfloat16, 33)
+    with pytest.raises(RuntimeError, match="even number of rows a group"):
+        epigemm.grouped_linear_glu(x, weight, offs=offs())
+    with pytest.raises(RuntimeError, match="bias2: got a tensor without a weight2"):
+        epigemm.grouped_linear_glu(x, weight[:, :32], offs=offs(), bias2=bias)
+    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch-invariant mode"):
+        epigemm.grouped_linear(x, weight, offs=offs())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "fused"),
+    [
+        (torch.bfloat16, (128, 32768, 1536, 2048), True),
+        (torch.float16, (8, 16, 4096, 4096), True),
+        (torch.bfloat16, (8, 100, 511, 64), False),  # rows of the result that TMA cannot write
+        (torch.float32, (8, 100, 512, 64), False),
+    ],
+    ids=str,
+)
+def test_what_runs_on_a_gpu(dtype: torch.dtype, sizes: tuple[int, ...], fused: bool) -> None:
+    groups, m, n, k = sizes
+    shapes = ((m, k), (groups, n, k), (groups, n))
+    x, weight, bias = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    ends = torch.empty(groups, dtype=torch.int32, device="meta")
+    call = LinearCall(BIAS, x, weight, (bias,), group_ends=ends)
+    found = dry_runs.dry_run(call, gpu=KNOWN["H200"].numbers, tried=True)
+    assert found.fused is fused
+    assert found.launches == (["fused"] if fused else ["torch_gemm"])
+    assert found.answer == (0 if fused else Reason.BY_REFERENCE)
