@@ -38,8 +38,7 @@ def write_sources(folder: Path) -> None:
     """
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
     from epigemm.epilogues.tracer import cost
-    from epigemm.epilogues.tracer.contract import kernel_functions
-    from epigemm.epilogues.tracer.source import functor_text, named_functor
+    from epigemm.epilogues.tracer.source import functor_text, kernel_functions, named_functor
 
     folder.mkdir(parents=True, exist_ok=True)
     lines = re.findall(r"^EPIGEMM_EPILOGUE\((\w+), (\w+), PRELINKED\)", REGISTRY.read_text(), re.MULTILINE)
@@ -57,7 +56,7 @@ def write_sources(folder: Path) -> None:
                 if name in functors
                 else functor_text(formula.program, formula.kinds)
             )
-            text = f'#include "epilogue/primitives.h"\n{include}\n\n{functor}\n{functions}'
+            text = f'#include "open/functor.h"\n{include}\n\n{functor}\n{functions}'
             file = folder / f"{name}{suffix}.cu"
             if not file.is_file() or file.read_text() != text:
                 file.write_text(text)

@@ -1,4 +1,4 @@
-"""A program -> C++: the functor.
+"""A program -> C++: the functor, and the functions that open kernels leave undefined (csrc/open/functor.h).
 
 Of the user's code the text has only numbers: operands are named by their slots, results `v0`, `v1` and so on.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
-from epigemm.epilogues.kinds import SLOTS, slots_of
+from epigemm.epilogues.kinds import KINDS, SLOTS, slots_of
+from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, RoundedTo, short_number
 from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value, words
 
 OPERATORS = {
@@ -107,6 +108,73 @@ def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") 
             "",
         ]
     )
+
+
+STORED = "StoredFunctor"
+"""The name of the second value's functor."""
+
+
+def kernel_functions(
+    program: Program,
+    kinds: Sequence[str],
+    elements: Sequence[int],  # for each operand 1 for x's element type, 2 for float; for scalars 2
+    # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
+    # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
+    parts: Sequence[str] = ("operand", "apply"),
+    long_parts: Container[str] = (),  # those for which the functor is long (`cost.is_long`)
+    beside: Program | None = None,  # of the second value (`stored`)
+    shared: Sequence[int] = (),  # the slots of matrices that share rows; they go with "operand"
+) -> str:
+    """The functions that open kernels leave undefined, by `Functor`."""
+    slots = slots_of(kinds)
+    lines = []
+    for part in parts:
+        number, of = "double" if part.endswith("_double") else "float", f"of_{part}"
+        form = ROUNDED_TO.get(part.removeprefix("apply_"))
+        if part != "operand":
+            lines.append(f"using {of} = {_applied('Functor', program, slots, form, number)};")
+        if part == "operand":
+            read = program.reads() | (frozenset() if beside is None else beside.reads())
+            table = [
+                f"  if (slot == {slot}) return {element};"
+                for number, (slot, element) in enumerate(zip(slots, elements, strict=True), 1)
+                if number in read
+            ]
+            lines += ['extern "C" __device__ int epigemm_operand(int slot) {', *table, "  return 0;", "}"]
+            shares = " || ".join(f"slot == {slot}" for slot in shared) or "false"
+            lines.append(
+                f'extern "C" __device__ bool epigemm_shares_rows(int slot) {{\n  return {shares};\n}}'
+            )
+        elif part.startswith("slope"):
+            lines.append(f"EPIGEMM_DEFINE_SLOPE({number}, epigemm_{part}, {of})")
+        elif number == "double":
+            lines.append(f"EPIGEMM_DEFINE_DOUBLE({of})")
+        else:
+            is_long = [str(part in long_parts).lower(), *map(str, _places(kinds, slots))]
+            lines.append(f"using four = epigemm::open::Four<{', '.join([of, *is_long])}>;")
+            stored = "epigemm::open::Nothing" if beside is None else _applied(STORED, beside, slots, form)
+            lines.append(f"using stored = {stored};")
+            lines.append(f"EPIGEMM_DEFINE_APPLY({of}, four, stored)")
+            if form:
+                lines.append(f"EPIGEMM_DEFINE_NEAR({of}, four, stored)")
+    return "\n".join([*lines, ""])
+
+
+def _applied(
+    functor: str, program: Program, slots: Sequence[int], form: RoundedTo | None, number: str = "float"
+) -> str:
+    """A functor with its slots and the type that it computes in."""
+    short = short_number(program, form) if form else None
+    is_near = str(short is not None and has_near_form(program)).lower()
+    arguments = [functor, f"epigemm::{short}" if short else number, is_near, *map(str, slots)]
+    return f"epigemm::open::Applied<{', '.join(arguments)}>"
+
+
+def _places(kinds: Sequence[str], slots: Sequence[int]) -> list[int]:
+    """Where the values of four elements lie that a functor reads: of two rows and two columns, each value once."""
+    bits = [KINDS[kind].by_column + 2 * KINDS[kind].by_row for kind in kinds]
+    elements = [[each for each in range(4) if each & mask == each] for mask in bits]
+    return [each * len(SLOTS) + slot for slot, of in zip(slots, elements, strict=True) for each in of]
 
 
 def describe_compile_error(program: Program, source: str, log: str) -> str:
