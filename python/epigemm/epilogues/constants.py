@@ -14,11 +14,14 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
+    FrameType,
     FunctionType,
     MethodType,
     MethodWrapperType,
@@ -28,7 +31,6 @@ from typing import Any
 
 import torch
 
-from epigemm.epilogues.tracer.lines import is_users
 from epigemm.epilogues.tracer.program import words
 
 _NUMBERS = (bool, int, float, str, bytes, complex, tuple, type(None), torch.dtype)
@@ -159,3 +161,38 @@ def _is_constant(value: object) -> bool:
     if isinstance(value, tuple) and not all(map(_is_constant, value)):
         return False
     return isinstance(value, _NUMBERS) and not hasattr(value, "__dict__")
+
+
+# --- the user's code, and the line of it that is running ---------------------------------------------------------------
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is the user's: not of torch, of this package or of Python itself."""
+    return not filename.startswith((_TORCH, _PACKAGE, "<frozen", "<eval_with_key>"))
+
+
+def user_line(frame: FrameType, fallback: str) -> str:
+    """`file:line` of the user's innermost frame."""
+    for each, number in traceback.walk_stack(frame):
+        name = each.f_code.co_filename
+        if is_users(name) and "contextlib" not in name:
+            return f"{name}:{number}"
+    return fallback
+
+
+def return_line(function: Callable[..., Any], last: str) -> str:
+    """`file:line` of the `return` that follows the last call of torch, which is at `last`."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return last
+    file, _, number = last.rpartition(":")
+    returns = {each.offset for each in dis.get_instructions(code) if each.opname.startswith("RETURN_")}
+    lines = sorted(
+        line for start, end, line in code.co_lines() if line and not returns.isdisjoint(range(start, end))
+    )
+    after = [line for line in lines if file == code.co_filename and line >= int(number)]
+    return f"{code.co_filename}:{(after or lines[-1:])[0]}"

@@ -34,7 +34,7 @@ from epigemm.epilogues.kinds import (
     slots_of,
     too_many,
 )
-from epigemm.epilogues.tracer import cost, reference, source
+from epigemm.epilogues.tracer import reference, source
 from epigemm.epilogues.tracer.program import Program, words
 from epigemm.epilogues.tracer.results import Results, filled
 
@@ -166,10 +166,7 @@ class Traced(Declared):
 
         `own`: the name of a functor's header in csrc/epilogue and of its struct, in place of that of the program.
         """
-        long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
-        functions = source.kernel_functions(
-            self.program, self.kinds, elements, parts, long, self.stored, shared
-        )
+        functions = source.kernel_functions(self.program, self.kinds, elements, parts, self.stored, shared)
         if own is None:
             return f"{source.prelude(_KERNELS)}\n{self.source}\n{functions}"
         header, functor = own
@@ -261,7 +258,7 @@ def _trace(
     found = trace.trace_results(function, [operand.kind for operand in operands], name, start)
     if found.is_one_matrix:
         return Traced(name, operands, found.program(found.results[0].value))
-    return TracedResults(name, operands, found.merged())
+    return TracedResults(name, operands, found)
 
 
 def _returns(found: Traced | TracedResults) -> object:

@@ -84,7 +84,7 @@ def _place(weight: Tensor) -> tuple[Tensor, int]:
         return weight, _WHOLE
     if 2 * weight.shape[0] != base.shape[0] or weight.shape[1] != base.shape[1]:
         return weight, _WHOLE
-    return base, weight.storage_offset() - base.storage_offset()
+    return base, int(weight.storage_offset() - base.storage_offset())
 
 
 def _owner_at(weight: Tensor) -> _Owner | None:

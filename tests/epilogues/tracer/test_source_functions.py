@@ -9,7 +9,7 @@ from torch import Tensor
 
 from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow
-from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer.source import is_long
 from tests.csrc.test_functors import lengthy
 
 
@@ -38,8 +38,8 @@ def test_a_long_functor_is_not_inlined(part: str) -> None:
 def test_what_is_long() -> None:
     """By the instructions of the arithmetic that runs: a result of 16 bits has shorter functions."""
     mish = trace(lambda acc: F.mish(acc))
-    assert cost.is_long(mish.program, mish.kinds, "apply")
-    assert not cost.is_long(mish.program, mish.kinds, "apply_bfloat16")
+    assert is_long(mish.program, mish.kinds, "apply")
+    assert not is_long(mish.program, mish.kinds, "apply_bfloat16")
 
 
 def test_a_second_value_has_functions_of_its_own() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from epigemm.epilogues.kinds import KINDS, SLOTS, slots_of
-from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, RoundedTo, short_number
+from epigemm.epilogues.kinds import KINDS, SCALAR, SLOTS, slots_of
+from epigemm.epilogues.tracer.accuracy import POWERS, ROUNDED_TO, RoundedTo, short_number
 from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value, words
 
 OPERATORS = {
@@ -59,21 +59,11 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
     elif step.op == "copy":
         written = inputs[0]
     elif step.op == "pow" and isinstance(step.inputs[1], float) and step.inputs[1] in POWERS:
-        written = POWERS[step.inputs[1]].replace("x", inputs[0])
+        written = POWERS[step.inputs[1]][0].replace("x", inputs[0])
     else:
         given = [*inputs, "is_far..."] if step.op in NEAR else inputs
         written = f"epigemm::math::{NAMES.get(step.op, step.op)}({', '.join(given)})"
     return f"epigemm::math::to_{step.kind}({written})" if step.kind in (HALF, BFLOAT16, FLOAT) else written
-
-
-# torch computes these powers in the same way.
-POWERS = {
-    0.5: "epigemm::math::sqrt(x)",
-    2.0: "x * x",
-    3.0: "x * x * x",
-    -0.5: "epigemm::math::rsqrt(x)",
-    -1.0: "epigemm::math::inverse(x)",
-}
 
 
 def has_near_form(program: Program) -> bool:
@@ -121,7 +111,6 @@ def kernel_functions(
     # which: operand, slope, slope_double, apply, apply_double, or apply_float16 and apply_bfloat16: `apply` for a
     # result that is rounded to 16 bits, with shorter instructions where `short_number` says so
     parts: Sequence[str] = ("operand", "apply"),
-    long_parts: Container[str] = (),  # those for which the functor is long (`cost.is_long`)
     beside: Program | None = None,  # of the second value (`stored`)
     shared: Sequence[int] = (),  # the slots of matrices that share rows; they go with "operand"
 ) -> str:
@@ -150,8 +139,8 @@ def kernel_functions(
         elif number == "double":
             lines.append(f"EPIGEMM_DEFINE_DOUBLE({of})")
         else:
-            is_long = [str(part in long_parts).lower(), *map(str, _places(kinds, slots))]
-            lines.append(f"using four = epigemm::open::Four<{', '.join([of, *is_long])}>;")
+            given = [of, str(is_long(program, kinds, part)).lower(), *map(str, _places(kinds, slots))]
+            lines.append(f"using four = epigemm::open::Four<{', '.join(given)}>;")
             stored = "epigemm::open::Nothing" if beside is None else _applied(STORED, beside, slots, form)
             lines.append(f"using stored = {stored};")
             lines.append(f"EPIGEMM_DEFINE_APPLY({of}, four, stored)")
@@ -227,3 +216,61 @@ def prelude(*headers: str) -> str:
 def named_functor(name: str) -> str:
     """The functor that is a struct of csrc/epilogue, in place of `functor_text`."""
     return f"using Functor = epigemm::{name};\n"
+
+
+# --- the primitives of a functor, for the planner: csrc/epilogue/costs.def has the cost of each ----------------------
+
+
+_LONG = (0.15, 0.33)
+"""Cycles of a multiprocessor for an element, in the elementwise kernel, from which on a functor is long: with float's
+functions, and with the short ones. Of seventeen functors behind K = 256 on an H100, the long ones took .26 to 1.02 of
+their kernel's time with everything inlined in fp32, and .36 to 1.09 in 16 bits. A sigmoid in fp32 is long."""
+
+
+def primitives(program: Program, kinds: Sequence[str]) -> str:
+    """The primitives that a program computes for an element of the result: their names, between commas.
+
+    Two kinds of steps are left out: those of scalars and constants alone, which run once, and the bias, which every
+    kernel adds.
+    """
+    once = {number for number, kind in enumerate(kinds, 1) if kind == SCALAR}
+    names: list[str] = []
+    bias = program.bias()
+    for number, step in enumerate(program.steps, program.operands + 1):
+        of_element = [isinstance(value, Ref) and value.number not in once for value in step.inputs]
+        if not any(of_element):
+            once.add(number)
+        elif not (step.op == "add" and bias is not None and set(step.inputs) == {Ref(0), Ref(bias)}):
+            names += _names(step, is_divisor_scalar=step.op == "div" and not of_element[1])
+    return ",".join(names)
+
+
+def is_long(program: Program, kinds: Sequence[str], part: str) -> bool:
+    """Whether the functor is too long to be inlined into each of a thread's sums (csrc/open/contract.h).
+
+    `part`: the function, as `kernel_functions` names it.
+    """
+    form = ROUNDED_TO.get(part.removeprefix("apply_"))
+    column = int(form is not None and short_number(program, form) is not None)
+    table = _cycles()
+    names = filter(None, primitives(program, kinds).split(","))
+    return sum(table.get(name, table["other"])[column] for name in names) >= _LONG[column]
+
+
+@functools.cache
+def _cycles() -> dict[str, tuple[float, float]]:
+    """What each primitive takes in the elementwise kernel: with float, and with the short functions."""
+    text = (header_folder() / "epilogue" / "costs.def").read_text()
+    rows = re.findall(r"EPIGEMM_COST\((\w+), ([\d.e-]+), ([\d.e-]+),", text)
+    return {name: (float(of_float), float(short)) for name, of_float, short in rows}
+
+
+def _names(step: Step, *, is_divisor_scalar: bool) -> Iterator[str]:
+    exponent = step.inputs[1] if step.op == "pow" else None
+    if isinstance(exponent, float) and exponent in POWERS:
+        yield from POWERS[exponent][1]
+    else:
+        name = "floor_div" if step.op == "floor_divide" else step.op
+        yield "div_by_scalar" if is_divisor_scalar else name
+    if step.kind in (HALF, BFLOAT16):
+        yield f"to_{step.kind}"
