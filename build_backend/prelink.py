@@ -37,9 +37,7 @@ def write_sources(folder: Path) -> None:
     Prints the names of the latter for CMake, and behind them that of `OF_PAIRS`.
     """
     from epigemm.epilogues.formulas import FORMULAS, PRELINKED
-    from epigemm.epilogues.tracer import cost
-    from epigemm.epilogues.tracer.contract import kernel_functions
-    from epigemm.epilogues.tracer.source import functor_text, named_functor
+    from epigemm.epilogues.tracer.source import functor_text, kernel_functions, named_functor
 
     folder.mkdir(parents=True, exist_ok=True)
     lines = re.findall(r"^EPIGEMM_EPILOGUE\((\w+), (\w+), PRELINKED\)", REGISTRY.read_text(), re.MULTILINE)
@@ -49,15 +47,14 @@ def write_sources(folder: Path) -> None:
         elements = [2 if is_folded else 1 for is_folded in formula.folded]
         for suffix, apply in (("", "apply"), ("_float16", "apply_float16"), ("_bfloat16", "apply_bfloat16")):
             parts = ("operand", apply, "apply_double", "slope", "slope_double")
-            long = {apply} if cost.is_long(formula.program, formula.kinds, apply) else ()
-            functions = kernel_functions(formula.program, formula.kinds, elements, parts, long)
+            functions = kernel_functions(formula.program, formula.kinds, elements, parts)
             include = f'#include "epilogue/{name if name in functors else "primitives"}.h"'
             functor = (
                 named_functor(functors[name])
                 if name in functors
                 else functor_text(formula.program, formula.kinds)
             )
-            text = f'#include "epilogue/primitives.h"\n{include}\n\n{functor}\n{functions}'
+            text = f'#include "open/functor.h"\n{include}\n\n{functor}\n{functions}'
             file = folder / f"{name}{suffix}.cu"
             if not file.is_file() or file.read_text() != text:
                 file.write_text(text)

@@ -28,8 +28,8 @@ install(TARGETS epigemm_module LIBRARY DESTINATION epigemm)
 
 # What an epilogue is compiled with at run time, without CUTLASS or torch.
 install(
-  DIRECTORY "${csrc}/epilogue/"
-  DESTINATION epigemm/include/epilogue
+  DIRECTORY "${csrc}/epilogue" "${csrc}/open"
+  DESTINATION epigemm/include
   FILES_MATCHING
   PATTERN "*.h"
   PATTERN "costs.def")

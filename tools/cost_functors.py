@@ -13,7 +13,7 @@ from torch import Tensor
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.declaration import traced
 from epigemm.epilogues.kinds import SCALAR, Operand
-from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer import source
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import words
 
@@ -85,7 +85,7 @@ class Functor:
     def primitives(self) -> list[str]:
         """Their names, each as often as it is computed."""
         made = self.epilogue.traced
-        return [name for name in cost.primitives(made.program, made.kinds).split(",") if name]
+        return [name for name in source.primitives(made.program, made.kinds).split(",") if name]
 
     @property
     def has_short_forms(self) -> bool:

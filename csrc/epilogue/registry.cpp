@@ -84,26 +84,6 @@ bool are_same(const std::vector<RegisteredOperand>& some, const std::vector<Regi
   });
 }
 
-int count_of(const std::vector<RegisteredOperand>& operands, OperandKind kind) {
-  return static_cast<int>(
-      std::count_if(operands.begin(), operands.end(), [&](const auto& operand) { return operand.kind == kind; }));
-}
-
-void check_operands(const std::string& name, const std::vector<RegisteredOperand>& operands) {
-  if (operands.empty() || operands[0].kind != OperandKind::Accumulator ||
-      count_of(operands, OperandKind::Accumulator) != 1) {
-    throw std::invalid_argument("epilogue '" + name + "': the accumulator is its first operand");
-  }
-  for (const RegisteredOperand& operand : operands) {
-    if (operand.shares_rows && operand.kind != OperandKind::Matrix) {
-      throw std::invalid_argument("epilogue '" + name + "': an operand that is no matrix shares rows");
-    }
-    if (count_of(operands, operand.kind) > traits_of(operand.kind).most) {
-      throw std::invalid_argument("epilogue '" + name + "' has too many operands of a kind");
-    }
-  }
-}
-
 std::unique_ptr<Registered> make_entry(const std::string& name, const std::vector<RegisteredOperand>& operands,
                                        int bias, const FunctorCost& cost, bool has_store, int index) {
   auto entry = std::make_unique<Registered>();
@@ -162,7 +142,6 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length) {
 
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
                              const FunctorCost& cost, bool has_store) {
-  check_operands(name, operands);
   if (find_built_in(name.data(), name.size())) {
     throw std::invalid_argument("an epilogue of epigemm's own is named '" + name + "'");
   }

@@ -53,10 +53,9 @@ const EpilogueInfo* find_epilogue(const char* name, std::size_t length);  // nul
 const EpilogueInfo* epilogue_at(int64_t index);
 
 // An epilogue whose kernels are linked at run time. `operands`, which are copied, begin with the accumulator. `bias`,
-// `has_store`: as of EpilogueInfo. `cost`: of the primitives that python/epigemm/epilogues/tracer/cost.py counts. A
+// `has_store`: as of EpilogueInfo. `cost`: of the primitives that python/epigemm/epilogues/tracer/source.py counts. A
 // name stands for one operand list and one functor: registering them again gives the same id. An entry is never moved
-// or removed. Throws std::invalid_argument where the name is taken or the operands have no room, std::length_error when
-// the table is full.
+// or removed. Throws std::invalid_argument where the name is taken, std::length_error when the table is full.
 EpilogueId register_epilogue(const std::string& name, const std::vector<RegisteredOperand>& operands, int bias,
                              const FunctorCost& cost, bool has_store = false);
 

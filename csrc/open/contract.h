@@ -1,7 +1,7 @@
 // The contract between a kernel whose epilogue is left open and the functor that is linked into it.
 //
 // An open kernel is compiled once, to LTO-IR. It calls `epigemm_apply`, which a functor defines, compiled to
-// LTO-IR too: with the package, or by NVRTC (epigemm/epilogues/tracer/source.py writes its text). The linker
+// LTO-IR too: with the package, or by NVRTC (functor.h; epigemm/epilogues/tracer/source.py writes its text). The linker
 // (nvJitLink) inlines it. `epigemm_operand` folds to constants then: what a functor does not read is neither loaded nor
 // given registers.
 #pragma once
@@ -69,6 +69,9 @@ struct Operands {
 
 }  // namespace epigemm::open
 
+// The operands' values by slot: parameters of the functions below, which functor.h defines.
+#define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
+
 #if defined(__CUDACC__)
 
 // Whether a slot's operand is read, and with which type: see above.
@@ -76,9 +79,6 @@ extern "C" __device__ int epigemm_operand(int slot);
 
 // Whether a slot's matrix shares rows (SharedRows). A constant too, so kernels of other functors have no code for it.
 extern "C" __device__ bool epigemm_shares_rows(int slot);
-
-// The operands' values by slot: parameters of these functions.
-#define EPIGEMM_SLOTS(T) T c0, T c1, T c2, T c3, T s0, T s1, T s2, T s3, T r0, T r1, T m0, T m1
 
 // The epilogue of one element.
 extern "C" __device__ float epigemm_apply(float acc, EPIGEMM_SLOTS(float));

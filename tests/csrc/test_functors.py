@@ -94,7 +94,7 @@ def of_program(program: Traced) -> Functor:
 def text_of(program: Traced, own: tuple[str, str] | None = None) -> str:
     """What `program.kernel_source` puts behind the headers."""
     whole = program.kernel_source([1] * len(program.kinds), PARTS, own=own)
-    return whole.removeprefix(prelude(*([] if own is None else [f"epilogue/{own[0]}.h"])))
+    return whole.removeprefix(prelude("open/functor.h", *([] if own is None else [f"epilogue/{own[0]}.h"])))
 
 
 def lengthy(acc: Tensor, bias: PerColumn, row: PerRow, factor: Scalar, other: Matrix) -> Tensor:
@@ -147,7 +147,7 @@ class Library:
 
     def __init__(self, functors: Mapping[str, Functor], folder: Path) -> None:
         assert COMPILER is not None
-        headers = prelude(*(f"epilogue/{name}.h" for name in EPILOGUES))
+        headers = prelude("open/functor.h", *(f"epilogue/{name}.h" for name in EPILOGUES))
         names = "".join(
             f"namespace {name} {{\n{each.text}\n}}\nEPIGEMM_PROBE({name})\n"
             for name, each in functors.items()

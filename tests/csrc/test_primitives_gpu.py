@@ -20,7 +20,7 @@ from epigemm.calls import resolve_elementwise
 from epigemm.calls.elementwise_kernels import has_native
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
-from epigemm.epilogues.tracer.cost import primitives
+from epigemm.epilogues.tracer.source import primitives
 from epigemm.linker import cubins, libraries
 from tests.csrc.test_primitives import NO_DERIVATIVE_IN_TORCH, SLOPE_TERMS, SLOPE_TOLERANCE, size_of
 from tests.csrc.test_short_forms import ERRORS, FAR_ERRORS, FAR_LEFT, FORMS, RELATIVE

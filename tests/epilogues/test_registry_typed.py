@@ -65,13 +65,13 @@ def test_the_reference_computes_in_fp32_at_least(traced: Traced, dtype: torch.dt
 @pytest.mark.parametrize(
     ("symbol", "function"),
     [
-        ("epigemm_open_sm90_tma_tf32_0", "float epigemm_apply(float"),
-        ("epigemm_open_sm90_tma_float16_0", "epigemm::Rounded(acc)"),
-        ("epigemm_open_elementwise_bfloat16", "epigemm::RoundedToBFloat16(acc)"),
-        ("epigemm_open_elementwise_float64", "double epigemm_apply_double(double"),
-        ("epigemm_open_derivative_float32", "float epigemm_slope(float"),
-        ("epigemm_open_derivative_bfloat16", "float epigemm_slope(float"),
-        ("epigemm_open_derivative_float64", "double epigemm_slope_double(double"),
+        ("epigemm_open_sm90_tma_tf32_0", "EPIGEMM_DEFINE_APPLY(of_apply, "),
+        ("epigemm_open_sm90_tma_float16_0", "epigemm::Rounded, "),
+        ("epigemm_open_elementwise_bfloat16", "epigemm::RoundedToBFloat16, "),
+        ("epigemm_open_elementwise_float64", "EPIGEMM_DEFINE_DOUBLE("),
+        ("epigemm_open_derivative_float32", "EPIGEMM_DEFINE_SLOPE(float, epigemm_slope, "),
+        ("epigemm_open_derivative_bfloat16", "EPIGEMM_DEFINE_SLOPE(float, epigemm_slope, "),
+        ("epigemm_open_derivative_float64", "EPIGEMM_DEFINE_SLOPE(double, epigemm_slope_double, "),
     ],
 )
 def test_the_text_for_a_kernel(traced: Traced, symbol: str, function: str) -> None:

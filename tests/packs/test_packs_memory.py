@@ -28,7 +28,7 @@ class Memory:
     def refuse(self, *what: str) -> None:
         """Packs, workspaces, or both."""
         if "pack" in what:
-            self._patch.setattr(weight_packs, "_allocate", self._failing("pack"))
+            self._patch.setattr(weight_packs, "KeptPack", self._failing("pack"))
         if "workspace" in what:
             self._patch.setattr(self._road.module, "allocate", self._failing("workspace"))
         self._patch.setattr(weight_slices, "_free_bytes", lambda device: self.free)

@@ -34,13 +34,14 @@ from epigemm.epilogues.kinds import (
     slots_of,
     too_many,
 )
-from epigemm.epilogues.tracer import contract, cost, reference, source
+from epigemm.epilogues.tracer import reference, source
 from epigemm.epilogues.tracer.program import Program, words
 from epigemm.epilogues.tracer.results import Results, filled
 
 _ACCEPTED = ", ".join(kind.__name__ for kind in ANNOTATIONS)
 # Of the calls.
-_KEYWORDS = words("out precision strict x_scale weight_scale out_dtype out_scale accumulate")
+_KEYWORDS = words("out precision strict x_scale weight_scale out_dtype out_scale accumulate offs")
+_KERNELS = "open/functor.h"
 _LONGEST_NAME = 64
 _MOST_OPTIONAL = 3  # each doubles the number of traces
 
@@ -119,7 +120,7 @@ class Traced(Declared):
         self.graph = reference.reference_module(program)
         self.source = source.functor_text(program, self.kinds)
         if stored is not None:
-            self.source += source.functor_text(stored, self.kinds, contract.STORED)
+            self.source += source.functor_text(stored, self.kinds, source.STORED)
         self.digest = formulas.digest(self.source, self.kinds)
         self.key = str(next(_keys))
         self.forms: dict[tuple[bool, ...], Any] = {}
@@ -166,14 +167,11 @@ class Traced(Declared):
 
         `own`: the name of a functor's header in csrc/epilogue and of its struct, in place of that of the program.
         """
-        long = {part for part in parts if cost.is_long(self.program, self.kinds, part)}
-        functions = contract.kernel_functions(
-            self.program, self.kinds, elements, parts, long, self.stored, shared
-        )
+        functions = source.kernel_functions(self.program, self.kinds, elements, parts, self.stored, shared)
         if own is None:
-            return f"{source.prelude()}\n{self.source}\n{functions}"
+            return f"{source.prelude(_KERNELS)}\n{self.source}\n{functions}"
         header, functor = own
-        return f"{source.prelude(f'epilogue/{header}.h')}\n{source.named_functor(functor)}\n{functions}"
+        return f"{source.prelude(_KERNELS, f'epilogue/{header}.h')}\n{source.named_functor(functor)}\n{functions}"
 
 
 class TracedResults(Declared):
@@ -261,7 +259,7 @@ def _trace(
     found = trace.trace_results(function, [operand.kind for operand in operands], name, start)
     if found.is_one_matrix:
         return Traced(name, operands, found.program(found.results[0].value))
-    return TracedResults(name, operands, found.merged())
+    return TracedResults(name, operands, found)
 
 
 def _returns(found: Traced | TracedResults) -> object:

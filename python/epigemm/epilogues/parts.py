@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from epigemm.epilogues.declaration import Traced, TracedResults
-from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer import source
 from epigemm.epilogues.tracer.program import Program, Ref, Value
 from epigemm.epilogues.tracer.results import VAR, Result, narrowed
 
@@ -123,7 +123,7 @@ class _Apart:
         name = f"{self._traced.name[:_LONGEST]}_and_stored"
         both = Traced(name, operands, of_result, stored=of_stored)
         # A long second value would be inlined for each of a thread's sums (csrc/open/contract.h).
-        if cost.is_long(of_stored, both.kinds, "apply" if self._is_exact else "apply_bfloat16"):
+        if source.is_long(of_stored, both.kinds, "apply" if self._is_exact else "apply_bfloat16"):
             return None
         return MatrixPair(both, places, result, stored)
 

@@ -20,7 +20,7 @@ from epigemm._native import ops
 from epigemm.epilogues import formulas
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR, Operand
-from epigemm.epilogues.tracer import cost
+from epigemm.epilogues.tracer import source
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracer.reference import constant
@@ -123,11 +123,9 @@ class Epilogue:
         own = (self.name, self.functor) if self.functor else None
         return self.traced.kernel_source(elements, ("operand", function), shared, own)
 
-    def describe_error(self, source: str, log: str) -> str:
+    def describe_error(self, text: str, log: str) -> str:
         """NVRTC's error for a source, in one line: with that of the user's function where it comes from one."""
-        from epigemm.epilogues.tracer.source import describe_compile_error
-
-        return describe_compile_error(self.traced.program, source, log)
+        return source.describe_compile_error(self.traced.program, text, log)
 
     def named(self, operands: Operands) -> list[tuple[str, Tensor]]:
         """The tensors of a call and their names, which may also be those of other arguments."""
@@ -255,7 +253,7 @@ def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
         version = "".join(map(str, forms))
     name = f"{traced.name}.{version}"
     # Both values are computed from the start.
-    primitives = [cost.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
+    primitives = [source.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
     number = ops._register_epilogue(
         name,
         ",".join(names),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
+import re
 import sys
-import typing
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, UnionType
@@ -83,6 +82,7 @@ def call_doc(doc: str | None, name: str, operands: Sequence[Operand], results: R
 
 
 _OURS: dict[str, Any] = {kind.__name__: kind for kind in ANNOTATIONS} | {"Tensor": Tensor}
+_AROUND_A_KIND = ("Optional", "Union", "None")
 
 
 class UnknownError(Exception):
@@ -110,46 +110,16 @@ def evaluated(function: FunctionType, annotation: object) -> object:
 def _evaluated_text(function: FunctionType, annotation: str) -> object:
     values = map(constants.contents, function.__closure__ or ())
     cells = dict(zip(function.__code__.co_freevars, values, strict=True))
-    known = dict(ChainMap(cells, *map(dict, _around(function))))
     found: object = annotation
-    unknown = ""
-    for names in (known, _Imported(known, function.__globals__)):
-        found = annotation
-        try:
-            while isinstance(found, str):  # an annotation in quotes is a string within a string
-                found = eval(found, function.__globals__, names)
-        except Exception as error:  # whatever it is
-            unknown = unknown or f"{type(error).__name__}: {error}"
-            continue
-        if not isinstance(found, _Module):
-            return found
-    raise UnknownError(unknown)
-
-
-class _Imported(dict[str, Any]):
-    """Replaces names that are imported only for type checkers: epigemm's annotations, and modules that have them."""
-
-    def __init__(self, known: Mapping[str, Any], module: Mapping[str, Any]) -> None:
-        super().__init__(known)
-        self._module = module
-
-    def __missing__(self, name: str) -> Any:
-        if name in self._module or hasattr(builtins, name):
-            raise KeyError(name)
-        return _named(name) if _named(name) is not None else _Module()
-
-
-class _Module:
-    """A module that is imported only for type checkers."""
-
-    def __getattr__(self, name: str) -> Any:
-        if (found := _named(name)) is None:
-            raise AttributeError(f"{name} is no annotation of an operand")
-        return found
-
-
-def _named(name: str) -> Any:
-    return _OURS.get(name, getattr(typing, name, None) if name in ("Optional", "Union") else None)
+    try:
+        while isinstance(found, str):  # an annotation in quotes is a string within a string
+            found = eval(found, function.__globals__, ChainMap(cells, *map(dict, _around(function))))
+    except Exception as error:  # whatever it is
+        names = {name for name in re.findall(r"(\w+)(?![\w.])", annotation) if name not in _AROUND_A_KIND}
+        if len(names) != 1 or (named := _OURS.get(names.pop())) is None:
+            raise UnknownError(f"{type(error).__name__}: {error}") from None
+        return named
+    return found
 
 
 def _around(function: FunctionType) -> Iterator[Mapping[str, Any]]:

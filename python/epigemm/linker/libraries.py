@@ -200,15 +200,8 @@ def _load(path: str) -> Any:
 
 def _candidates(kind: _Kind) -> Iterator[str]:
     """Files of this library, of any version, each once; the name for the system's loader last."""
-    loaded = _loaded()
-    chosen = os.environ.get("EPIGEMM_CUDA_LIBRARIES")
-    first = [Path(chosen).absolute(), *_wheels(Path(chosen).absolute())] if chosen else []
     seen = set()
-    for path in [
-        *(each for folder in first for each in _in(kind, folder)),
-        *(each for each in loaded if _is_file_of(kind, each)),
-        *(each for folder in _folders(loaded) for each in _in(kind, folder)),
-    ]:
+    for path in (each for folder in _folders() for each in _in(kind, folder)):
         real = os.path.realpath(path)
         if real not in seen:
             seen.add(real)
@@ -216,8 +209,11 @@ def _candidates(kind: _Kind) -> Iterator[str]:
     yield f"{kind.stem}.so.{MAJOR}"
 
 
-def _folders(loaded: list[str]) -> Iterator[Path]:
-    yield from dict.fromkeys(Path(each).parent for each in loaded)
+def _folders() -> Iterator[Path]:
+    if chosen := os.environ.get("EPIGEMM_CUDA_LIBRARIES"):
+        yield Path(chosen).absolute()
+        yield from _wheels(Path(chosen).absolute())
+    yield from dict.fromkeys(Path(each).parent for each in _loaded())
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     beside_torch = [Path(torch).parents[1]] if torch else []
     for entry in dict.fromkeys([*beside_torch, *(Path(each) for each in sys.path if each)]):

@@ -58,9 +58,7 @@ def link_for(
     Raises:
         libraries.CompileError: NVRTC refuses the epilogue, which is a mistake of epigemm's.
     """
-    symbols = [
-        symbol for symbol in symbols if not cubins.is_prelinked(epilogue.prelinked, symbol, capability)
-    ]
+    symbols = _not_in_package(epilogue, symbols, capability)
     if missing := next((symbol for symbol in symbols if cubins.ir_path(symbol) is None), ""):
         return [], f"this build has no kernel {missing} that epilogues are linked into"
     jobs = _jobs(epilogue, symbols, capability)
@@ -78,15 +76,10 @@ def link_each(epilogue: Epilogue, missing: Sequence[str], device: torch.device) 
     """`link` for each of these, with all kernels in parallel; for each the reason, or an empty text."""
     symbols = {symbol for each in missing for symbol in each.split(",") if symbol}
     capability = torch.cuda.get_device_capability(device)
-    wanted = [
-        symbol
-        for symbol in sorted(symbols)
-        if not cubins.is_prelinked(epilogue.prelinked, symbol, capability)
-        and not why_not(epilogue, [symbol], capability)
-    ]
-    if wanted and not capturing(device):
-        with suppress(libraries.LinkingError, ValueError):  # reported below for the kernel that it concerns
-            _built(epilogue, _jobs(epilogue, wanted, capability))
+    wanted = [each for each in sorted(symbols) if not why_not(epilogue, [each], capability)]
+    if not capturing(device):
+        with suppress(libraries.CompileError):  # reported below for the kernel that it concerns
+            link_for(epilogue, wanted, capability)
     return [link(epilogue, each, device) for each in missing]
 
 
@@ -95,11 +88,7 @@ def would_link(epilogue: Epilogue, missing: str, device: torch.device) -> str:
     if not missing:
         return ""
     capability = torch.cuda.get_device_capability(device)
-    symbols = [
-        symbol
-        for symbol in missing.split(",")
-        if not cubins.is_prelinked(epilogue.prelinked, symbol, capability)
-    ]
+    symbols = _not_in_package(epilogue, missing.split(","), capability)
     if reason := why_not(epilogue, symbols, capability):
         return reason
     try:
@@ -119,6 +108,10 @@ def why_not(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, i
         if cubins.ir_path(symbol) is None:
             return f"this build has no kernel {symbol} that epilogues are linked into"
     return ""
+
+
+def _not_in_package(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int]) -> list[str]:
+    return [each for each in symbols if not cubins.is_prelinked(epilogue.prelinked, each, capability)]
 
 
 def _load_prelinked(epilogue: Epilogue, symbol: str, capability: tuple[int, int]) -> bool:

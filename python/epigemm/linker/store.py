@@ -192,10 +192,12 @@ def _content(folder: int, name: str) -> bytes:
         raise
 
 
-def _remove(folder: int, name: str) -> None:
-    """Remove a file if that is possible. If it is a link, the link is removed."""
+def _remove(folder: int | None, name: str | Path) -> bool:
+    """Remove a file; whether that was possible. If it is a link, the link is removed."""
     with suppress(OSError):
         os.unlink(name, dir_fd=folder)
+        return True
+    return False
 
 
 def _keep_to_limit(folder: int) -> None:
@@ -292,19 +294,11 @@ def contents() -> Contents:
 
 def clear() -> Contents:
     """Remove the files of `contents`; returns those that are gone. Running processes keep what they have in memory."""
-    found = contents()
+    found, linked = contents(), dict[str, int]()
     with suppress(OSError), opened() as folder:
-        for name in found.linked:
-            _remove(folder, name)
-    for name in found.measured:
-        with suppress(OSError):
-            (found.where / name).unlink()
-    left = contents()
-    measured, linked = (
-        {name: size for name, size in was.items() if name not in now}
-        for was, now in zip(found[1:3], left[1:3], strict=True)
-    )
-    return Contents(found.where, measured, linked, found.why_not_linked)
+        linked = {name: size for name, size in found.linked.items() if _remove(folder, name)}
+    measured = {name: size for name, size in found.measured.items() if _remove(None, found.where / name)}
+    return found._replace(measured=measured, linked=linked)
 
 
 def _sizes(where: Path | int, names: re.Pattern[str]) -> dict[str, int]:

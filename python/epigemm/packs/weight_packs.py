@@ -9,7 +9,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -53,22 +52,19 @@ def pack_bytes(rows: int, columns: int, slices: int) -> int:
 
 
 class _Owner:
-    """A weak reference to a weight, its packs by number of slices, and those of the halves of its rows.
-
-    A half has packs of its own, because in a pack of the whole weight the scales of all rows come before the slices.
-    """
+    """A weak reference to a weight, and its packs by number of slices and by `_place`."""
 
     def __init__(self, weight: Tensor) -> None:
         key = id(weight)
         self.weight = weakref.ref(weight, lambda reference: _forget(key, reference))
-        self.packs: dict[int, KeptPack] = {}
-        self.halves: tuple[dict[int, KeptPack], ...] = ({}, {})
+        self.packs: dict[tuple[int, int], KeptPack] = {}
 
 
 # By id: a weakref dictionary would cost microseconds a call. An id is reused only after `_forget` ran.
 _owners: dict[int, _Owner] = {}
 _lock = threading.RLock()
 _watching_optimisers = False
+_WHOLE = -1
 
 
 def _forget(key: int, reference: Any) -> None:
@@ -78,18 +74,17 @@ def _forget(key: int, reference: Any) -> None:
         _owners.pop(key, None)
 
 
-def kept(weight: Tensor) -> dict[int, KeptPack]:
-    """The weight's packs by number of slices, current or not."""
-    return dict((_packs_of(weight) if _owners else None) or {})
+def _place(weight: Tensor) -> tuple[Tensor, int]:
+    """The tensor that a weight's packs belong to, and where in it the weight begins: `_WHOLE` if it is that itself.
 
-
-def buffers(weight: Tensor) -> tuple[Tensor | None, ...] | None:
-    """Those that are current, as the entry takes them: in the order of `SLICES`. None if there are none."""
-    packs = _packs_of(weight) if _owners and isinstance(weight, Tensor) else None
-    if not packs:
-        return None
-    found = (packs.get(slices) for slices in SLICES.values())
-    return tuple([pack.read() if pack is not None and pack.is_current(weight) else None for pack in found])
+    A half has packs of its own, because in a pack of the whole weight the scales of all rows come before the slices.
+    """
+    base = weight._base
+    if type(base) is not Parameter or base.dim() != 2 or weight.stride() != base.stride():
+        return weight, _WHOLE
+    if 2 * weight.shape[0] != base.shape[0] or weight.shape[1] != base.shape[1]:
+        return weight, _WHOLE
+    return base, int(weight.storage_offset() - base.storage_offset())
 
 
 def _owner_at(weight: Tensor) -> _Owner | None:
@@ -97,29 +92,23 @@ def _owner_at(weight: Tensor) -> _Owner | None:
     return owner if owner is not None and owner.weight() is weight else None
 
 
-def _packs_of(weight: Tensor) -> dict[int, KeptPack] | None:
-    """The packs of a weight, or of a half of one, by number of slices; None if there never was one."""
-    owner = _owner_at(weight)
-    if owner is not None:
-        return owner.packs
-    base = weight._base
-    owner = None if base is None else _owner_at(base)
-    if owner is None or base is None or (half := _half_of(weight, base)) is None:
-        return None
-    return owner.halves[half]
+def kept(weight: Tensor) -> dict[int, KeptPack]:
+    """The weight's packs by number of slices, current or not."""
+    if not _owners:
+        return {}
+    of, place = _place(weight)
+    owner = _owner_at(of)
+    packs = () if owner is None else [*owner.packs.items()]  # another thread may make one
+    return {slices: pack for (slices, at), pack in packs if at == place}
 
 
-def _half_of(view: Tensor, base: Tensor) -> int | None:
-    """Which half of a Parameter's rows a view is; None if it is not a half."""
-    if type(base) is not Parameter or base.dim() != 2 or view.stride() != base.stride():
+def buffers(weight: Tensor) -> tuple[Tensor | None, ...] | None:
+    """Those that are current, as the entry takes them: in the order of `SLICES`. None if there are none."""
+    packs = kept(weight) if _owners and isinstance(weight, Tensor) else None
+    if not packs:
         return None
-    rows, columns = base.shape
-    if 2 * view.shape[0] != rows or view.shape[1] != columns:
-        return None
-    offset = view.storage_offset() - base.storage_offset()
-    if offset == 0:
-        return 0
-    return 1 if offset == view.shape[0] * base.stride(0) else None
+    found = (packs.get(slices) for slices in SLICES.values())
+    return tuple([pack.read() if pack is not None and pack.is_current(weight) else None for pack in found])
 
 
 def keep(weight: Tensor, slices: int) -> KeptPack:
@@ -129,42 +118,36 @@ def keep(weight: Tensor, slices: int) -> KeptPack:
         torch.OutOfMemoryError: no memory for a new pack.
     """
     with _lock, torch.no_grad():
-        found = kept(weight).get(slices)
+        of, place = _place(weight)
+        packs = _owner_of(of).packs
+        found = packs.get((slices, place))
         size = pack_bytes(weight.shape[0], weight.shape[1], slices)
         if found is not None and (found.buffer.shape[0] != size or found.buffer.device != weight.device):
             found = None
-            del _packs_to_keep(weight)[slices]  # frees its memory before the new one is allocated
+            del packs[slices, place]  # frees its memory before the new one is allocated
         if found is None:
-            found = KeptPack(_allocate(size, weight.device), slices)
+            with torch.inference_mode(False):  # it will be written again outside of that mode
+                found = KeptPack(torch.empty(size, dtype=torch.uint8, device=weight.device), slices)
         found.write(weight)
-        _packs_to_keep(weight)[slices] = found
+        packs[slices, place] = found
         return found
 
 
 def drop(weight: Tensor) -> None:
-    """Forget the weight's packs and those of its halves, and free their memory."""
-    with _lock:
-        if _owner_at(weight) is not None:
-            _owners.pop(id(weight), None)
-        elif (packs := _packs_of(weight)) is not None:
-            packs.clear()
+    """Forget the weight's packs, of a whole weight also those of its halves, and free their memory."""
+    of, place = _place(weight)
+    owner = _owner_at(of)
+    if owner is not None:
+        with _lock:
+            owner.packs = {key: pack for key, pack in owner.packs.items() if place not in (key[1], _WHOLE)}
 
 
 def expire(weight: Tensor) -> None:
-    """Make the weight's packs and those of its halves stale."""
-    owner = _owner_at(weight)
-    for packs in (kept(weight), *(() if owner is None else owner.halves)):
-        for pack in [*packs.values()]:  # another thread may make one
+    """Make the weight's packs and those of its halves stale, and of a half those of the whole weight."""
+    owner = _owner_at(_place(weight)[0]) if _owners else None
+    if owner is not None:
+        for pack in [*owner.packs.values()]:  # another thread may make one
             pack.expire()
-
-
-def _packs_to_keep(weight: Tensor) -> dict[int, KeptPack]:
-    """The dictionary for packs of a weight. For a half it belongs to the Parameter."""
-    base = weight._base
-    half = None if base is None or _owner_at(weight) is not None else _half_of(weight, base)
-    if half is None or base is None:
-        return _owner_of(weight).packs
-    return _owner_of(base).halves[half]
 
 
 def _owner_of(weight: Tensor) -> _Owner:
@@ -198,27 +181,6 @@ def _storage_of(tensor: Tensor) -> int:
     except (NotImplementedError, RuntimeError):  # sparse tensors, and some subclasses
         return 0
     return found
-
-
-def _allocate(size: int, device: torch.device) -> Tensor:
-    # Not an inference tensor, because it will be written again outside of inference mode.
-    with torch.inference_mode(False):
-        if device.type != "cuda":
-            return torch.empty(size, dtype=torch.uint8, device=device)
-        # While torch.compile warms up a CUDA graph, this thread allocates from the graph's private pool, and memory of
-        # that pool must not be kept after the call. Another thread allocates from the usual pool.
-        with ThreadPoolExecutor(max_workers=1) as elsewhere:
-            buffer = elsewhere.submit(_allocate_on_default_stream, size, device).result()
-        home, stream = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
-        if stream != home:
-            stream.wait_stream(home)
-            buffer.record_stream(stream)
-        return buffer
-
-
-def _allocate_on_default_stream(size: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.cuda.stream(torch.cuda.default_stream(device)):
-        return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _is_packable(weight: Tensor) -> bool:

@@ -21,15 +21,11 @@ CASES: dict[str, tuple[Any, Callable[..., Tensor]]] = {
     "hardswish": (aten.hardswish.default, F.hardswish),
     "celu": (aten.celu.default, F.celu),
     "celu of 0.7": (aten.celu.default, lambda x: F.celu(x, 0.7)),
-    "smooth_l1_loss": (aten.smooth_l1_loss.default, lambda x: F.smooth_l1_loss(x, x * 2, reduction="none")),
-    "huber_loss": (aten.huber_loss.default, lambda x: F.huber_loss(x, x * 2, reduction="none")),
     "lerp of 0.3": (aten.lerp.Scalar, lambda x: torch.lerp(x, -x, 0.3)),
     "lerp of 0.9": (aten.lerp.Scalar, lambda x: torch.lerp(x, -x, 0.9)),
 }
 MORE: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
     "celu of 0.7": lambda x: (0.7,),
-    "smooth_l1_loss": lambda x: (x * 2, 0),
-    "huber_loss": lambda x: (x * 2, 0),
     "lerp of 0.3": lambda x: (-x, 0.3),
     "lerp of 0.9": lambda x: (-x, 0.9),
 }
@@ -59,8 +55,6 @@ ENDS = torch.tensor(
 )
 OF_NUMBERS: dict[str, tuple[Any, Callable[..., Tensor], tuple[Any, ...]]] = {
     "logit": (aten.logit.default, torch.logit, ()),
-    "smooth_l1_loss": (aten.smooth_l1_loss.default, torch._C._nn.smooth_l1_loss, (0, 0.5)),
-    "huber_loss": (aten.huber_loss.default, torch._C._nn.huber_loss, (0, 0.5)),
     "xlog1py": (aten.special_xlog1py.default, torch.special.xlog1py, ()),
 }
 

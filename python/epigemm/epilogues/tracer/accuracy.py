@@ -45,9 +45,15 @@ KEEPING = frozenset(
     )
 )
 """Functions that do not enlarge the relative errors of their inputs. Those of factors add up."""
-POWERS = {0.5: 2, 2.0: 0, 3.0: 0, -0.5: 2, -1.0: 2}
-"""The own error of powers that are computed as products, roots and quotients. To it comes the base's error times the
-exponent."""
+POWERS = {
+    0.5: ("epigemm::math::sqrt(x)", ["sqrt"]),
+    2.0: ("x * x", ["mul"]),
+    3.0: ("x * x * x", ["mul", "mul"]),
+    -0.5: ("epigemm::math::rsqrt(x)", ["rsqrt"]),
+    -1.0: ("epigemm::math::inverse(x)", ["reciprocal"]),
+}
+"""Powers that are computed as products, roots and quotients, as by torch: their text, and their primitives. To the error
+of these comes the base's error times the exponent."""
 STEPS = frozenset(
     words(
         "trunc floor ceil round floor_div floor_divide trunc_div fmod remainder sign heaviside "
@@ -107,7 +113,7 @@ def _may_be_short(program: Program, units: Mapping[str, int], most: int) -> bool
             return False
         error = units.get(step.op, 0) + (sum(given) if step.op in ("mul", "div") else worst)
         if is_power and isinstance(exponent, float):
-            error = POWERS[exponent] + abs(exponent) * given[0]
+            error = max(units.get(op, 0) for op in POWERS[exponent][1]) + abs(exponent) * given[0]
         if error > most:
             return False
         errors[Ref(number)], signs[Ref(number)] = error, _sign(step, terms)

@@ -93,26 +93,6 @@ class Results:
         """Whether the function returns one matrix, and no tuple of it."""
         return self.structure == 0 and self.results[0].is_stored
 
-    def merged(self) -> Results:
-        """The same with each step once: `(z * z).sum(0), (z * z).sum(1)` reduces one matrix."""
-        known: dict[str, Value] = {}  # by text: 0 is -0 to a dictionary
-        moved: dict[Value, Value] = {}
-        steps: list[Step] = []
-        for number, step in enumerate(self.steps, self.operands + 1):
-            inputs = tuple(moved.get(each, each) if isinstance(each, Ref) else each for each in step.inputs)
-            key = repr((step.op, inputs, step.kind))
-            if key not in known:
-                steps.append(replace(step, inputs=inputs))
-                known[key] = Ref(self.operands + len(steps))
-            moved[Ref(number)] = known[key]
-        found = [
-            replace(
-                each, value=moved.get(each.value, each.value) if isinstance(each.value, Ref) else each.value
-            )
-            for each in self.results
-        ]
-        return Results(self.operands, tuple(steps), tuple(found), self.structure)
-
     def program(self, value: Value) -> Program:
         """The steps of one value."""
         return without_dead_steps(Program(self.operands, self.steps, value))

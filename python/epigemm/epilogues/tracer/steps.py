@@ -41,9 +41,12 @@ class Builder:
         self.whole = sizes
         self.python_operators = aten.PYTHON_OPERATORS | aten.symbolic_functions()
         self.node: fx.Node | None = None
+        self.is_of_several = False
+        self.known: dict[str, Ref] = {}  # the steps by their text: 0 is -0 to a dictionary
 
     def build(self, structure: Structure = 0) -> Results:
         """What the whole graph returns, in this form. Raises `Refusal` with `self.node` at the node in question."""
+        self.is_of_several = structure != 0
         placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         self.operands = len(placeholders) - 1
         for number, node in enumerate(placeholders):
@@ -113,10 +116,14 @@ class Builder:
         return Program(self.operands, tuple(self.steps), value).kind(value)
 
     def step(self, op: str, *inputs: Value, kind: str = REAL) -> Ref:
-        """One more step; its result."""
+        """One more step; its result. Of several results each step once: (z * z).sum(0), (z * z).sum(1) are of one."""
         assert self.node is not None
+        key = repr((op, inputs, kind))
+        if self.is_of_several and key in self.known:
+            return self.known[key]
         self.steps.append(Step(op, inputs, kind, self.location(self.node)))
-        return Ref(self.operands + len(self.steps))
+        made = self.known[key] = Ref(self.operands + len(self.steps))
+        return made
 
     def _real(self, value: Value) -> Value:
         """A boolean as 0 or 1."""
@@ -207,6 +214,7 @@ class Builder:
         if kind in ROUNDED and not self._is_of(value, kind):
             if len(self.steps) > before and value == Ref(self.operands + len(self.steps)):
                 step = self.steps.pop()
+                self.known.pop(repr((step.op, step.inputs, step.kind)))
                 # With fp32 tensors numbers are fp32. With 16-bit tensors they are fp32 in products, too.
                 inputs = [self.rounded(each, FLOAT) for each in step.inputs] if kind == FLOAT else step.inputs
                 value = self.step(step.op, *inputs, kind=kind)

@@ -25,10 +25,10 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from epigemm import compilers
+from epigemm.epilogues.constants import is_users, return_line, user_line
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracer.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
 from epigemm.epilogues.tracer.graphs import traced_graph
-from epigemm.epilogues.tracer.lines import is_users, return_line, user_line
 from epigemm.epilogues.tracer.program import FLOAT, REAL, Program, Step, Value, rewritten, words
 from epigemm.epilogues.tracer.results import Results, Structure, described, filled, structured
 from epigemm.epilogues.tracer.steps import Builder, Refusal

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm.epilogues.tracer import lines
+from epigemm.epilogues import constants as lines
 
 HERE = __file__
 

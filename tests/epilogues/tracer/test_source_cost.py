@@ -12,7 +12,7 @@ from torch import Tensor
 from epigemm.epilogues.declaration import trace
 from epigemm.epilogues.kinds import PerColumn, PerRow, Scalar
 from epigemm.epilogues.tracer import aten, steps
-from epigemm.epilogues.tracer.cost import primitives
+from epigemm.epilogues.tracer.source import primitives
 from tools import cost_table
 
 
