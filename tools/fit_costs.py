@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.harness import environment
 from benchmarks.harness.report import Record, Table, number, progress, show
 from benchmarks.harness.runner import Bench, Budget, describe_error
+from benchmarks.harness.timing import Effort
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.resolve import Forced
@@ -35,7 +36,6 @@ from epigemm.epilogues.registry import typed
 from epigemm.linker import cubins, loader
 from epigemm.linker.libraries import side_by_side
 from epigemm.planner import dry_runs
-from epigemm.tuner.timing import Effort
 from tools import cost_table
 from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
 from tools.cost_table import COLUMNS, Costs

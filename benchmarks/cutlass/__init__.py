@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.baselines import Alternative, Baseline
 from benchmarks.cases import Case, Data
 from benchmarks.harness.records import CUTLASS
-from epigemm.tuner.timing import Effort, Run, make_timer
+from benchmarks.harness.timing import Effort, Run, make_timer
 
 SOURCE = Path(__file__).with_name("gemm.cu")
 VARIABLE = "EPIGEMM_CUTLASS_DIR"

@@ -20,7 +20,7 @@ from benchmarks.cases import GLU, Case, Data, Setting, Shape, make_data
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.pairs import PairReference
 from benchmarks.harness.records import OURS, OWN, Accuracy, CaseResult, Group, Measurement, Timing
-from epigemm.tuner.timing import Effort, Timer, make_timer
+from benchmarks.harness.timing import Effort, Timer, make_timer
 
 _MEMORY_SHARE = 0.8
 

@@ -20,12 +20,12 @@ from benchmarks.cases.problems import problems
 from benchmarks.harness.records import Timing
 from benchmarks.harness.report import Table, progress, write_json
 from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
+from benchmarks.harness.timing import Effort
 from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.forecast import consider
 from epigemm.explain.log import logged
 from epigemm.tuner import tuner
-from epigemm.tuner.timing import Effort
 
 METHOD = "Medians of calls in turn, the L2 cache flushed before each call. No result is checked."
 _EFFORT = Effort(rounds=5, min_ms=0.0, max_rounds=5)

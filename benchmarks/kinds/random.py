@@ -38,9 +38,9 @@ from benchmarks.harness.records import (
 from benchmarks.harness.report import progress
 from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matmul_precision, new_out
 from benchmarks.harness.sampling import SampledReference
+from benchmarks.harness.timing import Effort
 from benchmarks.kinds import Run, points
 from benchmarks.kinds.points import ours, size
-from epigemm.tuner.timing import Effort
 
 NAMES = {"random": (EAGER, MM, ADDMM, COMPILE), "short": (EAGER, MM)}
 EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21)

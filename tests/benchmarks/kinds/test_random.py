@@ -21,10 +21,10 @@ from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
 from benchmarks.harness import records
 from benchmarks.harness.runner import Bench, Budget, Ready
+from benchmarks.harness.timing import Effort, Run, Timer
 from benchmarks.kinds import random as kind
 from benchmarks.kinds.points import summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
-from epigemm.tuner.timing import Effort, Run, Timer
 
 CPU = torch.device("cpu")
 BY_NAME = {s.name: s for s in SERIES}
