@@ -277,7 +277,7 @@ class Sweep:
                     self.failed[f"{functor.name} {kernel.column}"] = describe_error(error)
             if ready:
                 runs = [plain, *(run for _, run in ready)]
-                host_us = max(self.bench.timer.warm_up(run) for run in runs)
+                host_us = max(self.bench.timer.host_us(run) for run in runs)
                 samples = self.bench.timer.in_turn(runs, self.bench.effort, host_us)
                 us = [1e3 * statistics.median(each) for each in samples]
                 yield from ((functor, own, us[0]) for (functor, _), own in zip(ready, us[1:], strict=True))

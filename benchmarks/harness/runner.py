@@ -138,7 +138,7 @@ class Bench:
             try:
                 alternative = baseline.prepare(case, data, out)
                 measurement.kernel = alternative.kernel
-                measurement.host_us = self.timer.warm_up(alternative.run)
+                measurement.host_us = self.timer.host_us(alternative.run)
             except Exception as error:  # one alternative that fails must not take the others with it
                 measurement.error, alternative = describe_error(error), None
             every.append(Ready(measurement, alternative))

@@ -21,7 +21,6 @@ from epigemm.tuner import timing
 
 Run = timing.Run
 
-_WARM_UP_CALLS = 3
 _REPEATS = 3  # each behind a spin twice as long
 
 
@@ -42,27 +41,21 @@ class Effort:
         return min(max(self.rounds, int(self.min_ms / max(typical_ms, 1e-3)) + 1), self.max_rounds)
 
 
-class Timer:
-    """Times single calls on one device: by the wall clock, on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+class Timer(timing.Timer):
+    """Times single calls in turn on a GPU: CUDA events around each call, the L2 cache flushed before it."""
 
     def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
         """Run each once, in order, and return the milliseconds of each call."""
-        return [wall_ms(run) for run in runs]
-
-    def synchronize(self) -> None:
-        """Wait for everything on the device."""
-
-    def warm_up(self, run: Run) -> float:
-        """Run a few times; the median microseconds for which a call keeps the host busy."""
-        host: list[float] = []
-        for _ in range(_WARM_UP_CALLS):
-            self.synchronize()
-            host.append(1e3 * wall_ms(run))
-        self.synchronize()
-        return statistics.median(host)
+        spin_us = timing.spin_us(host_us)
+        times = self.times(runs, spin_us)
+        for _ in range(_REPEATS):
+            late = [place for place, (is_late, _) in enumerate(times) if is_late]
+            if not late:
+                break
+            spin_us *= 2
+            for place, found in zip(late, self.times([runs[each] for each in late], spin_us), strict=True):
+                times[place] = found
+        return [Late(ms) if is_late else ms for is_late, ms in times]
 
     def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
         """Samples of each alternative, all of them interleaved."""
@@ -79,31 +72,18 @@ class Timer:
         return samples
 
 
-class CudaTimer(Timer):
-    """CUDA events around each call, the L2 cache flushed before it."""
+class CpuTimer(Timer):
+    """The same on a CPU, by the wall clock."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._gpu = timing.Timer(device)
-
-    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
-        """As of `Timer`."""
-        spin_us = timing.spin_us(host_us)
-        times = self._gpu.times(runs, spin_us)
-        for _ in range(_REPEATS):
-            late = [place for place, (is_late, _) in enumerate(times) if is_late]
-            if not late:
-                break
-            spin_us *= 2
-            for place, found in zip(
-                late, self._gpu.times([runs[each] for each in late], spin_us), strict=True
-            ):
-                times[place] = found
-        return [Late(ms) if is_late else ms for is_late, ms in times]
+        self.device = device
 
     def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize(self.device)
+        """Nothing: a call returns when it is done."""
+
+    def times(self, runs: Sequence[Run], spin_us: float) -> list[tuple[bool, float]]:
+        """As of `Timer`."""
+        return [(False, wall_ms(run)) for run in runs]
 
 
 def wall_ms(run: Callable[[], object], count: int = 1) -> float:
@@ -116,4 +96,4 @@ def wall_ms(run: Callable[[], object], count: int = 1) -> float:
 
 def make_timer(device: torch.device) -> Timer:
     """The timer for a device: "cuda" or "cpu"."""
-    return (CudaTimer if device.type == "cuda" else Timer)(device)
+    return (Timer if device.type == "cuda" else CpuTimer)(device)

@@ -91,7 +91,7 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
                     except RuntimeError as error:
                         left_out.append(f"{each.plan}: {describe_error(error)}")
             runs = [family.fallback.run, *(each.run for each in chosen)]
-            host_us = max(bench.timer.warm_up(run) for run in runs[:2])
+            host_us = max(bench.timer.host_us(run) for run in runs[:2])
             times = [Timing.of(samples) for samples in bench.timer.in_turn(runs, bench.effort, host_us)]
         plans = [
             {"plan": each.plan, "name": _name(predicted[each.plan]), "us": 1e3 * time.median_ms}

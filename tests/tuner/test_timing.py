@@ -13,6 +13,7 @@ from torch import Tensor
 
 from epigemm.tuner import timing
 from epigemm.tuner.timing import Timer
+from epigemm.tuner.tuner import _in_turn
 
 SOME = torch.randn(32, 32)
 
@@ -85,14 +86,15 @@ def test_a_call_that_the_device_waited_for_is_late(queue: Queue) -> None:
     """The host takes 5 us and once 300: a spin of 27 us hides the first, and the sample of the other is not kept."""
     timer = Timer(torch.device("cpu"))
     runs = [queue.run(5.0), queue.run(300.0, 5.0), queue.run(5.0)]
-    found = timer.in_turn(runs, rounds=4, host_us=5.0)
+    found = _in_turn(timer, runs, rounds=4, host_us=5.0)
     assert [len(each) for each in found] == [4, 3, 4] and queue.spins == [27.5] * 12
     assert [ms for each in found for ms in each] == pytest.approx([0.01] * 11)
 
 
 def test_what_is_always_late_is_kept(queue: Queue) -> None:
     """Such as a call that waits for the device: the host does not come ahead of it."""
-    late, hidden = Timer(torch.device("cpu")).in_turn([queue.run(1e6), queue.run(5.0)], 4, host_us=5.0)
+    timer = Timer(torch.device("cpu"))
+    late, hidden = _in_turn(timer, [queue.run(1e6), queue.run(5.0)], 4, host_us=5.0)
     assert len(late) == len(hidden) == 4 and min(late) > 0.1
     assert hidden == pytest.approx([0.01] * 4)
 

@@ -1,7 +1,6 @@
 """The log of a thread's calls: while one is open, each call is told to it where the call is made.
 
-`epigemm.explain.log.Log` is the only kind. Its `begin` is told that a public function has been called, `made` gives
-what stands for a call that is made now, and `note` is told of a call of tensors without values.
+`epigemm.explain.log.Log` is the only kind.
 
 A log is a mode of torch functions. So the entry makes no call while one is open, and calls take the road in Python. On
 that road nothing but this mode is hidden from the entry: autograd, other modes and tracers have their say.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from epigemm import batch_statistics, functional, glu, results_epilogue
+from epigemm import functional, glu, results_epilogue
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
@@ -187,13 +187,17 @@ class Log(TorchFunctionMode):
                 _TELL[function](self, *args)
         return result
 
-    def note(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Such a call, of tensors without values: who asks makes it. What stands for its result, or why there is none.
+    def without_values(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)`, of tensors that have none: zeros stand for the results of its calls."""
+        before, self._runs = self._runs, False
+        try:
+            return function(*args)
+        finally:
+            self._runs = before
 
-        There is none if the call is several calls.
-        """
-        with self.closed():
-            return _TELL[function](self, *args)
+    def norm_by_torch(self, call: BatchNormCall, why: str) -> None:
+        """The product that comes next is followed by a BatchNorm by PyTorch's operators."""
+        self._norm = call, why
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -247,7 +251,7 @@ class Log(TorchFunctionMode):
             function=function if self._norm is None else norms.function_of(self._norm[0]),
             differentiates=self._differentiates(call),
             norm=self._norm,
-            product=self._place() if self._runs else None,
+            product=self._place() if self._names else None,
         )
         self.told.append(self._last)
         self.calls.append(self._last)
@@ -323,9 +327,6 @@ class Log(TorchFunctionMode):
         told = self._add(call.product, norms.explained(call), norms.function_of(call))
         told.differentiates = self._differentiates(call)
 
-    def _norm_by_torch(self, call: BatchNormCall, why: str) -> None:
-        self._norm = call, why
-
     def _reduce(
         self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
     ) -> tuple[Tensor, Tensor | None] | None:
@@ -347,7 +348,6 @@ _TELL: dict[Any, Callable[..., Any]] = {
     elementwise_kernels.fold_batch_norm: Log._fold,
     resolve.one_kernel: Log._one_kernel,
     batch_norm.forward: Log._batch_norm,
-    batch_statistics.linear_batch_norm: Log._norm_by_torch,
     reductions.reduce: Log._reduce,
 }
 

@@ -36,15 +36,19 @@ class Timer:
     """Times single calls on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.zeros(max(2 * l2_bytes, 64 << 20) // 4, dtype=torch.float32, device=device)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.device)
 
     def host_us(self, run: Run) -> float:
         """Run a few times; the median microseconds for which a call keeps the host busy."""
         found = []
         for _ in range(_WARM_UP_CALLS):
-            torch.cuda.synchronize(self._device)
+            self.synchronize()
             start = time.perf_counter()
             run()
             found.append(1e6 * (time.perf_counter() - start))
@@ -62,19 +66,5 @@ class Timer:
             run()
             end.record()
             found.append((start, end, start.query()))
-        cuda.synchronize(self._device)
+        self.synchronize()
         return [(is_late, start.elapsed_time(end)) for start, end, is_late in found]
-
-    def in_turn(self, runs: Sequence[Run], rounds: int, host_us: float) -> list[list[float]]:
-        """Milliseconds of so many calls of each; of those that were late only where all were.
-
-        All of them interleaved, each round starting with another one, so that a change of the clocks affects all alike.
-        """
-        samples: list[list[tuple[bool, float]]] = [[] for _ in runs]
-        for first in range(rounds):
-            order = [(first + place) % len(runs) for place in range(len(runs))]
-            found = self.times([runs[place] for place in order], spin_us(host_us))
-            for place, sample in zip(order, found, strict=True):
-                samples[place].append(sample)
-        in_time = [[ms for is_late, ms in each if not is_late] for each in samples]
-        return [these or [ms for _, ms in each] for these, each in zip(in_time, samples, strict=True)]
