@@ -22,7 +22,6 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
 from epigemm.linker import loader
 from epigemm.planner import dry_runs
-from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import GPU, KNOWN
 from epigemm.results_epilogue import ResultsEpilogue
 
@@ -216,9 +215,8 @@ def _alone(form: _Wanted, training: bool, place: torch.device) -> list[str]:
         like = torch.empty(0, dtype=form.types[0], device=place)
         return [*filter(None, [elementwise_kernels.missing(form.called, like, kind) for kind in kinds])]
     element = str(form.types[0]).removeprefix("torch.")
-    return (
-        [] if form.called.is_compiled else [f"epigemm_open_{each.name.lower()}_{element}" for each in kinds]
-    )
+    names = [f"epigemm_open_{each.name.lower()}_{element}" for each in kinds]
+    return [] if form.called.is_compiled else names
 
 
 def _chosen(
@@ -227,20 +225,28 @@ def _chosen(
     precision: str,
     place: torch.device,
     gpus: Sequence[GPU | None],
-) -> list[str]:
-    """The kernels of products of these sizes, each once: those that are missing here, or all of GPUs elsewhere."""
-    found = dict[str, None]()
+) -> Iterator[str]:
+    """The kernels of products of these sizes, without and with a packed weight.
+
+    Those that are missing here, or all of GPUs elsewhere; none of calls on the package's own kernels.
+    """
+    if not form.has_product or form.called.is_compiled:
+        return
     for size, gpu in itertools.product(sizes, gpus):
         call = _call(form, size, precision, place)
-        for run in _dry_runs(form, call, () if gpu is None else gpu.numbers):
+        if form.is_pair and not one_kernel.may_store(call):
+            continue
+        for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
+            run = dry_runs.dry_run(call, slices, gpu=() if gpu is None else gpu.numbers)
+            if form.is_pair and not run.fused:
+                continue
             if gpu is not None:
                 what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
                 packed = ", its weight packed," if run.packed else ""
                 progress.note(
                     f"{form.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
                 )
-            found.update(dict.fromkeys(run.missing))
-    return list(found)
+            yield from run.missing
 
 
 def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: torch.device) -> LinearCall:
@@ -256,18 +262,3 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
         for spec in specs
     ]
     return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, out=empty(m, n))
-
-
-def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
-    """What would come of a call, without and with a packed weight; nothing of a call on the package's own kernels.
-
-    `gpu`: as of `dry_runs.dry_run`.
-    """
-    if not form.has_product or form.called.is_compiled:
-        return
-    if form.is_pair and not one_kernel.may_store(call):
-        return
-    for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
-        run = dry_runs.dry_run(call, slices, gpu=gpu)
-        if run.fused or not form.is_pair:
-            yield run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -14,7 +15,7 @@ from epigemm.autograd import gradients
 from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracer.results import structured, written
 from epigemm.explain import explanation, log, norms
-from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product, numbered
+from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
 from epigemm.explain.explanation import dtype_name
 from epigemm.explain.log import Call, Launch, Log, kernels_of
 from epigemm.results_epilogue import ResultsEpilogue
@@ -76,16 +77,18 @@ def _backward(last: Call, earlier: Sequence[Call] = ()) -> str:
 
 
 def products_of(opened: Log) -> list[Product]:
-    """The products of a module's call, with unique names."""
-    found, before = list[Product](), list[Launch]()
+    """The products of a module's call, with unique names: the second product of a layer `fc` is `fc#2`."""
+    found, before, counts = list[Product](), list[Launch](), Counter[str]()
     for each in opened.told:
         before.append(each)
+        product = each.product
         if isinstance(each, Call):
-            found.append(_product(each, before))
-            before = []
-        elif each.product is not None:
-            found.append(each.product)
-    return numbered(found)
+            product, before = _product(each, before), []
+        if product is not None:
+            counts[product.name] += 1
+            count = counts[product.name]
+            found.append(product if count == 1 else replace(product, name=f"{product.name}#{count}"))
+    return found
 
 
 def _product(told: Call, launches: Sequence[Launch]) -> Product:
