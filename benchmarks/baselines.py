@@ -29,7 +29,7 @@ from benchmarks.harness.records import (
     PLAIN,
     QUACK,
 )
-from benchmarks.harness.timing import Run
+from epigemm.tuner.timing import Run
 
 # Eager PyTorch stores at most this many results before the final one: the product, then two elementwise steps.
 _EAGER_ROUNDINGS = 3

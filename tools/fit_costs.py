@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.harness import environment
 from benchmarks.harness.report import Record, Table, number, progress, show
 from benchmarks.harness.runner import Bench, Budget, describe_error
-from benchmarks.harness.timing import Effort
+from benchmarks.harness.timing import Effort, in_turn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.resolve import Forced
@@ -278,7 +278,7 @@ class Sweep:
             if ready:
                 runs = [plain, *(run for _, run in ready)]
                 host_us = max(self.bench.timer.host_us(run) for run in runs)
-                samples = self.bench.timer.in_turn(runs, self.bench.effort, host_us)
+                samples = in_turn(self.bench.timer, runs, self.bench.effort, host_us)
                 us = [1e3 * statistics.median(each) for each in samples]
                 yield from ((functor, own, us[0]) for (functor, _), own in zip(ready, us[1:], strict=True))
 

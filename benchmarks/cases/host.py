@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 
 import epigemm
 from benchmarks.cases import Shape, compile_in_this_process, matching
-from benchmarks.harness.timing import Run
 from epigemm import Matrix, PerColumn
 from epigemm.fusion.rewrite import fuse_module
 from epigemm.fusion.site import Site
+from epigemm.tuner.timing import Run
 
 # The names of the variants, part of the record's format.
 F_LINEAR, TORCH, EAGER, FUNCTION, PLAIN = "f_linear", "torch", "eager", "function", "function_plain"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.cases import Case
-from benchmarks.harness.timing import Late
+from epigemm.tuner.timing import Late
 
 OURS, PLAIN, BUILTIN = "epigemm", "epigemm_plain", "builtin"
 EAGER, COMPILE, MAX_AUTOTUNE, ADDMM = "eager", "compile", "max_autotune", "addmm_activation"

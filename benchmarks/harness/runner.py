@@ -20,7 +20,8 @@ from benchmarks.cases import GLU, Case, Data, Setting, Shape, make_data
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.pairs import PairReference
 from benchmarks.harness.records import OURS, OWN, Accuracy, CaseResult, Group, Measurement, Timing
-from benchmarks.harness.timing import Effort, Timer, make_timer
+from benchmarks.harness.timing import Effort, in_turn, make_timer
+from epigemm.tuner.timing import Timer
 
 _MEMORY_SHARE = 0.8
 
@@ -164,7 +165,7 @@ class Bench:
         """Times of all that are right, interleaved."""
         timed = [(ready.measurement, ready.timed.run) for ready in every if ready.timed]
         host_us = max((m.host_us for m, _ in timed), default=0.0)
-        found = self.timer.in_turn([run for _, run in timed], self.effort, host_us)
+        found = in_turn(self.timer, [run for _, run in timed], self.effort, host_us)
         for (measurement, _), samples in zip(timed, found, strict=True):
             measurement.in_turn = Timing.of(samples)
 

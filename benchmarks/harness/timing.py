@@ -1,11 +1,6 @@
-"""How long one call takes, in turn with its alternatives.
+"""How long one call takes, in turn with its alternatives: on a GPU as `epigemm.tuner.timing` has it.
 
-All alternatives of a case run interleaved, round by round, each round starting with another one, in one process, so
-that a change of the clocks affects all alternatives alike.
-
-On a GPU the time is that of `epigemm.tuner.timing`. A call that was late is repeated behind a longer spin. After
-`_REPEATS` repeats the time is kept as `Late`. The call's cost on the host is reported apart. On a CPU it is the wall
-clock around the call, caches as the previous call left them.
+On a CPU it is the wall clock around the call, caches as the previous call left them.
 """
 
 from __future__ import annotations
@@ -17,15 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from epigemm.tuner import timing
-
-Run = timing.Run
-
-_REPEATS = 3  # each behind a spin twice as long
-
-
-class Late(float):
-    """The milliseconds of a call that the device waited for, after all repeats."""
+from epigemm.tuner.timing import Run, Timer
 
 
 @dataclass(frozen=True)
@@ -41,39 +28,8 @@ class Effort:
         return min(max(self.rounds, int(self.min_ms / max(typical_ms, 1e-3)) + 1), self.max_rounds)
 
 
-class Timer(timing.Timer):
-    """Times single calls in turn on a GPU: CUDA events around each call, the L2 cache flushed before it."""
-
-    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
-        """Run each once, in order, and return the milliseconds of each call."""
-        spin_us = timing.spin_us(host_us)
-        times = self.times(runs, spin_us)
-        for _ in range(_REPEATS):
-            late = [place for place, (is_late, _) in enumerate(times) if is_late]
-            if not late:
-                break
-            spin_us *= 2
-            for place, found in zip(late, self.times([runs[each] for each in late], spin_us), strict=True):
-                times[place] = found
-        return [Late(ms) if is_late else ms for is_late, ms in times]
-
-    def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
-        """Samples of each alternative, all of them interleaved."""
-        samples: list[list[float]] = [[] for _ in runs]
-        wanted = effort.rounds if runs else 0
-        done = 0
-        while done < wanted:
-            order = [(done + i) % len(runs) for i in range(len(runs))]
-            for index, ms in zip(order, self.round([runs[i] for i in order], host_us), strict=True):
-                samples[index].append(ms)
-            done += 1
-            if done == 2:
-                wanted = effort.calls(min(statistics.median(s) for s in samples))
-        return samples
-
-
 class CpuTimer(Timer):
-    """The same on a CPU, by the wall clock."""
+    """Times single calls on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -81,9 +37,20 @@ class CpuTimer(Timer):
     def synchronize(self) -> None:
         """Nothing: a call returns when it is done."""
 
-    def times(self, runs: Sequence[Run], spin_us: float) -> list[tuple[bool, float]]:
+    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
         """As of `Timer`."""
-        return [(False, wall_ms(run)) for run in runs]
+        return [wall_ms(run) for run in runs]
+
+
+def in_turn(timer: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+    """Samples of each alternative, all of them interleaved; as many as the first two rounds say."""
+    first = min(effort.rounds, 2)
+    samples = timer.in_turn(runs, first, host_us)
+    rounds = effort.rounds
+    if runs and first == 2:
+        rounds = effort.calls(min(map(statistics.median, samples)))
+    more = timer.in_turn(runs, rounds - first, host_us)
+    return [[*these, *those] for these, those in zip(samples, more, strict=True)]
 
 
 def wall_ms(run: Callable[[], object], count: int = 1) -> float:

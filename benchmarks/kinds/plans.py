@@ -20,7 +20,7 @@ from benchmarks.cases.problems import problems
 from benchmarks.harness.records import Timing
 from benchmarks.harness.report import Table, progress, write_json
 from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
-from benchmarks.harness.timing import Effort
+from benchmarks.harness.timing import Effort, in_turn
 from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.forecast import consider
@@ -92,7 +92,7 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
                         left_out.append(f"{each.plan}: {describe_error(error)}")
             runs = [family.fallback.run, *(each.run for each in chosen)]
             host_us = max(bench.timer.host_us(run) for run in runs[:2])
-            times = [Timing.of(samples) for samples in bench.timer.in_turn(runs, bench.effort, host_us)]
+            times = [Timing.of(samples) for samples in in_turn(bench.timer, runs, bench.effort, host_us)]
         plans = [
             {"plan": each.plan, "name": _name(predicted[each.plan]), "us": 1e3 * time.median_ms}
             | {"predicted_us": predicted[each.plan]["predicted_us"]}

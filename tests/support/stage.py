@@ -45,7 +45,7 @@ class Stage:
     def host_us(self, run: Run) -> float:
         return 1.0
 
-    def in_turn(self, timer: object, runs: Sequence[Run], rounds: int, host_us: float) -> list[list[float]]:
+    def in_turn(self, runs: Sequence[Run], rounds: int, host_us: float) -> list[list[float]]:
         """The first half of the rounds is too fast: the load has not lowered the clocks yet."""
         return [
             [self.time_of(run) / 1e3 * (0.9 if 2 * i < rounds - 1 else 1.0) for i in range(rounds)]
@@ -75,7 +75,6 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         (loader, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
         (weight_packs, "capturing", lambda device: stage.capturing),
         (tuner, "Timer", stage.timer),
-        (tuner, "_in_turn", stage.in_turn),
         (torch.cuda, "device", lambda device: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
     ]

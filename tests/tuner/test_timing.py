@@ -1,4 +1,4 @@
-"""Calls timed in turn on a GPU: the host is ahead of it, and what was late does not count."""
+"""Calls timed in turn on a GPU: the host is ahead of it, and what was late is repeated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.harness.records import Timing
 from epigemm.tuner import timing
-from epigemm.tuner.timing import Timer
-from epigemm.tuner.tuner import _in_turn
+from epigemm.tuner.timing import Late, Timer
 
 SOME = torch.randn(32, 32)
 
@@ -82,41 +82,45 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return found
 
 
-def test_a_call_that_the_device_waited_for_is_late(queue: Queue) -> None:
+def test_a_call_that_the_device_waited_for_is_repeated(queue: Queue) -> None:
     """The host takes 5 us and once 300: a spin of 27 us hides the first, and the sample of the other is not kept."""
     timer = Timer(torch.device("cpu"))
     runs = [queue.run(5.0), queue.run(300.0, 5.0), queue.run(5.0)]
-    found = _in_turn(timer, runs, rounds=4, host_us=5.0)
-    assert [len(each) for each in found] == [4, 3, 4] and queue.spins == [27.5] * 12
-    assert [ms for each in found for ms in each] == pytest.approx([0.01] * 11)
+    times = timer.round(runs, host_us=5.0)
+    assert times == pytest.approx([0.01] * 3)
+    assert not any(isinstance(each, Late) for each in times)
+    assert queue.spins == [27.5] * 3 + [55.0]
 
 
-def test_what_is_always_late_is_kept(queue: Queue) -> None:
+def test_what_is_always_late_is_counted_in_the_record(queue: Queue) -> None:
     """Such as a call that waits for the device: the host does not come ahead of it."""
     timer = Timer(torch.device("cpu"))
-    late, hidden = _in_turn(timer, [queue.run(1e6), queue.run(5.0)], 4, host_us=5.0)
-    assert len(late) == len(hidden) == 4 and min(late) > 0.1
-    assert hidden == pytest.approx([0.01] * 4)
+    late, hidden = timer.in_turn([queue.run(1e6), queue.run(5.0)], 4, host_us=5.0)
+    assert len(late) == len(hidden) == 4 and len(queue.spins) == 4 * (2 + timing._REPEATS)
+    assert Timing.of(late).late == 4 and Timing.of(hidden).late == 0
+    assert Timing.of(hidden).median_ms == pytest.approx(0.01)
 
 
 @pytest.mark.gpu
 def test_the_host_is_ahead_of_a_gpu() -> None:
-    """A host that sleeps within a call is late, as is one that always waits."""
-    matrix = torch.randn(512, 512, device="cuda")
+    """A host that sleeps once within a call does not show in its time; one that always waits is late."""
+    device = torch.device("cuda")
+    matrix = torch.randn(512, 512, device=device)
+    waits = [0.05]
 
-    def plain() -> Tensor:
+    def sometimes() -> Tensor:
+        time.sleep(waits.pop() if waits else 0.0)
         return matrix @ matrix
 
-    def sleeps() -> Tensor:
-        time.sleep(0.05)
-        return matrix @ matrix
-
-    def waits() -> Tensor:
+    def always() -> Tensor:
         found = matrix @ matrix
         torch.cuda.synchronize()
         return found
 
-    timer = Timer(torch.device("cuda"))
-    assert timer.host_us(plain) < timer.host_us(sleeps)
-    (is_late, ms), (sleeping, _), (waiting, _) = timer.times([plain, sleeps, waits], timing.spin_us(100.0))
-    assert not is_late and ms < 10.0 and sleeping and waiting
+    timer = Timer(device)
+    for run in (always, lambda: matrix @ matrix):
+        timer.host_us(run)
+    slow, plain, waiting = timer.round([sometimes, lambda: matrix @ matrix, always], host_us=100.0)
+    assert not isinstance(slow, Late) and not isinstance(plain, Late)
+    assert slow < 10.0 and plain < 10.0
+    assert isinstance(waiting, Late)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from epigemm.linker import loader
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans, times
 from epigemm.planner.times import Entry
-from epigemm.tuner.timing import Run, Timer, spin_us
+from epigemm.tuner.timing import Timer
 
 _BUDGET_MS, _ROUNDS = 200.0, (3, 25)  # of the best candidates: GPU time, and rounds at least and at most
 _OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
@@ -197,7 +197,7 @@ def _times(family: Family, device: torch.device) -> list[tuple[tuple[bool, float
     for each in every:
         each.run()  # the first call loads the kernel
     host_us = max(timer.host_us(each.run) for each in (every[0], every[-1]))
-    rough = _in_turn(timer, [each.run for each in every], _ROUGH_ROUNDS, host_us)
+    rough = timer.in_turn([each.run for each in every], _ROUGH_ROUNDS, host_us)
     times = [min(samples) for samples in rough]
     fast = sorted(range(1, len(every)), key=times.__getitem__)[:_FINALISTS]
     best = [
@@ -207,28 +207,13 @@ def _times(family: Family, device: torch.device) -> list[tuple[tuple[bool, float
     ]
     rounds = int(_BUDGET_MS / sum(times[index] + _OVERHEAD_MS for index in best))
     rounds = min(max(rounds, _ROUNDS[0]), _ROUNDS[1])
-    careful = _in_turn(timer, [every[index].run for index in best], rounds, host_us)
+    careful = timer.in_turn([every[index].run for index in best], rounds, host_us)
     for index, samples in zip(best, careful, strict=True):
         times[index] = statistics.median(samples[len(samples) // 2 :])
     return [
         ((index not in best, 1e3 * ms), every[index].text, every[index].plan)
         for index, ms in enumerate(times)
     ]
-
-
-def _in_turn(timer: Timer, runs: Sequence[Run], rounds: int, host_us: float) -> list[list[float]]:
-    """Milliseconds of so many calls of each; of those that were late only where all were.
-
-    All of them interleaved, each round starting with another one, so that a change of the clocks affects all alike.
-    """
-    samples: list[list[tuple[bool, float]]] = [[] for _ in runs]
-    for first in range(rounds):
-        order = [(first + place) % len(runs) for place in range(len(runs))]
-        found = timer.times([runs[place] for place in order], spin_us(host_us))
-        for place, sample in zip(order, found, strict=True):
-            samples[place].append(sample)
-    in_time = [[ms for is_late, ms in each if not is_late] for each in samples]
-    return [these or [ms for _, ms in each] for these, each in zip(in_time, samples, strict=True)]
 
 
 def _entry(call: LinearCall, family: Family, us: dict[tuple[int, ...], float]) -> Entry:

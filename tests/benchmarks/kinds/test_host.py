@@ -14,8 +14,9 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.cases import Shape
 from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
-from benchmarks.harness.timing import CpuTimer, Run
+from benchmarks.harness.timing import CpuTimer
 from benchmarks.kinds import host
+from epigemm.tuner.timing import Run
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
 COMPILED = "compiled/bf16"
