@@ -371,16 +371,13 @@ def logged(
         ValueError: `fn_or_name` is no public function of epigemm.
         Exception: whatever the call itself raises for these arguments.
     """
-    made = getattr(fn_or_name, "__self__", fn_or_name)
-    function: Callable[..., Any] | None
-    if isinstance(made, UserEpilogue | ResultsEpilogue) and fn_or_name in (made, made.elementwise):
-        name, function = made.traced.name, fn_or_name
+    function: Any = _FUNCTIONS.get(fn_or_name) if isinstance(fn_or_name, str) else fn_or_name
+    made = getattr(function, "__self__", function)
+    if isinstance(made, UserEpilogue | ResultsEpilogue) and function in (made, made.elementwise):
+        name = made.traced.name
+    elif callable(function) and function in _FUNCTIONS.values():
+        name = function.__name__
     else:
-        name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
-        function = _FUNCTIONS.get(name)
-        if callable(fn_or_name) and fn_or_name is not function:
-            function = None
-    if function is None:
         accepted = ", ".join(_FUNCTIONS)
         raise ValueError(
             f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
