@@ -95,13 +95,13 @@ class Log(TorchFunctionMode):
         returned: what a function has returned.
         notes: of a fused model: about all products.
         graphs: of a fused model: how many graphs ran.
+        node: of a graph that is running: what is known of the product of the node that is.
     """
 
     _outer: Sequence[Log | None] = ()
     _last: Call | None = None  # of the function that has been called
     _norm: tuple[BatchNormCall, str] | None = None
     _recorded: LinearCall | None = None
-    _node: Product | None = None
 
     def __init__(self, root: nn.Module | None = None, *, is_single: bool = False) -> None:
         super().__init__()
@@ -110,6 +110,7 @@ class Log(TorchFunctionMode):
         self.returned: Any = None
         self.notes: list[str] = []
         self.graphs = 0
+        self.node: Product | None = None
         self._runs, self._is_single = root is not None, is_single
         named: list[tuple[str, nn.Module]] = [] if root is None else [*root.named_modules()]
         self._names = {id(module): name for name, module in reversed(named)}
@@ -149,19 +150,10 @@ class Log(TorchFunctionMode):
         """As in `named_modules`; empty for the root, and for what is not in it."""
         return self._names.get(id(module), "")
 
-    @contextmanager
-    def at(self, node: Product) -> Iterator[None]:
-        """Around a node of a graph. `node`: what is known of its product."""
-        before, self._node = self._node, node
-        try:
-            yield
-        finally:
-            self._node = before
-
     def _place(self) -> Product:
         """The node that is running, or the innermost module whose method makes the call."""
-        if self._node is not None:
-            return self._node
+        if self.node is not None:
+            return self.node
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             name = self._names.get(id(frame.f_locals.get("self")))

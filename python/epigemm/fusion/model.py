@@ -340,7 +340,9 @@ def _call_of(module: nn.Module, log: Log) -> Callable[..., Any]:
             log.graphs += 1
             log.notes += [note for note in report.notes if note not in log.notes]
             with log:
-                return _Nodes(graph_module, report, log, log.name_of(module)).run(*args)
+                results = _Nodes(graph_module, report, log, log.name_of(module)).run(*args)
+            log.node = None
+            return results
 
         return run
 
@@ -372,5 +374,5 @@ class _Nodes(fx.Interpreter):
             name = name_of(node)
             product = Product(name, why=self._reasons.get(name, "fuse takes no product of this form"))
         named = f"{self._within}.{product.name}" if self._within else product.name
-        with self._log.at(replace(product, name=named)):
-            return super().run_node(node)
+        self._log.node = replace(product, name=named)
+        return super().run_node(node)
