@@ -8,7 +8,7 @@ Each result is checked against float64 before its time counts. The rooms, in the
 ``baselines``   the alternatives: ours, eager, ``torch.compile``, cuBLASLt, QuACK; the bare product
 ``cutlass``     CUTLASS 2.x's device GEMM, which is compiled when it is measured
 ``harness``     accuracy against float64, the steps of a measurement, the one writer of records and tables, plots;
-                the timer is `epigemm.tuner.timing`
+                the timer is `benchmarks.harness.timing`
 ``kinds``       the records: which cases, which ratios, what is wanted of them
 ``models``      whole models, as they are and fused: ``--models``
 ``gradings``    the accuracy of the fp32 products: ``python -m benchmarks.gradings``

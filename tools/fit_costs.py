@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.harness import environment
 from benchmarks.harness.report import Record, Table, number, progress, show
 from benchmarks.harness.runner import Bench, Budget, describe_error
+from benchmarks.harness.timing import Effort, in_turn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.resolve import Forced
@@ -35,7 +36,6 @@ from epigemm.epilogues.registry import typed
 from epigemm.linker import cubins, loader
 from epigemm.linker.libraries import side_by_side
 from epigemm.planner import dry_runs
-from epigemm.tuner.timing import Effort
 from tools import cost_table
 from tools.cost_functors import PLAIN, PRIMITIVES, Functor, bare, random_functors, repeated
 from tools.cost_table import COLUMNS, Costs
@@ -277,8 +277,8 @@ class Sweep:
                     self.failed[f"{functor.name} {kernel.column}"] = describe_error(error)
             if ready:
                 runs = [plain, *(run for _, run in ready)]
-                host_us = max(self.bench.timer.warm_up(run) for run in runs)
-                samples = self.bench.timer.in_turn(runs, self.bench.effort, host_us)
+                host_us = max(self.bench.timer.host_us(run) for run in runs)
+                samples = in_turn(self.bench.timer, runs, self.bench.effort, host_us)
                 us = [1e3 * statistics.median(each) for each in samples]
                 yield from ((functor, own, us[0]) for (functor, _), own in zip(ready, us[1:], strict=True))
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from benchmarks.baselines import Alternative, Baseline
 from benchmarks.cases import Case, Data
 from benchmarks.harness.records import CUTLASS
-from epigemm.tuner.timing import Effort, Run, make_timer
+from benchmarks.harness.timing import Effort, in_turn, make_timer
+from epigemm.tuner.timing import Run
 
 SOURCE = Path(__file__).with_name("gemm.cu")
 VARIABLE = "EPIGEMM_CUTLASS_DIR"
@@ -109,7 +110,7 @@ def _prepare(case: Case, data: Data, out: Tensor) -> Alternative:
         return out
 
     runs: list[Run] = [functools.partial(run, tile) for tile in tiles]
-    samples = make_timer(data.x.device).in_turn(runs, _TRIAL, _HOST_US)
+    samples = in_turn(make_timer(data.x.device), runs, _TRIAL, _HOST_US)
     fastest = min(range(len(runs)), key=lambda index: statistics.median(samples[index]))
     return Alternative(runs[fastest], 0, checked=False, kernel=tiles[fastest])
 

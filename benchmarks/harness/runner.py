@@ -20,7 +20,8 @@ from benchmarks.cases import GLU, Case, Data, Setting, Shape, make_data
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.pairs import PairReference
 from benchmarks.harness.records import OURS, OWN, Accuracy, CaseResult, Group, Measurement, Timing
-from epigemm.tuner.timing import Effort, Timer, make_timer
+from benchmarks.harness.timing import Effort, in_turn, make_timer
+from epigemm.tuner.timing import Timer
 
 _MEMORY_SHARE = 0.8
 
@@ -138,7 +139,7 @@ class Bench:
             try:
                 alternative = baseline.prepare(case, data, out)
                 measurement.kernel = alternative.kernel
-                measurement.host_us = self.timer.warm_up(alternative.run)
+                measurement.host_us = self.timer.host_us(alternative.run)
             except Exception as error:  # one alternative that fails must not take the others with it
                 measurement.error, alternative = describe_error(error), None
             every.append(Ready(measurement, alternative))
@@ -164,7 +165,7 @@ class Bench:
         """Times of all that are right, interleaved."""
         timed = [(ready.measurement, ready.timed.run) for ready in every if ready.timed]
         host_us = max((m.host_us for m, _ in timed), default=0.0)
-        found = self.timer.in_turn([run for _, run in timed], self.effort, host_us)
+        found = in_turn(self.timer, [run for _, run in timed], self.effort, host_us)
         for (measurement, _), samples in zip(timed, found, strict=True):
             measurement.in_turn = Timing.of(samples)
 

@@ -19,7 +19,7 @@ from benchmarks.harness import environment
 from benchmarks.harness.records import CaseResult
 from benchmarks.harness.report import Record, progress, show
 from benchmarks.harness.runner import Bench, Budget, fitting
-from epigemm.tuner.timing import Effort
+from benchmarks.harness.timing import Effort
 
 CPU_TIME_BUDGET_S = 40.0
 """A run on a CPU starts nothing slow after so many seconds, unless it is told otherwise."""

@@ -19,9 +19,10 @@ import torch
 from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
 from benchmarks.harness.report import Table
+from benchmarks.harness.timing import make_timer
 from benchmarks.kinds import Run
 from epigemm.tuner.timing import Run as Call
-from epigemm.tuner.timing import Timer, make_timer
+from epigemm.tuner.timing import Timer
 
 MOST_WAITING = 0.3
 LIMITED = "limited_by_gpu"

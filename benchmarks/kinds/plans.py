@@ -20,12 +20,12 @@ from benchmarks.cases.problems import problems
 from benchmarks.harness.records import Timing
 from benchmarks.harness.report import Table, progress, write_json
 from benchmarks.harness.runner import Bench, Budget, describe_error, matmul_precision
+from benchmarks.harness.timing import Effort, in_turn
 from benchmarks.kinds import Run
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls.forecast import consider
 from epigemm.explain.log import logged
 from epigemm.tuner import tuner
-from epigemm.tuner.timing import Effort
 
 METHOD = "Medians of calls in turn, the L2 cache flushed before each call. No result is checked."
 _EFFORT = Effort(rounds=5, min_ms=0.0, max_rounds=5)
@@ -91,8 +91,8 @@ def _points(bench: Bench, case: Case) -> Iterator[dict[str, Any]]:
                     except RuntimeError as error:
                         left_out.append(f"{each.plan}: {describe_error(error)}")
             runs = [family.fallback.run, *(each.run for each in chosen)]
-            host_us = max(bench.timer.warm_up(run) for run in runs[:2])
-            times = [Timing.of(samples) for samples in bench.timer.in_turn(runs, bench.effort, host_us)]
+            host_us = max(bench.timer.host_us(run) for run in runs[:2])
+            times = [Timing.of(samples) for samples in in_turn(bench.timer, runs, bench.effort, host_us)]
         plans = [
             {"plan": each.plan, "name": _name(predicted[each.plan]), "us": 1e3 * time.median_ms}
             | {"predicted_us": predicted[each.plan]["predicted_us"]}

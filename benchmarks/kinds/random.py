@@ -38,9 +38,9 @@ from benchmarks.harness.records import (
 from benchmarks.harness.report import progress
 from benchmarks.harness.runner import Bench, Budget, Ready, describe_error, matmul_precision, new_out
 from benchmarks.harness.sampling import SampledReference
+from benchmarks.harness.timing import Effort
 from benchmarks.kinds import Run, points
 from benchmarks.kinds.points import ours, size
-from epigemm.tuner.timing import Effort
 
 NAMES = {"random": (EAGER, MM, ADDMM, COMPILE), "short": (EAGER, MM)}
 EFFORT = Effort(rounds=5, min_ms=2.0, max_rounds=21)
@@ -115,7 +115,7 @@ class Drawing:
             # The median of three calls leaves out one first call. These two may take longer at their second, too: a
             # choice that is remembered, a pack that is made, shapes that become dynamic.
             if ready.alternative is not None and ready.measurement.alternative in (*OWN, COMPILE):
-                ready.measurement.host_us = bench.timer.warm_up(ready.alternative.run)
+                ready.measurement.host_us = bench.timer.host_us(ready.alternative.run)
         self._take_turns(result, every)
         first = result.groups[0].us()
         for _ in range(_AGAIN if any(series.why_missed(case.shape, first) for series in group) else 0):

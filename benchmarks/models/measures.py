@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from epigemm.tuner.timing import wall_ms
+from benchmarks.harness.timing import wall_ms
 
 Call = Callable[[], object]
 

@@ -86,7 +86,7 @@ def linear_batch_norm(call: BatchNormCall) -> Tensor | None:
 def _by_torch(call: BatchNormCall, why: str) -> Tensor | None:
     """None, because PyTorch's BatchNorm runs behind this product; an open log is told why."""
     if current.log is not None:
-        current.log.note(linear_batch_norm, call, why)
+        current.log.norm_by_torch(call, why)
     return None
 
 

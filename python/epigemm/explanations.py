@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -12,10 +13,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from epigemm.compilers import outside_of_graphs
-from epigemm.explain import log, results
 from epigemm.explain.answer import BY_TORCH, Explanation, ModuleExplanation
-from epigemm.explain.listener import Listener
+from epigemm.explain.log import Log
 from epigemm.explain.state import kept
+from epigemm.explain.summary import of_function, products_of
 
 _FUSION = "epigemm.fusion.model"
 
@@ -70,65 +71,59 @@ def explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _explain(fn_or_module: Any, /, *args: Any, **kwargs: Any) -> Any:
     _refuse_inside()
-    if results.takes(fn_or_module):
-        return results.explain(fn_or_module, *args, **kwargs)
     if not isinstance(fn_or_module, nn.Module):
-        return log.explain(fn_or_module, *args, **kwargs)
+        return of_function(fn_or_module, *args, **kwargs)
     module, name = fn_or_module, type(fn_or_module).__name__
     _refuse(module)
     if any(map(_is_fused, module.modules())):
-        heard = _heard(module, args, kwargs, fused=True)
-        return ModuleExplanation(f"{name}, fused by epigemm.fuse", heard.products, _notes(heard))
-    heard = _heard(module, args, kwargs)
-    if heard.calls or not heard.products:
-        notes = []
-        if any(each.runs == BY_TORCH for each in heard.products):
-            notes = ["epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others"]
-        return ModuleExplanation(f"{name} as it is, not fused", heard.products, notes)
-    return _if_fused(module, heard, args, kwargs)
+        return _called(f"{name}, fused by epigemm.fuse", module, args, kwargs, fused=True)
+    found = _called(f"{name} as it is, not fused", module, args, kwargs)
+    are_torchs = [each.runs == BY_TORCH for each in found]
+    if are_torchs and all(are_torchs):
+        return _if_fused(module, found, args, kwargs)
+    if any(are_torchs):
+        found.notes.append("epigemm.explain(epigemm.fuse(model), ...) tells what fuse makes of the others")
+    return found
 
 
-def _heard(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: bool = False
-) -> Listener:
-    """Call a module, and note its products; `fused`: of the graphs that fused modules in it, or `fuse`, make."""
-    listener = Listener(module)
+def _called(
+    about: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, fused: bool = False
+) -> ModuleExplanation:
+    """What a call of a module tells; `fused`: of the graphs that fused modules in it, or `fuse`, make."""
+    log = Log(module)
     with ExitStack() as stack:
         stack.enter_context(kept(module))
         if fused:
             from epigemm.fusion.model import interpreted
 
-            stack.enter_context(interpreted(module, listener))
+            stack.enter_context(interpreted(module, log))
         else:  # functions in it that torch.compile has compiled run as they are written
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(listener)
+        stack.enter_context(log)
         module(*args, **kwargs)
-    return listener
+    notes = [f"{log.graphs} graphs: what runs between them is not listed"] if log.graphs > 1 else []
+    return ModuleExplanation(about, products_of(log), [*log.notes, *notes])
 
 
 def _if_fused(
-    module: nn.Module, heard: Listener, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, found: ModuleExplanation, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ModuleExplanation:
-    """What `fuse` would make of a module that uses nothing of epigemm."""
+    """What `fuse` would make of a module that uses nothing of epigemm; `found`: what it is without."""
     from epigemm.fusion.model import why_not
 
     about = f"{type(module).__name__} is not fused; what epigemm.fuse(model) would run"
     if reason := why_not(module):
-        return ModuleExplanation(about, heard.products, [f"fuse would leave it alone: {reason}"])
+        return replace(found, about=about, notes=[f"fuse would leave it alone: {reason}"])
     try:
-        tried = _heard(module, args, kwargs, fused=True)
+        tried = _called(about, module, args, kwargs, fused=True)
     except Exception as error:  # the module itself has run
         failed = f"a call of what epigemm.fuse(model) gives raises {type(error).__name__}"
-        return ModuleExplanation(about, heard.products, [failed])
-    if not tried.products:  # as of nn.LSTM, which Dynamo leaves to PyTorch
-        notes = ["none of these products is in a graph that fuse sees", *_notes(tried)]
-        return ModuleExplanation(about, heard.products, notes)
-    return ModuleExplanation(about, tried.products, _notes(tried))
-
-
-def _notes(heard: Listener) -> list[str]:
-    parts = f"{heard.graphs} graphs: what runs between them is not listed"
-    return [*heard.notes, *([parts] if heard.graphs > 1 else [])]
+        return replace(found, about=about, notes=[failed])
+    if tried.products:
+        return tried
+    # as of nn.LSTM, which Dynamo leaves to PyTorch
+    notes = ["none of these products is in a graph that fuse sees", *tried.notes]
+    return replace(found, about=about, notes=notes)
 
 
 def _refuse_inside() -> None:

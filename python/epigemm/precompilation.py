@@ -22,7 +22,6 @@ from epigemm.epilogues.kinds import KINDS, SCALAR
 from epigemm.epilogues.registry import Epilogue, compute_dtype, typed
 from epigemm.linker import loader
 from epigemm.planner import dry_runs
-from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import GPU, KNOWN
 from epigemm.results_epilogue import ResultsEpilogue
 
@@ -109,26 +108,25 @@ def precompile(
     precision = DEFAULT if precision is None else checks.precision(precision)
     checks.flag("training", training)
     forms = list(_forms(function, (dtype, _operand_dtype(dtype, operand_dtype)), training))
-    if arch is not None:
+    place, capability, gpus = torch.device("meta"), None, list[GPU | None]([None])
+    if arch is None:
+        place = elementwise_kernels.gpu(device)
+    else:
         capability = _capability(arch, device)
-        gpus, linked = _known(capability, arch) if sizes else [], list[str]()
-        for form in forms:
-            chosen = _chosen(form, sizes, precision, training, gpus) if sizes else _of_any_gpu(form, training)
-            names, reason = loader.link_for(form.linked, chosen, capability) if chosen else ([], "")
+        gpus = [*_known(capability, arch)] if sizes else []
+    linked, name = list[str](), function.traced.name
+    with progress.doing(f"precompiling {name} for {len(forms) * len(sizes)} calls"):
+        for form in forms if sizes or arch else []:
+            products = _chosen(form, sizes, precision, place, gpus) if sizes else _of_any_gpu(form)
+            names = list(dict.fromkeys([*_alone(form, training, place), *products]))
+            if capability is None:
+                reason = loader.link(form.linked, ",".join(names), place)
+            else:
+                name = form.traced.name
+                names, reason = loader.link_for(form.linked, names, capability) if names else ([], "")
             if reason:
-                raise RuntimeError(f"{form.traced.name}: {reason}")
+                raise RuntimeError(f"{name}: {reason}")
             linked += names
-        return linked
-    place = elementwise_kernels.gpu(device)
-    linked = []
-    wanted = list(itertools.product(forms, sizes))
-    with progress.doing(f"precompiling {function.traced.name} for {len(wanted)} calls"):
-        for form, size in wanted:
-            call = _call(form, size, precision, place)
-            for missing in _missing(form, call, training):
-                if reason := loader.link(call.epilogue, missing, place):
-                    raise RuntimeError(f"{function.traced.name}: {reason}")
-                linked += missing.split(",") if missing else []
     return linked
 
 
@@ -194,52 +192,61 @@ def _known(capability: tuple[int, int], arch: str) -> list[GPU]:
     return found
 
 
-def _of_any_gpu(form: _Wanted, training: bool) -> list[str]:
-    """The kernels that are compiled for every GPU since Ampere; those of a pair are not."""
-    if form.is_pair:
-        return []
+def _of_any_gpu(form: _Wanted) -> list[str]:
+    """The kernels that multiply, of those that are compiled for every GPU since Ampere; those of a pair are not."""
     dtype, _ = form.types
-    alone = _alone(form, training)
-    if dtype == torch.float64 or not form.has_product:
-        return alone
+    if form.is_pair or dtype == torch.float64 or not form.has_product:
+        return []
     counts = build_info()["families"]["sm80_mma"]  # of tiles, by what the kernels multiply
     names = {each: each for each in ("tf32", "split", "scaled")}
     if dtype != torch.float32:
         names = {str(dtype).removeprefix("torch."): "16_bits"}
     tiles = [f"epigemm_open_sm80_mma_{name}_{tile}" for name in names for tile in range(counts[names[name]])]
-    return [*alone, *tiles, *([_FIXUP] if dtype == torch.float32 else [])]
+    return [*tiles, *([_FIXUP] if dtype == torch.float32 else [])]
 
 
-def _alone(form: _Wanted, training: bool) -> list[str]:
-    """The kernels of the epilogue without a product; none if the package has them."""
-    if form.called.is_compiled:
+def _alone(form: _Wanted, training: bool, place: torch.device) -> list[str]:
+    """The kernels of the epilogue without a product: those that are missing here, or all that the package lacks."""
+    if form.is_pair:
         return []
+    # Where a bias is added, derivatives may want sums of columns.
+    kinds = list(elementwise_kernels.Kind)[: 1 if not training else 3 if form.called.bias_place else 2]
+    if place.type != "meta":
+        like = torch.empty(0, dtype=form.types[0], device=place)
+        return [*filter(None, [elementwise_kernels.missing(form.called, like, kind) for kind in kinds])]
     element = str(form.types[0]).removeprefix("torch.")
-    return [f"epigemm_open_{kind.name.lower()}_{element}" for kind in _kinds(form.called, training)]
-
-
-def _kinds(epilogue: Epilogue, training: bool) -> tuple[elementwise_kernels.Kind, ...]:
-    """The kernels without a product that calls take: where a bias is added, they may want sums of columns."""
-    return tuple(elementwise_kernels.Kind)[: 1 if not training else 3 if epilogue.bias_place else 2]
+    names = [f"epigemm_open_{each.name.lower()}_{element}" for each in kinds]
+    return [] if form.called.is_compiled else names
 
 
 def _chosen(
     form: _Wanted,
     sizes: Sequence[tuple[int, int, int]],
     precision: str,
-    training: bool,
-    gpus: Sequence[GPU],
-) -> list[str]:
-    """The kernels that calls of these sizes take on GPUs elsewhere, each once."""
-    found = dict.fromkeys([] if form.is_pair else _alone(form, training))
+    place: torch.device,
+    gpus: Sequence[GPU | None],
+) -> Iterator[str]:
+    """The kernels of products of these sizes, without and with a packed weight.
+
+    Those that are missing here, or all of GPUs elsewhere; none of calls on the package's own kernels.
+    """
+    if not form.has_product or form.called.is_compiled:
+        return
     for size, gpu in itertools.product(sizes, gpus):
-        call = _call(form, size, precision, torch.device("meta"))
-        for run in _dry_runs(form, call, gpu.numbers):
-            what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
-            packed = ", its weight packed," if run.packed else ""
-            progress.note(f"{form.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}")
-            found.update(dict.fromkeys(run.missing))
-    return list(found)
+        call = _call(form, size, precision, place)
+        if form.is_pair and not one_kernel.may_store(call):
+            continue
+        for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
+            run = dry_runs.dry_run(call, slices, gpu=() if gpu is None else gpu.numbers)
+            if form.is_pair and not run.fused:
+                continue
+            if gpu is not None:
+                what = "a fused kernel" if run.fused else "PyTorch's GEMM and one elementwise kernel"
+                packed = ", its weight packed," if run.packed else ""
+                progress.note(
+                    f"{form.traced.name}: {size} in {form.types[0]}{packed} on {gpu.name} is {what}"
+                )
+            yield from run.missing
 
 
 def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: torch.device) -> LinearCall:
@@ -255,26 +262,3 @@ def _call(form: _Wanted, size: tuple[int, int, int], precision: str, device: tor
         for spec in specs
     ]
     return LinearCall(form.linked, empty(m, k), empty(n, k), operands, precision, out=empty(m, n))
-
-
-def _missing(form: _Wanted, call: LinearCall, training: bool) -> Iterator[str]:
-    """The names of the kernels that are still missing, joined by commas."""
-    for kind in [] if form.is_pair else _kinds(form.called, training):
-        yield elementwise_kernels.missing(call.epilogue, call.x, kind)
-    for run in _dry_runs(form, call):
-        yield ",".join(run.missing)
-
-
-def _dry_runs(form: _Wanted, call: LinearCall, gpu: tuple[int, ...] = ()) -> Iterator[DryRun]:
-    """What would come of a call, without and with a packed weight; nothing of a call on the package's own kernels.
-
-    Each is made when it is asked for: kernels may have been linked meanwhile. `gpu`: as of `dry_runs.dry_run`.
-    """
-    if not form.has_product or form.called.is_compiled:
-        return
-    if form.is_pair and not one_kernel.may_store(call):
-        return
-    for slices in (0, dry_runs.ALL_KEPT) if call.x.dtype == torch.float32 else (0,):
-        run = dry_runs.dry_run(call, slices, gpu=gpu)
-        if run.fused or not form.is_pair:
-            yield run

@@ -20,8 +20,8 @@ from benchmarks.cases import host as host_cases
 from benchmarks.cases import short
 from benchmarks.cases.custom import decorated
 from benchmarks.cli import main
+from benchmarks.harness.timing import Effort
 from benchmarks.kinds import random as drawn
-from epigemm.tuner.timing import Effort
 
 TREES = {"csrc": "a" * 40, "python": "0123456789" * 4}
 ALWAYS = ["--device", "cpu", "--trees", ",".join(f"{name}={tree}" for name, tree in TREES.items())]

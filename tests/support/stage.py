@@ -17,7 +17,7 @@ from epigemm.linker import loader
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs
 from epigemm.tuner import tuner
-from epigemm.tuner.timing import Effort, Run
+from epigemm.tuner.timing import Run
 from tests.support.choices import forget
 from tests.support.pieces import pretend_gpu
 from tests.support.pretended import Pretended
@@ -39,15 +39,14 @@ class Stage:
     capturing: bool = False
     torch_us: float = TORCH_US
 
-    def make_timer(self, device: torch.device) -> Stage:
+    def timer(self, device: torch.device) -> Stage:
         return self
 
-    def warm_up(self, run: Run) -> float:
+    def host_us(self, run: Run) -> float:
         return 1.0
 
-    def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+    def in_turn(self, runs: Sequence[Run], rounds: int, host_us: float) -> list[list[float]]:
         """The first half of the rounds is too fast: the load has not lowered the clocks yet."""
-        rounds = effort.rounds
         return [
             [self.time_of(run) / 1e3 * (0.9 if 2 * i < rounds - 1 else 1.0) for i in range(rounds)]
             for run in runs
@@ -75,7 +74,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         (entry, "_module", stage.module),
         (loader, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
         (weight_packs, "capturing", lambda device: stage.capturing),
-        (tuner, "make_timer", stage.make_timer),
+        (tuner, "Timer", stage.timer),
         (torch.cuda, "device", lambda device: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
     ]

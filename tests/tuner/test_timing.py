@@ -1,4 +1,4 @@
-"""Runs timed in turn: the longer one takes longer, and each runs as often as it should."""
+"""Calls timed in turn on a GPU: the host is ahead of it, and what was late is repeated."""
 
 from __future__ import annotations
 
@@ -13,24 +13,9 @@ from torch import Tensor
 
 from benchmarks.harness.records import Timing
 from epigemm.tuner import timing
-from epigemm.tuner.timing import CudaTimer, Effort, Late, make_timer
+from epigemm.tuner.timing import Late, Timer
 
-SHORT, LONG = torch.randn(32, 32), torch.randn(512, 512)
-
-
-@pytest.mark.parametrize("rounds", [1, 5])
-def test_the_longer_run_takes_longer(rounds: int) -> None:
-    counts = [0, 0]
-
-    def run(place: int, matrix: Tensor) -> Tensor:
-        counts[place] += 1
-        return matrix @ matrix
-
-    timer = make_timer(torch.device("cpu"))
-    runs = [lambda: run(0, SHORT), lambda: run(1, LONG)]
-    short, long = timer.in_turn(runs, Effort(rounds=rounds, min_ms=0.0, max_rounds=rounds), 0.0)
-    assert len(short) == len(long) == rounds and min(counts) >= rounds
-    assert min(short) < min(long)
+SOME = torch.randn(32, 32)
 
 
 @dataclass
@@ -61,7 +46,7 @@ class Queue:
         def call() -> Tensor:
             self.host += times.pop(0) if len(times) > 1 else times[0]
             self.enqueue(10.0)
-            return SHORT
+            return SOME
 
         return call
 
@@ -99,7 +84,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_a_call_that_the_device_waited_for_is_repeated(queue: Queue) -> None:
     """The host takes 5 us and once 300: a spin of 27 us hides the first, and the sample of the other is not kept."""
-    timer = CudaTimer(torch.device("cpu"))
+    timer = Timer(torch.device("cpu"))
     runs = [queue.run(5.0), queue.run(300.0, 5.0), queue.run(5.0)]
     times = timer.round(runs, host_us=5.0)
     assert times == pytest.approx([0.01] * 3)
@@ -109,9 +94,8 @@ def test_a_call_that_the_device_waited_for_is_repeated(queue: Queue) -> None:
 
 def test_what_is_always_late_is_counted_in_the_record(queue: Queue) -> None:
     """Such as a call that waits for the device: the host does not come ahead of it."""
-    timer = CudaTimer(torch.device("cpu"))
-    effort = Effort(rounds=4, min_ms=0.0, max_rounds=4)
-    late, hidden = timer.in_turn([queue.run(1e6), queue.run(5.0)], effort, host_us=5.0)
+    timer = Timer(torch.device("cpu"))
+    late, hidden = timer.in_turn([queue.run(1e6), queue.run(5.0)], 4, host_us=5.0)
     assert len(late) == len(hidden) == 4 and len(queue.spins) == 4 * (2 + timing._REPEATS)
     assert Timing.of(late).late == 4 and Timing.of(hidden).late == 0
     assert Timing.of(hidden).median_ms == pytest.approx(0.01)
@@ -133,9 +117,9 @@ def test_the_host_is_ahead_of_a_gpu() -> None:
         torch.cuda.synchronize()
         return found
 
-    timer = make_timer(device)
+    timer = Timer(device)
     for run in (always, lambda: matrix @ matrix):
-        timer.warm_up(run)
+        timer.host_us(run)
     slow, plain, waiting = timer.round([sometimes, lambda: matrix @ matrix, always], host_us=100.0)
     assert not isinstance(slow, Late) and not isinstance(plain, Late)
     assert slow < 10.0 and plain < 10.0

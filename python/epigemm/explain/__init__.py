@@ -5,6 +5,5 @@ Imports: the public functions, `batch_statistics`, `autograd`, `calls`, `planner
 """
 
 from epigemm.explain.answer import Explanation, ModuleExplanation
-from epigemm.explain.log import explain
 
-__all__ = ["Explanation", "ModuleExplanation", "explain"]
+__all__ = ["Explanation", "ModuleExplanation"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from epigemm.planner import plans
@@ -169,16 +169,6 @@ class ModuleExplanation:
         ]
         lines = lines or ["no matrix product ran"]
         return "\n".join([f"{self.about}:", *(f"  {line}".rstrip() for line in lines), *self.notes])
-
-
-def numbered(products: list[Product]) -> list[Product]:
-    """Products with unique names: the second product of a layer `fc` is `fc#2`."""
-    seen: dict[str, int] = {}
-    named = []
-    for each in products:
-        count = seen[each.name] = seen.get(each.name, 0) + 1
-        named.append(each if count == 1 else replace(each, name=f"{each.name}#{count}"))
-    return named
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:

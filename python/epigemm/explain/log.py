@@ -1,4 +1,4 @@
-"""The calls that a function or a module makes, each as an `Explanation`: what `epigemm.calls.log` is told.
+"""The log of a call, which `explain` and `tune` read: what `epigemm.calls.log` is told, each call as an `Explanation`.
 
 A function of ours gets zeros in place of results. All else runs, and so does all of a module.
 """
@@ -6,119 +6,190 @@ A function of ours gets zeros in place of results. All else runs, and so does al
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn, overrides
+from torch.overrides import TorchFunctionMode
 
-from epigemm import batch_statistics, functional, glu, results_epilogue
+from epigemm import functional, glu, results_epilogue
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
-from epigemm.autograd import batch_norm, gradients, nodes
+from epigemm.autograd import batch_norm, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import elementwise_kernels, reductions, resolve, resolve_elementwise
-from epigemm.calls.by_reference import unfolded
-from epigemm.calls.log import Log, current
+from epigemm.calls.log import current
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.registry import Epilogue, compute_dtype
 from epigemm.epilogues.tracer.results import VAR
-from epigemm.explain import explanation, norms
-from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
+from epigemm.explain import explanation, norms, products
+from epigemm.explain.answer import Explanation, Product
 from epigemm.explain.explanation import dtype_name
 from epigemm.planner.reasons import Reason
 from epigemm.results_epilogue import ResultsEpilogue
 
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    name: getattr(module, name) for module in (functional, glu) for name in module.__all__
-}
+_pop_mode: Callable[[], Any] = overrides._pop_mode
+_push_mode: Callable[[Any], None] = overrides._push_mode
+_modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
+
 COPY = "torch copy"
-_COPIES = (Tensor.copy_, Tensor.to, Tensor.float, Tensor.clone, torch.batch_norm)
-_APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
-
-
-_NOWHERE = Product("")
-
-
-class Launch(NamedTuple):
-    """What is launched beside the calls: a cast, a fold, a copy, a reduction."""
-
-    kernels: list[str]  # in order
-    results: tuple[Tensor, ...] = ()  # what stands for those of the last one
-    source: Tensor | None = None
+_CASTS = (Tensor.to, Tensor.float)
+_COPIES = {
+    **dict.fromkeys((Tensor.clone, Tensor.copy_), COPY),
+    **dict.fromkeys(_CASTS, "torch cast"),
+    torch.batch_norm: "torch batch_norm",
+}
 
 
 @dataclass(eq=False)
-class Call:
+class Launch:
+    """What is launched beside the calls: a cast, a fold, a copy, a reduction; or a product of PyTorch's own.
+
+    Attributes:
+        kernels: in order; none of a product of PyTorch's own.
+        results: what stands for those of the last one.
+        source: what it reads.
+        product: of a module's call: what is known of a product, of a call by where in the module it is.
+    """
+
+    kernels: list[str]
+    results: tuple[Tensor, ...] = ()
+    source: Tensor | None = None
+    product: Product | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Call(Launch):
     """One call of a public function, as it is told.
 
     Attributes:
         call: as it was asked for.
         found: what it runs.
+        function: the name of what it computes.
         differentiates: whether its derivative is recorded.
         norm: BatchNorm by the batch's own statistics that PyTorch's operators compute behind it, and why they do.
-        function: the name of what it computes.
         is_apart: whether the epilogue is a kernel of its own behind the product.
-        results: as of `Launch`.
-        place: of a module's call: what is known of its product by where in the module it is.
     """
 
     call: LinearCall | ElementwiseCall
     found: Explanation
+    function: str
     differentiates: bool
     norm: tuple[BatchNormCall, str] | None
-    function: str
     is_apart: bool = False
-    results: tuple[Tensor, ...] = ()
-    place: Product = _NOWHERE
 
 
-class CallLog(Log):
-    """The calls of a function, or of a module.
+class Log(TorchFunctionMode):
+    """The calls of a function, or of a module; open while it is entered.
 
     Args:
-        runs: whether calls are also made. If not, their results are zeros.
+        root: the module. Calls are also made. None: of a function; results are zeros.
         is_single: whether each product is told as a call of one result, as for tuning.
 
     Attributes:
         told: the calls and the launches beside them, in order; of a module PyTorch's own products, too.
         calls: the calls alone.
         returned: what a function has returned.
-        noted: PyTorch's functions that are told, too.
+        notes: of a fused model: about all products.
+        graphs: of a fused model: how many graphs ran.
+        node: of a graph that is running: what is known of the product of the node that is.
     """
 
-    noted: Container[Any] = ()
+    _outer: Sequence[Log | None] = ()
     _last: Call | None = None  # of the function that has been called
     _norm: tuple[BatchNormCall, str] | None = None
     _recorded: LinearCall | None = None
 
-    def __init__(self, *, runs: bool = False, is_single: bool = False) -> None:
+    def __init__(self, root: nn.Module | None = None, *, is_single: bool = False) -> None:
         super().__init__()
-        self.told: list[Launch | Call | Product] = []
+        self.told: list[Launch] = []
         self.calls: list[Call] = []
         self.returned: Any = None
-        self._runs, self._is_single = runs, is_single
+        self.notes: list[str] = []
+        self.graphs = 0
+        self.node: Product | None = None
+        self._runs, self._is_single = root is not None, is_single
+        named: list[tuple[str, nn.Module]] = [] if root is None else [*root.named_modules()]
+        self._names = {id(module): name for name, module in reversed(named)}
         self._wants_gradients = torch.is_grad_enabled()  # not so within a node of autograd
 
+    # --- open and closed ---
+
+    def __enter__(self) -> Log:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._outer, current.log = (*self._outer, current.log), self
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        *self._outer, current.log = self._outer
+        super().__exit__(*about)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Without this log. Modes that were entered later stay."""
+        is_there = self in _modes()  # not while it looks at a function
+        above = list(iter(_pop_mode, self)) if is_there else []
+        before, current.log = current.log, None
+        for mode in reversed(above):
+            _push_mode(mode)
+        try:
+            yield
+        finally:
+            current.log = before
+            for _ in above:
+                _pop_mode()
+            for mode in reversed([*above, self] if is_there else []):
+                _push_mode(mode)
+
+    # --- places in a module ---
+
+    def name_of(self, module: nn.Module) -> str:
+        """As in `named_modules`; empty for the root, and for what is not in it."""
+        return self._names.get(id(module), "")
+
+    def _place(self) -> Product:
+        """The node that is running, or the innermost module whose method makes the call."""
+        if self.node is not None:
+            return self.node
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = self._names.get(id(frame.f_locals.get("self")))
+            if name is not None:
+                return Product(name or type(frame.f_locals["self"]).__name__)
+            frame = frame.f_back
+        return Product("")
+
+    # --- what is told ---
+
     def begin(self, recorded: LinearCall | None = None) -> None:
-        """As of `Log`."""
+        """A public function has been called. What it makes is told next; `recorded`: for which call autograd has it."""
         self._last, self._recorded = None, recorded
         self._wants_gradients = torch.is_grad_enabled()
 
     def made(self, function: Callable[..., Any], *args: Any) -> Any:
-        """As of `Log`."""
-        if not self._runs:
-            return self.note(function, *args)
+        """What stands for `function(*args)`, a call that is made now."""
         with self.closed():
+            if not self._runs:
+                return _TELL[function](self, *args)
             result = function(*args)
-        if result is not None and not isinstance(result, int):
-            self.note(function, *args)
+            if result is not None and not isinstance(result, int):
+                _TELL[function](self, *args)
         return result
 
-    def note(self, function: Callable[..., Any], *args: Any) -> Any:
-        """As of `Log`. Returns what stands for the result; None if the call is several calls."""
-        with self.closed():
-            return _TELL[function](self, *args)
+    def without_values(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)`, of tensors that have none: zeros stand for the results of its calls."""
+        before, self._runs = self._runs, False
+        try:
+            return function(*args)
+        finally:
+            self._runs = before
+
+    def norm_by_torch(self, call: BatchNormCall, why: str) -> None:
+        """The product that comes next is followed by a BatchNorm by PyTorch's operators."""
+        self._norm = call, why
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -127,39 +198,35 @@ class CallLog(Log):
         if str(func).startswith("epigemm."):
             return func(*args, **kwargs)
         if func in _COPIES and args:
-            found = self._copy(func, args, str(sys._getframe(1).f_globals.get("__name__", "")))
+            found = self._copy(func, args)
             if found is not None:
                 return found
-        elif func in self.noted:
-            self._note_product(func, args, kwargs)
+        elif self._runs and func in products.SIZES:
+            self.told.append(Launch([], product=products.of_torch(self._place(), func, args, kwargs)))
         current.log = None  # what one function of PyTorch's calls is its own
         try:
             return func(*args, **kwargs)
         finally:
             current.log = self
 
-    def _note_product(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A function of `noted` is called."""
-
-    def _copy(self, function: Any, args: tuple[Any, ...], module: str) -> Tensor | None:
-        """A cast or a copy that a module makes, in place of which zeros are returned; None: it runs."""
+    def _copy(self, function: Any, args: tuple[Any, ...]) -> Tensor | None:
+        """A cast or a copy: what stands for one that a function makes. None: it runs."""
         source: Tensor = args[0]
         dtype: Any = source.dtype
+        text = _COPIES[function]
+        caller = str(sys._getframe(2).f_globals.get("__name__"))
         if function is Tensor.copy_:
             return None if self._runs else source
-        if function is torch.batch_norm and module == unfolded.__module__:
-            text = "torch batch_norm"
-        elif function is Tensor.clone and module == results_epilogue.__name__:
-            text = COPY
-        else:
+        if function is Tensor.clone and caller != results_epilogue.__name__:
+            return None
+        if function in _CASTS:
             dtype = torch.float32 if function is Tensor.float else args[1] if len(args) == 2 else None
-            is_cast = isinstance(dtype, torch.dtype) and dtype != source.dtype
-            if function not in (Tensor.to, Tensor.float) or not is_cast or not module.startswith("epigemm."):
+            if not isinstance(dtype, torch.dtype) or dtype == source.dtype:
                 return None
-            types = f"from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
-            text = f"torch cast of {list(source.shape)} {types}"
+            text += f" of {list(source.shape)} from {dtype_name(source.dtype)} to {dtype_name(dtype)}"
         if self._runs:
-            self.told += [Launch([text])] if function is Tensor.to else []
+            is_told = function is Tensor.to and caller.startswith("epigemm.")
+            self.told += [Launch([text])] if is_told else []
             return None
         found = torch.zeros_like(source, dtype=dtype, requires_grad=source.requires_grad)
         self.told.append(Launch([text], (found,), source))
@@ -169,8 +236,15 @@ class CallLog(Log):
         if not function:
             is_product = isinstance(call, LinearCall) and call.epilogue.is_bias
             function = "linear" if is_product else call.epilogue.name.partition(".")[0]
-        function = function if self._norm is None else norms.function_of(self._norm[0])
-        self._last = Call(call, found, self._differentiates(call), self._norm, function)
+        self._last = Call(
+            found.kernels,
+            call=call,
+            found=found,
+            function=function if self._norm is None else norms.function_of(self._norm[0]),
+            differentiates=self._differentiates(call),
+            norm=self._norm,
+            product=self._place() if self._names else None,
+        )
         self.told.append(self._last)
         self.calls.append(self._last)
         self._norm = self._recorded = None
@@ -198,7 +272,6 @@ class CallLog(Log):
         return self._zeros(self._add(call.described() if call.fold else call, explanation.of_linear(call)))
 
     def _by_torch(self, epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        self.begin()
         call = LinearCall(epilogue, x, weight, (bias,), uses_pack=not weight.requires_grad)
         found = self._zeros(self._add(call, explanation.recorded_by_torch(call)))
         return None if found is None else found.requires_grad_()
@@ -217,8 +290,9 @@ class CallLog(Log):
         at = self.told.index(last) + 1
         behind, self.told[at:] = self.told[at:], []
         last.found = explanation.apart(
-            last.found, last.call, texts_of(behind), is_recorded=last.differentiates
+            last.found, last.call, kernels_of(behind), is_recorded=last.differentiates
         )
+        last.kernels = last.found.kernels
         return self._zeros(last)
 
     def _fold(self, call: FoldCall) -> Tensor:
@@ -246,9 +320,6 @@ class CallLog(Log):
         told = self._add(call.product, norms.explained(call), norms.function_of(call))
         told.differentiates = self._differentiates(call)
 
-    def _norm_by_torch(self, call: BatchNormCall, why: str) -> None:
-        self._norm = call, why
-
     def _reduce(
         self, matrix: Tensor, kind: str, axis: int, correction: float, invariant: bool
     ) -> tuple[Tensor, Tensor | None] | None:
@@ -264,101 +335,48 @@ class CallLog(Log):
 
 
 _TELL: dict[Any, Callable[..., Any]] = {
-    resolve.linear: CallLog._linear,
-    nodes.linear_by_torch: CallLog._by_torch,
-    resolve_elementwise.elementwise: CallLog._elementwise,
-    elementwise_kernels.fold_batch_norm: CallLog._fold,
-    resolve.one_kernel: CallLog._one_kernel,
-    batch_norm.forward: CallLog._batch_norm,
-    batch_statistics.linear_batch_norm: CallLog._norm_by_torch,
-    reductions.reduce: CallLog._reduce,
+    resolve.linear: Log._linear,
+    nodes.linear_by_torch: Log._by_torch,
+    resolve_elementwise.elementwise: Log._elementwise,
+    elementwise_kernels.fold_batch_norm: Log._fold,
+    resolve.one_kernel: Log._one_kernel,
+    batch_norm.forward: Log._batch_norm,
+    reductions.reduce: Log._reduce,
+}
+
+
+def kernels_of(told: Sequence[Launch]) -> list[str]:
+    """Every launch, in order."""
+    return [kernel for each in told for kernel in each.kernels]
+
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    name: getattr(module, name) for module in (functional, glu) for name in module.__all__
 }
 
 
 def logged(
     fn_or_name: Callable[..., Any] | str, /, *args: Any, is_single: bool = False, **kwargs: Any
-) -> tuple[str, CallLog]:
-    """The name of a public function, and the calls that it would make; nothing is launched.
+) -> tuple[str, Log]:
+    """The name of a public function, and the log of a call of it; nothing is launched.
 
     Raises:
         ValueError: `fn_or_name` is no public function of epigemm.
         Exception: whatever the call itself raises for these arguments.
     """
-    made = getattr(fn_or_name, "__self__", fn_or_name)
-    function: Callable[..., Any] | None
-    if isinstance(made, UserEpilogue | ResultsEpilogue) and fn_or_name in (made, made.elementwise):
-        name, function = made.traced.name, fn_or_name
+    function: Any = _FUNCTIONS.get(fn_or_name) if isinstance(fn_or_name, str) else fn_or_name
+    made = getattr(function, "__self__", function)
+    if isinstance(made, UserEpilogue | ResultsEpilogue) and function in (made, made.elementwise):
+        name = made.traced.name
+    elif callable(function) and function in _FUNCTIONS.values():
+        name = function.__name__
     else:
-        name = fn_or_name if isinstance(fn_or_name, str) else getattr(fn_or_name, "__name__", "")
-        function = _FUNCTIONS.get(name)
-        if callable(fn_or_name) and fn_or_name is not function:
-            function = None
-    if function is None:
         accepted = ", ".join(_FUNCTIONS)
         raise ValueError(
             f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
             f"epigemm's functions or their names: {accepted}"
         )
-    opened = CallLog(is_single=is_single)
+    opened = Log(is_single=is_single)
     with opened:
         opened.returned = function(*args, **kwargs)
     return name, opened
-
-
-def explain(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Explanation:
-    """`epigemm.explain` of a function with one result."""
-    name, opened = logged(fn_or_name, *args, **kwargs)
-    if opened.calls:
-        return explained(name, opened.told)
-    launches = texts_of(opened.told)
-    return replace(by_torch(opened.returned), op=f"{name}: PyTorch's operators", kernels=launches)
-
-
-def by_torch(result: Tensor) -> Explanation:
-    """What no kernel of epigemm's computes, and no product is in."""
-    arithmetic, backward = dtype_name(compute_dtype(result.dtype)), "by PyTorch's own operators"
-    return Explanation("z", REFERENCE, "PyTorch's operators", arithmetic, [], backward=backward)
-
-
-def texts_of(told: Sequence[Launch | Call | Product]) -> list[str]:
-    """Every launch, in order."""
-    found = list[str]()
-    for each in told:
-        if not isinstance(each, Product):
-            found += each.found.kernels if isinstance(each, Call) else each.kernels
-    return found
-
-
-def explained(function: str, told: Sequence[Launch | Call | Product]) -> Explanation:
-    """The explanation of a function's calls, of which the last gives the result, and of what is beside them."""
-    *earlier, last = [each for each in told if isinstance(each, Call)]
-    call, found = last.call, last.found
-    op = "linear" if isinstance(call, LinearCall) else "elementwise"
-    op = f"epigemm::{op if call.out is None else f'{op}_out'}, epilogue {call.epilogue.name}"
-    if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
-        found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
-    op = f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}"
-    found = replace(found, op=op, backward=backward_of(last, earlier), kernels=texts_of(told))
-    for each in earlier:
-        reasons = [*found.reasons, f"it reads another product: {'; '.join(each.found.kernels)}"]
-        us = None if each.found.us is None or found.us is None else each.found.us + found.us
-        is_measured = each.found.is_measured and found.is_measured
-        found = replace(found, reasons=reasons, us=us, is_measured=is_measured)
-    return found if last.norm is None else norms.behind(found, call.epilogue, *last.norm)
-
-
-def backward_of(last: Call, earlier: Sequence[Call] = ()) -> str:
-    """What the first derivative of these calls runs."""
-    call = last.call
-    if call.out is not None:
-        return "none: a call with out= has no derivative"
-    if last.found.backward:
-        backward = last.found.backward
-    elif isinstance(call, LinearCall) and not (last.is_apart and not gradients.keeps_product(call)):
-        backward = explanation.backward_linear(call)
-    else:
-        what = f"product; {explanation.PRODUCTS}" if earlier or isinstance(call, LinearCall) else "x"
-        backward = f"{explanation.derivative(call)} on the saved {what}"
-    if True in [each.differentiates for each in (*earlier, last)]:
-        return backward
-    return f"not needed: no argument requires grad (otherwise: {backward})"

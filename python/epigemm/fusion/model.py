@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from epigemm import compilers
 from epigemm.arguments import checks
 from epigemm.explain.answer import Product
-from epigemm.explain.listener import Listener
+from epigemm.explain.log import Log
 from epigemm.explain.state import kept
 from epigemm.fusion.dynamo import Settings, settings_of
 from epigemm.fusion.report import FusedSite, FusionReport
@@ -319,48 +319,48 @@ def _why_no_copy(model: nn.Module, copied: Any) -> str:
 
 
 @contextmanager
-def interpreted(model: nn.Module, listener: Listener) -> Iterator[None]:
+def interpreted(model: nn.Module, log: Log) -> Iterator[None]:
     """Have calls of the fused modules in a model, or of the model itself if there is none, run their graphs so.
 
     Nothing is compiled. A module runs the graphs that it would have compiled.
     """
     with ExitStack() as stack:
         for module in [each for each in model.modules() if is_fused(each)] or [model]:
-            stack.enter_context(calling(module, _call_of(module, listener)))
+            stack.enter_context(calling(module, _call_of(module, log)))
         yield
 
 
-def _call_of(module: nn.Module, listener: Listener) -> Callable[..., Any]:
+def _call_of(module: nn.Module, log: Log) -> Callable[..., Any]:
     settings = settings_for(module)
 
     def backend(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         report = settings.rewrite(graph_module)
 
         def run(*args: Any) -> Any:
-            listener.graphs += 1
-            listener.notes += [note for note in report.notes if note not in listener.notes]
-            with listener:
-                return _Nodes(graph_module, report, listener, listener.name_of(module)).run(*args)
+            log.graphs += 1
+            log.notes += [note for note in report.notes if note not in log.notes]
+            with log:
+                results = _Nodes(graph_module, report, log, log.name_of(module)).run(*args)
+            log.node = None
+            return results
 
         return run
 
     compiled = torch.compile(call_of(module), backend=backend)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with listener.closed():
+        with log.closed():
             return compiled(*args, **kwargs)
 
     return call
 
 
 class _Nodes(fx.Interpreter):
-    """Runs each node with the listener told of which product it is."""
+    """Runs each node with the log told of which product it is."""
 
-    def __init__(
-        self, graph_module: fx.GraphModule, report: FusionReport, listener: Listener, within: str
-    ) -> None:
+    def __init__(self, graph_module: fx.GraphModule, report: FusionReport, log: Log, within: str) -> None:
         super().__init__(graph_module)
-        self._listener, self._within = listener, within
+        self._log, self._within = log, within
         self._reasons = {each.name: each.reason for each in report.skipped}
 
     def run_node(self, node: fx.Node) -> Any:
@@ -374,5 +374,5 @@ class _Nodes(fx.Interpreter):
             name = name_of(node)
             product = Product(name, why=self._reasons.get(name, "fuse takes no product of this form"))
         named = f"{self._within}.{product.name}" if self._within else product.name
-        with self._listener.at(replace(product, name=named)):
-            return super().run_node(node)
+        self._log.node = replace(product, name=named)
+        return super().run_node(node)

@@ -25,12 +25,10 @@ from epigemm.arguments.calls import (
 )
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import gradient_products, gradients, nodes
-from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, entry, resolve, resolve_elementwise
 from epigemm.calls.log import current
-from epigemm.calls.resolve import Beside
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import vmap
-from epigemm.planner import plans
 from epigemm.planner.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
@@ -123,8 +121,6 @@ class _Operator(NamedTuple):
 
 def _linear_fake(call: LinearCall) -> Tensor:
     checks.arguments(call)
-    if current.log is not None:
-        current.log.note(resolve.linear, call)
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]), dtype=call.dtype)
 
 
@@ -136,14 +132,7 @@ def _in_blocks(run: Callable[[LinearCall], Tensor]) -> Callable[[LinearCall], tu
 def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
     checks.arguments(call)
     shape = (*call.x.shape[:-1], call.weight.shape[0])
-    result, product = call.x.new_empty(shape), call.x.new_empty(shape)
-    if current.log is not None:
-        both = call._replace(epilogue=call.epilogue.with_product)
-        is_asked = one_kernel.may_store(both) and plans.has_gpu_kernels(call.x)
-        if not is_asked or isinstance(current.log.note(resolve.one_kernel, both, Beside(product)), Reason):
-            current.log.note(resolve.linear, call.product())
-            current.log.note(resolve_elementwise.elementwise, call.behind(product))
-    return result, product
+    return call.x.new_empty(shape), call.x.new_empty(shape)
 
 
 def _of_changing_weight(call: LinearCall) -> LinearCall:
@@ -157,8 +146,6 @@ def _of_changing_weight(call: LinearCall) -> LinearCall:
 
 def _elementwise_fake(call: ElementwiseCall) -> Tensor:
     checks.arguments(call)
-    if current.log is not None:
-        current.log.note(resolve_elementwise.elementwise, call)
     return torch.empty_like(call.x)
 
 
@@ -320,6 +307,16 @@ def _after(
     return kernel
 
 
+def _fake(operator: _Operator) -> Callable[[Any], Any]:
+    """The shape of a call's result; an open log is told of the call."""
+
+    def fake(call: Any) -> Any:
+        shaped = operator.fake(call)
+        return shaped if current.log is None else current.log.without_values(operator.implementation, call)
+
+    return fake
+
+
 def _saving(operator: _Operator) -> Callable[..., None]:
     """The function that `register_autograd` calls to save tensors for a derivative."""
 
@@ -334,7 +331,7 @@ def _register() -> None:
     for name, operator in _OPERATORS.items():
         call_of, qualified = operator.call, f"epigemm::{name}"
         implement(name, _after(call_of, operator.implementation, name), "CompositeExplicitAutograd")
-        torch.library.register_fake(qualified, _after(call_of, operator.fake), lib=_LIBRARY)
+        torch.library.register_fake(qualified, _after(call_of, _fake(operator)), lib=_LIBRARY)
         torch.library.register_autograd(
             qualified, operator.backward, setup_context=_saving(operator), lib=_LIBRARY
         )

@@ -1,15 +1,12 @@
-"""How long one call takes, measured so that alternatives can be compared.
+"""How long one call takes on a GPU, measured so that alternatives can be compared.
 
-**In turn.** All alternatives of a case run interleaved, round by round, each round starting with another one,
-in one process, so that a change of the clocks affects all alternatives alike. Before every timed call a buffer of
-twice the L2 cache's size is read. The cache is then full of other data, as between two layers of a model, and none of
-that has to be written back, which would slow down the next kernel.
+Before every timed call a buffer of twice the L2 cache's size is read. The cache is then full of other data, as between
+two layers of a model, and none of that has to be written back, which would slow down the next kernel.
 
-On a GPU the time is between two CUDA events around the call. A host that is slower than the device would show
-up as device time; so a short spin kernel goes first and lets the host run ahead. Where the first event had passed
-before the call was enqueued, the host was not ahead: that time is thrown away, and the call is repeated behind a longer
-spin. After `_REPEATS` repeats the time is kept as `Late`. The call's cost on the host is reported apart. On a CPU it is
-the wall clock around the call, caches as the previous call left them.
+The time is between two CUDA events around the call. A host that is slower than the device would show up as device time;
+so a short spin kernel goes first and lets the host run ahead. Where the first event had passed before the call was
+enqueued, the host was not ahead: that time is thrown away, and the call is repeated behind a longer spin. After
+`_REPEATS` repeats the time is kept as `Late`.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,66 +33,42 @@ class Late(float):
     """The milliseconds of a call that the device waited for, after all repeats."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much to measure."""
-
-    rounds: int = 15  # at least so many in-turn calls of each alternative
-    min_ms: float = 20.0  # and at least so much time of each
-    max_rounds: int = 60  # but never more calls than this
-
-    def calls(self, typical_ms: float) -> int:
-        """How many calls of something that takes ``typical_ms``."""
-        return min(max(self.rounds, int(self.min_ms / max(typical_ms, 1e-3)) + 1), self.max_rounds)
-
-
 class Timer:
-    """Times single calls on one device: by the wall clock, on a CPU."""
+    """Times single calls on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-
-    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
-        """Run each once, in order, and return the milliseconds of each call."""
-        return [wall_ms(run) for run in runs]
-
-    def synchronize(self) -> None:
-        """Wait for everything on the device."""
-
-    def warm_up(self, run: Run) -> float:
-        """Run a few times; the median microseconds for which a call keeps the host busy."""
-        host: list[float] = []
-        for _ in range(_WARM_UP_CALLS):
-            self.synchronize()
-            host.append(1e3 * wall_ms(run))
-        self.synchronize()
-        return statistics.median(host)
-
-    def in_turn(self, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
-        """Samples of each alternative, all of them interleaved."""
-        samples: list[list[float]] = [[] for _ in runs]
-        wanted = effort.rounds if runs else 0
-        done = 0
-        while done < wanted:
-            order = [(done + i) % len(runs) for i in range(len(runs))]
-            for index, ms in zip(order, self.round([runs[i] for i in order], host_us), strict=True):
-                samples[index].append(ms)
-            done += 1
-            if done == 2:
-                wanted = effort.calls(min(statistics.median(s) for s in samples))
-        return samples
-
-
-class CudaTimer(Timer):
-    """CUDA events around each call, the L2 cache flushed before it."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = torch.zeros(max(2 * l2_bytes, 64 << 20) // 4, dtype=torch.float32, device=device)
 
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.device)
+
+    def host_us(self, run: Run) -> float:
+        """Run a few times; the median microseconds for which a call keeps the host busy."""
+        found = []
+        for _ in range(_WARM_UP_CALLS):
+            self.synchronize()
+            start = time.perf_counter()
+            run()
+            found.append(1e6 * (time.perf_counter() - start))
+        return statistics.median(found)
+
+    def in_turn(self, runs: Sequence[Run], rounds: int, host_us: float) -> list[list[float]]:
+        """Milliseconds of so many calls of each.
+
+        All of them interleaved, each round starting with another one, so that a change of the clocks affects all alike.
+        """
+        samples: list[list[float]] = [[] for _ in runs]
+        for first in range(rounds):
+            order = [(first + place) % len(runs) for place in range(len(runs))]
+            for place, ms in zip(order, self.round([runs[place] for place in order], host_us), strict=True):
+                samples[place].append(ms)
+        return samples
+
     def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
-        """As of `Timer`; the host runs ahead by half as much again as the slowest call needs."""
+        """Run each once, in order; the host runs ahead by half as much again as the slowest call needs."""
         spin_us = min(1.5 * host_us + 20.0, _MAX_SPIN_US)
         times = self._times(runs, spin_us)
         for _ in range(_REPEATS):
@@ -122,20 +94,3 @@ class CudaTimer(Timer):
             found.append((start, end, start.query()))
         self.synchronize()
         return [(Late if is_late else float)(start.elapsed_time(end)) for start, end, is_late in found]
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize(self.device)
-
-
-def wall_ms(run: Callable[[], object], count: int = 1) -> float:
-    """Milliseconds of the host's clock for one of so many calls, until the last one returns."""
-    start = time.perf_counter()
-    for _ in range(count):
-        run()
-    return (time.perf_counter() - start) * 1e3 / count
-
-
-def make_timer(device: torch.device) -> Timer:
-    """The timer for a device: "cuda" or "cpu"."""
-    return (CudaTimer if device.type == "cuda" else Timer)(device)

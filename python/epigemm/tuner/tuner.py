@@ -34,7 +34,7 @@ from epigemm.linker import loader
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans, times
 from epigemm.planner.times import Entry
-from epigemm.tuner.timing import Effort, make_timer
+from epigemm.tuner.timing import Timer
 
 _BUDGET_MS, _ROUNDS = 200.0, (3, 25)  # of the best candidates: GPU time, and rounds at least and at most
 _OVERHEAD_MS = 0.1  # of a call: the spin and the flush of L2
@@ -192,12 +192,12 @@ def _times(family: Family, device: torch.device) -> list[tuple[tuple[bool, float
     Of all of them rough times; of the fastest, the fallback and the present plan medians of more rounds, without the
     first half, in which the load lowers the clocks.
     """
-    timer = make_timer(device)
+    timer = Timer(device)
     every = [family.fallback, *family.candidates]
     for each in every:
         each.run()  # the first call loads the kernel
-    host_us = max(timer.warm_up(each.run) for each in (every[0], every[-1]))
-    rough = timer.in_turn([each.run for each in every], Effort(_ROUGH_ROUNDS, 0.0, _ROUGH_ROUNDS), host_us)
+    host_us = max(timer.host_us(each.run) for each in (every[0], every[-1]))
+    rough = timer.in_turn([each.run for each in every], _ROUGH_ROUNDS, host_us)
     times = [min(samples) for samples in rough]
     fast = sorted(range(1, len(every)), key=times.__getitem__)[:_FINALISTS]
     best = [
@@ -207,7 +207,7 @@ def _times(family: Family, device: torch.device) -> list[tuple[tuple[bool, float
     ]
     rounds = int(_BUDGET_MS / sum(times[index] + _OVERHEAD_MS for index in best))
     rounds = min(max(rounds, _ROUNDS[0]), _ROUNDS[1])
-    careful = timer.in_turn([every[index].run for index in best], Effort(rounds, 0.0, rounds), host_us)
+    careful = timer.in_turn([every[index].run for index in best], rounds, host_us)
     for index, samples in zip(best, careful, strict=True):
         times[index] = statistics.median(samples[len(samples) // 2 :])
     return [

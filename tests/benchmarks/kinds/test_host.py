@@ -14,8 +14,9 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 from benchmarks.cases import Shape
 from benchmarks.cases import host as host_cases
 from benchmarks.cases.host import HostCase
+from benchmarks.harness.timing import CpuTimer
 from benchmarks.kinds import host
-from epigemm.tuner.timing import Run, Timer
+from epigemm.tuner.timing import Run
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
 COMPILED = "compiled/bf16"
@@ -36,7 +37,7 @@ def test_variants_compute_the_same(name: str) -> None:
 # --- how it is timed, by a clock that moves as the test says ---------------------------------------------------
 
 
-class Clock(Timer):
+class Clock(CpuTimer):
     """Each call takes the next of its variant's times, each wait for the device as long as told."""
 
     def __init__(self, waits: float) -> None:

@@ -19,12 +19,13 @@ from benchmarks.cases import Case, Shape, make_data
 from benchmarks.cases import random as points
 from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
-from benchmarks.harness import records
+from benchmarks.harness import records, runner
 from benchmarks.harness.runner import Bench, Budget, Ready
+from benchmarks.harness.timing import Effort
 from benchmarks.kinds import random as kind
 from benchmarks.kinds.points import summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
-from epigemm.tuner.timing import Effort, Run, Timer
+from epigemm.tuner.timing import Run, Timer
 
 CPU = torch.device("cpu")
 BY_NAME = {s.name: s for s in SERIES}
@@ -146,10 +147,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Turns take what the script says of ours, in milliseconds, and 1 ms of everybody else; no pause is made."""
     script: list[float] = []
 
-    def in_turn(self: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
+    def in_turn(timer: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
         return [[script.pop(0)], *([1.0] for _ in runs[1:])]
 
-    monkeypatch.setattr(Timer, "in_turn", in_turn)
+    monkeypatch.setattr(runner, "in_turn", in_turn)
     monkeypatch.setattr(kind, "_PAUSE_S", 0.0)
     return script
 

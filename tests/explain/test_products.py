@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import epigemm
 from epigemm.calls import resolve
 from epigemm.calls.log import current
-from epigemm.explain.listener import Listener
+from epigemm.explain.log import Log
+from epigemm.explain.summary import products_of
 from tests.net.explanations import Calls
 from tests.support.pretended import describe
 from tests.support.public import PUBLIC, Public
@@ -75,15 +76,15 @@ def test_a_layers_products_are_one_in_an_explanation_of_a_module(monkeypatch: py
 
 
 def test_it_belongs_to_its_thread() -> None:
-    listener, found, square = Listener(nn.Identity()), list[Any](), torch.ones(4, 4)
-    with listener:
+    log, found, square = Log(nn.Identity()), list[Any](), torch.ones(4, 4)
+    with log:
         thread = threading.Thread(target=lambda: found.append(current.log))
         thread.start()
         thread.join()
-        assert current.log is listener
-        with listener.closed():
+        assert current.log is log
+        with log.closed():
             square @ square
-            with listener:
+            with log:
                 square @ square
     assert found == [None] and current.log is None
-    assert len(listener.products) == 1
+    assert len(products_of(log)) == 1
