@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged
-from epigemm.fusion.rewrite import name_of
+from epigemm.fusion.site import name_of
 from tests.fusion.eager import fuse_eagerly, report_of
 
 ROWS, K, N = 6, 8, 10
@@ -107,7 +107,7 @@ def test_the_planner_decides(
     def judge(chain: Chain) -> Judged:
         return profit.judged_there(profit.call_of(chain), hopper)
 
-    us = pairs.read_by_halves(graph, judged(graph, judge))
+    us = pairs.times(judged(graph, judge))
     (pair,) = pairs.take_apart(graph, us, us).values()
     assert pairs.pays(pair, judged(graph, judge), one_by_one=True) == pays
 

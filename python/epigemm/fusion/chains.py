@@ -19,7 +19,7 @@ from epigemm.fusion import matmuls
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import ChainFormula, epilogue_of, name_of
 from epigemm.fusion.matmuls import Product
-from epigemm.fusion.operands import ChainOperand, Norm, Refused, Region, formula_of, is_norm_alone
+from epigemm.fusion.operands import ChainOperand, Refused, Region, formula_of, is_norm_alone
 from epigemm.fusion.values import (
     is_contiguous,
     is_same_memory,
@@ -45,7 +45,7 @@ class Chain:
         product: the product.
         nodes: the nodes that the call replaces, the product first, the node with the result last.
         views: the views among them that give the result its shape, in order.
-        operands: what the epilogue reads; a `Norm` is two vectors.
+        operands: what the epilogue reads; a BatchNorm is two vectors.
         formula: of the product and the operands.
         epilogue: the epilogue of the formula; None if only its bias, or one BatchNorm, follows the product.
         ended: why the chain ends where it does; empty if nothing follows.
@@ -57,7 +57,7 @@ class Chain:
     product: Product
     nodes: tuple[fx.Node, ...]
     views: tuple[fx.Node, ...]
-    operands: tuple[ChainOperand | Norm, ...]
+    operands: tuple[ChainOperand, ...]
     formula: ChainFormula
     epilogue: UserEpilogue | None
     ended: str = ""
@@ -66,9 +66,9 @@ class Chain:
     splits_rows: bool = False
 
     @property
-    def norm(self) -> Norm | None:
+    def norm(self) -> ChainOperand | None:
         """The first BatchNorm that is folded."""
-        return next((operand for operand in self.operands if isinstance(operand, Norm)), None)
+        return next((operand for operand in self.operands if operand.eps is not None), None)
 
     @property
     def sources(self) -> tuple[fx.Node, ...]:
@@ -79,11 +79,8 @@ class Chain:
     @property
     def matrices(self) -> list[fx.Node]:
         """The operands of the product's shape."""
-        return [
-            each.sources[0]
-            for each in self.operands
-            if isinstance(each, ChainOperand) and each.kind == MATRIX
-        ]
+        matrices = (each for each in self.operands if each.kind == MATRIX)
+        return [source for each in matrices for source in each.sources if source is not None]
 
     @property
     def function(self) -> str:
@@ -91,7 +88,7 @@ class Chain:
         if self.epilogue is None:
             return "linear_batch_norm" if self.norm else "linear"
         own = 0 if self.product.bias is None or self.product.is_scaled else 1  # a bias has no name
-        return f"linear_{name_of(self.formula.steps[own:])}"
+        return f"linear_{name_of(*self.formula.steps[own:])}"
 
 
 class ChainFinder:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch import Tensor, fx
 
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import declaration
@@ -27,110 +25,69 @@ _LONGEST_NAME, _LONGEST_TEXT = 40, 160
 
 
 @dataclass(frozen=True)
-class Slot:
-    """An argument of a step: 0 is the product, 1.. are the results of the steps, -1.. the operands."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class ChainStep:
-    """One call of a chain.
-
-    Attributes:
-        target: the function, or a method's name.
-        args: its arguments, `Slot`s among them.
-        kwargs: those by name.
-        dtype: the result's type if it is rounded to another type than the product's; else None.
-        line: where the model calls it.
-    """
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
-    dtype: torch.dtype | None = None
-    line: str = field(default="", repr=False)
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        found = self.target if isinstance(self.target, str) else getattr(self.target, "__name__", "call")
-        return found.strip("_")
-
-
-@dataclass(frozen=True)
 class ChainFormula:
-    """The steps of a chain.
+    """A chain as a graph of its own.
 
     Attributes:
         kinds: of its operands.
-        steps: in order; the last one gives the result.
+        graph: its inputs are the product, then the operands. The `meta` of a call has the line where the model makes it
+            ("line"), and the result's type ("dtype") if it is rounded to another type than the product's; else None.
     """
 
     kinds: tuple[str, ...]
-    steps: tuple[ChainStep, ...]
+    graph: fx.Graph
+
+    @property
+    def steps(self) -> list[fx.Node]:
+        """The calls, in order; the last one gives the result."""
+        return [node for node in self.graph.nodes if node.op.startswith("call")]
 
     def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
         """Apply the chain to the product."""
-        values: dict[int, Any] = {0: acc}
-        for number, (kind, operand) in enumerate(zip(self.kinds, operands, strict=True), 1):
-            # The graph has a tensor here, and some functions refuse a number in its place.
-            values[-number] = torch.full_like(acc, operand) if kind == SCALAR else operand
-        result = acc
-        for number, step in enumerate(self.steps, 1):
-
-            def read(argument: Any) -> Any:
-                return values[argument.number] if isinstance(argument, Slot) else argument
-
-            args, kwargs = tree_map(read, (step.args, dict(step.kwargs)))
-            result = values[number] = out_of_place(step.target, args, kwargs)
+        # The chain's graph has a tensor in place of a number, which some functions refuse.
+        pairs = zip(self.kinds, operands, strict=True)
+        read = [torch.full_like(acc, each) if kind == SCALAR else each for kind, each in pairs]
+        values: dict[Any, Any] = dict(zip(self.inputs, [acc, *read], strict=True))
+        for node in self.steps:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = result = out_of_place(node.target, args, kwargs)
             if not isinstance(result, Tensor):
-                raise Refusal(f"{step.name} gives no tensor")
+                raise Refusal(f"{name_of(node)} gives no tensor")
             # In an fp64 trace the operands are fp64, too.
-            if step.dtype is not None and result.dtype != step.dtype and acc.dtype != torch.float64:
-                raise Refusal(f"{step.name} rounds to the type of another tensor")
-        return result
+            if node.meta["dtype"] not in (None, result.dtype) and acc.dtype != torch.float64:
+                raise Refusal(f"{name_of(node)} rounds to the type of another tensor")
+        found: Tensor = values[self.graph.output_node().args[0]]
+        return found
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The product and the operands."""
+        return self.graph.find_nodes(op="placeholder")
 
     @property
     def key(self) -> Any:
         """Equal for formulas with one epilogue. Numbers are compared as text: 0.0 == -0.0 and NaN != NaN."""
-        return tuple(step.target for step in self.steps), repr(self)
+        return self.kinds, *((node.target, node.meta["dtype"]) for node in self.steps), str(self.graph)
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A chain's formula, with another one applied to one of its operands, whose operands and steps come first."""
-
-    first: ChainFormula
-    place: int  # of that operand
-    second: ChainFormula
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Of the operands of both."""
-        return (*self.second.kinds, *self.first.kinds)
-
-    @property
-    def steps(self) -> tuple[ChainStep, ...]:
-        """Of both, with their own numbers."""
-        return (*self.second.steps, *self.first.steps)
-
-    def __call__(self, acc: Tensor, *operands: Any) -> Tensor:
-        """Apply both."""
-        others, own = operands[: len(self.second.kinds)], [*operands[len(self.second.kinds) :]]
-        own[self.place] = self.second(own[self.place], *others)
-        return self.first(acc, *own)
-
-    @property
-    def key(self) -> Any:
-        """As of its parts."""
-        return self.first.key, self.place, self.second.key
+def composed(first: ChainFormula, place: int, second: ChainFormula) -> ChainFormula:
+    """`first`, with `second` applied to one of its operands; the operands and steps of `second` come first."""
+    graph, kinds = fx.Graph(), (*second.kinds, *first.kinds)
+    inputs: list[Any] = [graph.placeholder(name) for name in ("acc", *kinds)]
+    acc, others, own = inputs[0], inputs[1 : len(second.inputs)], inputs[len(second.inputs) :]
+    own[place] = graph.graph_copy(second.graph, dict(zip(second.inputs, [own[place], *others], strict=True)))
+    graph.output(graph.graph_copy(first.graph, dict(zip(first.inputs, [acc, *own], strict=True))))
+    return ChainFormula(kinds, graph)
 
 
-def name_of(steps: Sequence[ChainStep]) -> str:
+def name_of(*steps: fx.Node) -> str:
     """An identifier for an epilogue of some steps."""
-    names = dict.fromkeys(name for step in steps if (name := step.name).isidentifier())
-    return "_".join(names)[:_LONGEST_NAME].strip("_") or "pointwise"
+    names = [
+        step.target if isinstance(step.target, str) else getattr(step.target, "__name__", "call")
+        for step in steps
+    ]
+    found = "_".join(dict.fromkeys([each.strip("_") for each in names if each.isidentifier()]))
+    return found[:_LONGEST_NAME].strip("_") or "pointwise"
 
 
 # --- in place, out of place ------------------------------------------------------------------------------------------
@@ -165,7 +122,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 _made: dict[Any, UserEpilogue | str] = {}
 
 
-def epilogue_of(formula: ChainFormula | Composed) -> UserEpilogue | str:
+def epilogue_of(formula: ChainFormula) -> UserEpilogue | str:
     """The epilogue of a formula, or why there is none. Equal formulas share one epilogue in all graphs."""
     found = _made.get(formula.key)
     if found is None:
@@ -173,15 +130,15 @@ def epilogue_of(formula: ChainFormula | Composed) -> UserEpilogue | str:
     return found
 
 
-def _make(formula: ChainFormula | Composed) -> UserEpilogue | str:
+def _make(formula: ChainFormula) -> UserEpilogue | str:
     seen: dict[str, int] = {}
     specs = []
     for kind in formula.kinds:
         seen[kind] = seen.get(kind, 0) + 1
         specs.append(Operand(kind, f"{KINDS[kind].letter}{seen[kind]}"))
-    line = formula.steps[-1].line or "graph:1"
+    line = formula.steps[-1].meta["line"] or "graph:1"
     try:
-        return UserEpilogue(declaration.traced(formula, tuple(specs), name_of(formula.steps), line))
+        return UserEpilogue(declaration.traced(formula, tuple(specs), name_of(*formula.steps), line))
     except Exception as error:  # any error of the function with such tensors
         text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text

@@ -7,7 +7,7 @@ sizes or of a mode, runs as the two calls that it replaces.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
@@ -20,10 +20,9 @@ from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import is_quiet
-from epigemm.fusion.formula import Composed, epilogue_of
-from epigemm.fusion.operands import ChainOperand
+from epigemm.fusion.formula import composed, epilogue_of
 from epigemm.fusion.profit import Judged, Way
-from epigemm.fusion.site import FusedCall, Site
+from epigemm.fusion.site import Site
 from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
@@ -86,12 +85,11 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged
 
 def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
     """The pair of a chain and of the product that it reads first, if their forms fit."""
-    operands = [each for each in first.operands if isinstance(each, ChainOperand)]
-    place = next((i for i, each in enumerate(operands) if each.kind == MATRIX), None)
-    if place is None or len(operands) != len(first.operands) or operands[place].order is not None:
+    place = next((i for i, each in enumerate(first.operands) if each.kind == MATRIX), None)
+    if place is None or first.norm is not None or first.operands[place].order is not None:
         return None
-    (source,) = operands[place].sources
-    second, epilogue = ends.get(source), first.epilogue
+    source, epilogue = first.matrices[0], first.epilogue
+    second = ends.get(source)
     if second is None or second is first or epilogue is None:
         return None
     if any(user not in first.nodes for user in source.users):
@@ -105,7 +103,7 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
     ):
         return None
     if others or second.formula.steps:
-        formula = Composed(first.formula, place, second.formula)
+        formula = composed(first.formula, place, second.formula)
         made = epilogue_of(formula)
         if too_many(formula.kinds) or not isinstance(made, UserEpilogue):
             return None
@@ -134,35 +132,37 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
 def _are_of_its_sizes(chain: Chain) -> bool:
     """Whether the operands have the shapes of the product's, as kernels read them. Else a `Site` reshapes them."""
     *lead, columns = chain.product.value.shape
-    operands = (each for each in chain.operands if isinstance(each, ChainOperand))
     return all(
-        same_sizes(value_at(each.sources[0]).shape, KINDS[each.kind].shape(lead, columns))
-        for each in operands
+        same_sizes(value_at(source).shape, KINDS[each.kind].shape(lead, columns))
+        for each in chain.operands
+        for source in each.sources
+        if source is not None
     )
 
 
-class TwoSites(FusedCall):
-    """Both chains as one call, with `Joined.sources` as arguments."""
+class TwoSites(Site):
+    """Both chains as one call, with `Joined.sources` as arguments: the first one's site, if two calls are needed."""
 
     def __init__(self, both: Joined) -> None:
-        super().__init__(f"{both.first.function}_of_two", __name__)
-        self._epilogue = both.epilogue
-        self._first = Site(both.first)
+        super().__init__(both.first)
+        self.__name__ += "_of_two"
+        self._of_both = both.epilogue
         self._second = Site(both.second)
         self._place, self._others = both.place, len(both.second.operands)
         self._linked: Epilogue | None = None
 
-    def __call__(self, x: Tensor, weight: Tensor, weight2: Tensor, *sources: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, *sources: Any) -> Tensor:
         """Compute both chains."""
-        place = self._others + self._place
-        operands = (*sources[:place], None, *sources[place:])
+        weight2, *given = sources
+        given.insert(self._others + self._place, None)
+        operands = tuple(given)
         if self._linked is None:  # the operands' types are the same at each call of a graph
-            self._linked = forms.of_types(self._epilogue.traced, x, operands)
+            self._linked = forms.of_types(self._of_both.traced, x, operands)
         is_invariant = invariance.active and invariance.enabled()
         call = LinearCall(self._linked, x, weight, operands, invariant=is_invariant, weight2=weight2)
         found = one_kernel.pair(call)
         if found is not None:
             return found
-        others, rest = sources[: self._others], sources[self._others :]
-        gate = self._second(x, weight2, *others)
-        return self._first(x, weight, *rest[: self._place], gate, *rest[self._place :])
+        others, own = given[: self._others], given[self._others :]
+        own[self._place] = self._second(x, weight2, *others)
+        return super().__call__(x, weight, *own)

@@ -74,16 +74,17 @@ _WRITTEN: dict[Any, Callable[..., Any]] = {
 }
 
 
-def functions(graph: fx.Graph) -> dict[str, str]:
-    """The layers of a graph: the name of each node's function."""
-    nodes = [node for node in graph.nodes if node.op == "call_function" and node.target in _WRITTEN]
-    return {node.name: node.target.__name__ for node in nodes}
+def layers_of(graph: fx.Graph) -> list[fx.Node]:
+    """The layers of a graph."""
+    return [node for node in graph.nodes if node.op == "call_function" and node.target in _WRITTEN]
 
 
 def write_out(graph: fx.Graph, only: Collection[str], left: dict[str, str]) -> dict[str, list[fx.Node]]:
     """Replace the layers of these names; what each was replaced by. `left` gets the reasons why others are not."""
     made: dict[str, list[fx.Node]] = {}
-    for node in [node for node in graph.nodes if node.name in only]:
+    for node in layers_of(graph):
+        if node.name not in only:
+            continue
         inserter = Inserter(node)
         results = [each for each in tree_leaves(value_of(node)) if isinstance(each, Tensor)]
         learns = any(each.requires_grad for each in results)

@@ -11,7 +11,7 @@ random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ class Copied:
 
     Attributes:
         copy: the node.
-        changed: the later nodes whose layout changes, with their new fake tensors.
+        changed: it and the later nodes whose layout changes, with their new fake tensors.
         back: the graph's results among them, each with the order of the axes that it has to keep.
     """
 
@@ -51,27 +51,25 @@ class Copied:
     changed: dict[fx.Node, Any] = field(default_factory=dict)
     back: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
-    def least(self) -> int:
-        """The number of sums that have to be fused: a copy reads and writes once, and each fused sum saves as much."""
-        return 2 + len(self.back)
+    def pays(self, taken: Set[str], before: Set[str]) -> bool:
+        """Whether fused calls, which replace nodes of these names now and before, replace enough more of the sums.
 
-    def pays(self, taken: Iterable[fx.Node]) -> bool:
-        """Whether fused calls replace enough of the sums that it makes row-major."""
-        return sum(map(_is_sum, self.changed.keys() & set(taken))) >= self.least
+        A copy reads and writes once, and each fused sum saves as much.
+        """
+        sums = {node.name for node in self.changed if len(_beside(node)) > 1}
+        return len(sums & taken) - len(sums & before) >= 2 + len(self.back)
 
     def value(self, node: fx.Node) -> Any:
         """A node's new value."""
         return self.changed[node] if node in self.changed else value_of(node)
 
 
-def sums(graph: fx.Graph) -> list[str]:
-    """The names of sums with a product that another operand prevents from being row-major."""
-    return [node.name for node in graph.nodes if _lies_as(node) is not None]
-
-
 def put_in_rows(graph: fx.Graph, only: Collection[str]) -> dict[str, Copied]:
-    """Copy that operand of sums of some names, where at least two sums become row-major."""
+    """Copy the operands that prevent sums with a product, of these names, from being row-major.
+
+    Returns:
+        The copies that change nothing but time, by the names of the first sums.
+    """
     found: dict[str, Copied] = {}
     tries = 0
     for node in [node for node in graph.nodes if node.name in only]:
@@ -81,10 +79,8 @@ def put_in_rows(graph: fx.Graph, only: Collection[str]) -> dict[str, Copied]:
         tries += 1
         copied = Copied(_inserted(node, Tensor.contiguous, other))
         try:
-            gained = _propagate(copied)
+            _propagate(copied)
         except Exception:  # the graph cannot be run, or the copy would be noticed
-            gained = 0
-        if gained < copied.least:
             node.replace_input_with(copied.copy, other)
             graph.erase_node(copied.copy)
             continue
@@ -108,10 +104,6 @@ def _in_order(value: Tensor, order: tuple[int, ...]) -> Tensor:
     """A copy whose axes lie in an order."""
     inverse = [order.index(axis) for axis in range(len(order))]
     return value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
-
-
-def _is_sum(node: fx.Node) -> bool:
-    return len(_beside(node)) > 1
 
 
 def _lies_as(node: fx.Node) -> fx.Node | None:
@@ -145,12 +137,12 @@ class _Seen(Exception):
     """The changed layout would be noticed."""
 
 
-def _propagate(copied: Copied) -> int:
-    """Find the values of all later nodes; returns how many more sums have operands of one layout."""
-    changed, gained = {copied.copy}, 0
+def _propagate(copied: Copied) -> None:
+    """Find the values of all later nodes."""
+    copied.changed[copied.copy] = value_of(copied.copy)
     node = copied.copy.next
     while node.op != "output":
-        inputs = changed.intersection(node.all_input_nodes)
+        inputs = copied.changed.keys() & set(node.all_input_nodes)
         if inputs:
             effects = effects_of(node)
             if effects.writes or not effects.known:
@@ -161,26 +153,15 @@ def _propagate(copied: Copied) -> int:
             memories = {storage_of(part) for part in tree_leaves(values) if isinstance(part, Tensor)}
             if _differs(old, new, memories):
                 copied.changed[node] = new
-                changed.add(node)
-            gained += _agrees(node, copied.value) - _agrees(node, value_of)
         node = node.next
     results = [n for n in node.all_input_nodes if tensor_of(n) is not None]
     memories_of = [storage_of(value_at(n)) for n in results]
-    for result in [each for each in results if each in changed]:
+    for result in [each for each in results if each in copied.changed]:
         # Its memory must be its own, as a copy's is.
         order = order_of(value_at(result))
         if order is None or memories_of.count(storage_of(value_at(result))) > 1:
             raise _Seen
         copied.back[result] = order
-    return gained
-
-
-def _agrees(node: fx.Node, value: Callable[[fx.Node], Any]) -> bool:
-    """Whether the operands of a sum with a product have the layout of its result."""
-    result, beside = value(node), _beside(node)
-    if not _is_sum(node) or not isinstance(result, Tensor):
-        return False
-    return all(same_layout(value(n), result) for n in beside) and any(_is_of_a_product(n) for n in beside)
 
 
 def _again(node: fx.Node, copied: Copied) -> Any:

@@ -115,7 +115,7 @@ def _name(node: fx.Node) -> str | None:
     """The name of the called function, if it multiplies matrices."""
     if node.op == "call_method":
         return str(node.target) if node.target in _METHODS else None
-    if node.op != "call_function" or not any(node.target is function for function in _FUNCTIONS):
+    if node.op != "call_function" or node.target not in _FUNCTIONS:
         return None
     return str(getattr(node.target, "__name__", ""))
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
@@ -21,7 +21,8 @@ from epigemm.explain.log import Log
 from epigemm.explain.state import kept
 from epigemm.fusion.dynamo import Settings, settings_of
 from epigemm.fusion.report import FusedSite, FusionReport
-from epigemm.fusion.rewrite import SITE, name_of, warn_once
+from epigemm.fusion.rewrite import warn_once
+from epigemm.fusion.site import SITE, name_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -164,11 +165,6 @@ def is_fused(module: nn.Module) -> bool:
     return own.get(_CALL) is not None and getattr(own.get(_REPORT), "settings", None) is not None
 
 
-def settings_for(module: nn.Module) -> Settings:
-    """The settings that a module was fused with, or the default ones."""
-    return vars(module)[_REPORT].settings if is_fused(module) else settings_of(None, None)
-
-
 def call_of(model: nn.Module) -> Callable[..., Any]:
     """A function to compile that makes the model's call.
 
@@ -181,17 +177,6 @@ def call_of(model: nn.Module) -> Callable[..., Any]:
 
     code = call.__code__.replace(co_name=f"call_{type(model).__name__}_{next(_numbers)}")
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-
-
-@contextmanager
-def calling(model: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
-    """Have calls of a model run another function for a while."""
-    was = vars(model).get(_CALL)
-    vars(model)[_CALL] = call
-    try:
-        yield
-    finally:
-        vars(model)[_CALL] = was
 
 
 def _joined(options: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -324,14 +309,20 @@ def interpreted(model: nn.Module, log: Log) -> Iterator[None]:
 
     Nothing is compiled. A module runs the graphs that it would have compiled.
     """
-    with ExitStack() as stack:
-        for module in [each for each in model.modules() if is_fused(each)] or [model]:
-            stack.enter_context(calling(module, _call_of(module, log)))
+    modules = [each for each in model.modules() if is_fused(each)] or [model]
+    was = [(vars(module), vars(module).get(_CALL)) for module in modules]
+    calls = [_call_of(module, log) for module in modules]
+    try:
+        for module, call in zip(modules, calls, strict=True):
+            vars(module)[_CALL] = call
         yield
+    finally:
+        for own, compiled in was:
+            own[_CALL] = compiled
 
 
 def _call_of(module: nn.Module, log: Log) -> Callable[..., Any]:
-    settings = settings_for(module)
+    settings: Settings = vars(module)[_REPORT].settings if is_fused(module) else settings_of(None, None)
 
     def backend(graph_module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         report = settings.rewrite(graph_module)

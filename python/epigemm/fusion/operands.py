@@ -15,7 +15,7 @@ from torch.fx.graph import _parse_stack_trace
 
 from epigemm.arguments import checks
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR
-from epigemm.fusion.formula import ChainFormula, ChainStep, Slot, prelu
+from epigemm.fusion.formula import ChainFormula, prelu
 from epigemm.fusion.matmuls import Product
 from epigemm.fusion.values import (
     in_order,
@@ -33,26 +33,21 @@ _NORM = ("running_mean", "running_var", "weight", "bias")
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A BatchNorm that normalises by its running statistics: two vectors, folded from up to four."""
-
-    sources: tuple[fx.Node | None, ...]
-    eps: float
-
-
-@dataclass(frozen=True)
 class ChainOperand:
-    """A tensor or number that the chain reads beside the product.
+    """A tensor or number that the chain reads beside the product, or a BatchNorm by its running statistics.
 
     Attributes:
+        sources: its node; of a BatchNorm the nodes of four vectors or None, from which two are folded.
         order: the order of its axes for the call; None: unchanged.
         shared: whether it is a matrix with 1 in place of the last leading axes of what it is read beside.
+        eps: of a BatchNorm, which is two vectors; None: it is none.
     """
 
     kind: str
-    sources: tuple[fx.Node]
+    sources: tuple[fx.Node | None, ...]
     order: tuple[int, ...] | None = None
     shared: bool = False
+    eps: float | None = None
 
 
 class Refused(Exception):
@@ -85,7 +80,7 @@ class Region:
 
 def formula_of(
     region: Region, nodes: tuple[fx.Node, ...], *, alone: bool = False
-) -> tuple[ChainFormula, tuple[ChainOperand | Norm, ...], tuple[Any, ...] | None]:
+) -> tuple[ChainFormula, tuple[ChainOperand, ...], tuple[Any, ...] | None]:
     """The formula of some members of a region, the product first; or of one `alone`, to which each is the product.
 
     With it the operands, and the leading sizes of what matrices that share rows are read beside, if there are any.
@@ -93,63 +88,65 @@ def formula_of(
     maker = _Maker(region, alone)
     for node in nodes:
         maker.add(node)
+    maker.graph.output(maker.result)
     lead = None if maker.lead is None else tuple(maker.lead)
-    return ChainFormula(tuple(maker.kinds), tuple(maker.steps)), tuple(maker.operands), lead
+    return ChainFormula(tuple(maker.kinds), maker.graph), tuple(maker.operands), lead
 
 
 class _Maker:
     """Collects steps and operands."""
 
     def __init__(self, region: Region, alone: bool) -> None:
-        self._region, self._alone = region, alone
-        self.operands: list[ChainOperand | Norm] = []
+        self._region, self._alone, self._product = region, alone, region.product.value
+        self.operands: list[ChainOperand] = []
         self.kinds: list[str] = []
-        self.steps: list[ChainStep] = []
-        self._values: dict[fx.Node, Slot] = {}
-        self._read: dict[ChainOperand, Slot] = {}
+        self.graph = fx.Graph()
+        self.result = self._acc = self.graph.placeholder("acc")
+        self._values: dict[fx.Node, fx.Node] = {}
+        self._read: dict[ChainOperand, fx.Node] = {}
         self.lead: list[Any] | None = None  # the leading sizes beside which matrices share rows
 
     def add(self, node: fx.Node) -> None:
         """Add a member."""
         product = self._region.product
         if node is product.node:
-            self._values[node] = self._scaled(Slot(0), product.alpha)
+            made = self._scaled(self._acc, product.alpha)
             if product.bias is not None:
-                bias = self._operand(product.bias, product.value, product.value)
-                given = self._values[node], self._scaled(bias, product.beta)
-                self._values[node] = self._step(ChainStep(torch.add, given, line=_line(node)))
+                bias = self._operand(product.bias, self._product)
+                made = self._step(node, torch.add, (made, self._scaled(bias, product.beta)))
         elif node in self._region.views or node in self._region.idle:
-            self._values[node] = self._member(self._region.carried(node)[0])
+            made = self._member(node, self._region.carried(node)[0])
         elif node.target is F.batch_norm:
-            self._norm(node)
+            made = self._norm(node)
         else:
             value = value_at(node)
             shape = value_at(self._region.carried(node)[0])
             # Leave it to PyTorch where its types overflow.
-            most = min(_LARGEST, torch.finfo(product.value.dtype).max)
+            most = min(_LARGEST, torch.finfo(self._product.dtype).max)
             args, kwargs = _substituted(
-                (node.args, tuple(node.kwargs.items())), lambda n: self._argument(n, shape), most
+                (node.args, tuple(node.kwargs.items())), lambda n: self._argument(node, n, shape), most
             )
             # An epilogue computes in fp32 where PyTorch computes in the product's type or in fp32.
-            wide = not value.is_floating_point() or value.dtype in (product.value.dtype, torch.float32)
+            wide = not value.is_floating_point() or value.dtype in (self._product.dtype, torch.float32)
             target = prelu if _is_prelu_of_columns(node, shape) else node.target
-            step = ChainStep(target, args, kwargs, None if wide else value.dtype, _line(node))
-            self._values[node] = self._step(step)
+            made = self._step(node, target, args, dict(kwargs), None if wide else value.dtype)
             if self._alone and value.dtype == torch.bool:  # only the end of a chain needs a type of its own
-                self._step(ChainStep(torch.where, (self._values[node], Slot(0), 0.0)))
+                made = self._step(node, torch.where, (made, self._acc, 0.0))
+        self.result = self._values[node] = made
 
-    def _member(self, node: fx.Node) -> Slot:
+    def _member(self, reader: fx.Node, node: fx.Node) -> fx.Node:
         if not self._alone:
             return self._values[node]
         is_condition = value_at(node).dtype == torch.bool
-        return self._step(ChainStep(torch.gt, (Slot(0), 0.0))) if is_condition else Slot(0)
+        return self._step(reader, torch.gt, (self._acc, 0.0)) if is_condition else self._acc
 
-    def _argument(self, node: fx.Node, shape: Tensor) -> Slot:
+    def _argument(self, reader: fx.Node, node: fx.Node, shape: Tensor) -> fx.Node:
         if node in self._region.members:
-            return self._member(node)
-        return self._operand(node, shape, self._region.product.value)
+            return self._member(reader, node)
+        return self._operand(node, shape)
 
-    def _operand(self, node: fx.Node, beside: Tensor, product: Tensor) -> Slot:
+    def _operand(self, node: fx.Node, beside: Tensor) -> fx.Node:
+        product = self._product
         value = tensor_of(node)
         if value is None:
             raise Refused(f"{node} is a size or another number that changes from call to call")
@@ -171,7 +168,8 @@ class _Maker:
             self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
         operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None, shared)
         if operand not in self._read:
-            self._read[operand] = self._new(operand, kind)
+            self.operands.append(operand)
+            self._read[operand] = self._new(kind)
         return self._read[operand]
 
     def _keep_lead(self, node: fx.Node, lead: list[Any]) -> None:
@@ -180,30 +178,33 @@ class _Maker:
             raise Refused(f"{node} is repeated along other axes than an operand before it")
         self.lead = lead
 
-    def _new(self, operand: ChainOperand | Norm, kind: str) -> Slot:
-        self.operands.append(operand)
+    def _new(self, kind: str) -> fx.Node:
         self.kinds.append(kind)
-        return Slot(-len(self.kinds))
+        return self.graph.placeholder(kind)
 
-    def _step(self, step: ChainStep) -> Slot:
-        self.steps.append(step)
-        return Slot(len(self.steps))
+    def _step(
+        self, node: fx.Node, target: Any, args: Any, kwargs: Any = None, dtype: torch.dtype | None = None
+    ) -> fx.Node:
+        made = self.graph.create_node(
+            "call_method" if isinstance(target, str) else "call_function", target, args, kwargs
+        )
+        place = _parse_stack_trace(node.stack_trace or "")
+        made.meta = {"dtype": dtype, "line": f"{place.file}:{place.lineno}" if place else ""}
+        return made
 
-    def _scaled(self, slot: Slot, factor: float) -> Slot:
-        node, most = self._region.product.node, torch.finfo(self._region.product.value.dtype).max
+    def _scaled(self, value: fx.Node, factor: float) -> fx.Node:
         if factor == 1:
-            return slot
-        factor = _substituted(factor, lambda _: slot, min(_LARGEST, most))
-        return self._step(ChainStep(torch.mul, (slot, factor), line=_line(node)))
+            return value
+        factor = _substituted(factor, lambda _: value, min(_LARGEST, torch.finfo(self._product.dtype).max))
+        return self._step(self._region.product.node, torch.mul, (value, factor))
 
-    def _norm(self, node: fx.Node) -> None:
+    def _norm(self, node: fx.Node) -> fx.Node:
         """multiplier * z + offset."""
         origin, norm = _norm_of(node, self._region)
-        multiplier = self._new(norm, PER_COLUMN)
-        self.kinds.append(PER_COLUMN)
-        offset = Slot(-len(self.kinds))
-        scaled = self._step(ChainStep(torch.mul, (multiplier, self._member(origin)), line=_line(node)))
-        self._values[node] = self._step(ChainStep(torch.add, (scaled, offset), line=_line(node)))
+        self.operands.append(norm)
+        multiplier, offset = self._new(PER_COLUMN), self._new(PER_COLUMN)
+        scaled = self._step(node, torch.mul, (multiplier, self._member(node, origin)))
+        return self._step(node, torch.add, (scaled, offset))
 
 
 def _is_prelu_of_columns(node: fx.Node, beside: Tensor) -> bool:
@@ -217,7 +218,7 @@ def _is_prelu_of_columns(node: fx.Node, beside: Tensor) -> bool:
     return True
 
 
-def _substituted(part: Any, of_node: Callable[[fx.Node], Slot], most: float) -> Any:
+def _substituted(part: Any, of_node: Callable[[fx.Node], fx.Node], most: float) -> Any:
     """An argument with its nodes replaced; `most`: the largest number."""
     if isinstance(part, fx.Node):
         return of_node(part)
@@ -228,12 +229,6 @@ def _substituted(part: Any, of_node: Callable[[fx.Node], Slot], most: float) -> 
     if isinstance(part, (tuple, list)) and not isinstance(part, torch.Size):
         return tuple(_substituted(each, of_node, most) for each in part)
     return part
-
-
-def _line(node: fx.Node) -> str:
-    """`file:line` of the model's code."""
-    place = _parse_stack_trace(node.stack_trace or "")
-    return f"{place.file}:{place.lineno}" if place else ""
 
 
 def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
@@ -309,7 +304,7 @@ def arguments_of(norm: fx.Node) -> dict[str, Any]:
     return bound.arguments
 
 
-def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
+def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, ChainOperand]:
     given = arguments_of(node)
     origin, eps = given["input"], given["eps"]
     if given["training"] is not False or given["running_mean"] is None or given["running_var"] is None:
@@ -330,11 +325,11 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, Norm]:
     dtypes = {each.dtype for each in found if each is not None}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, None if x is None else x.dtype}:
         raise Refused(f"{node}: the vectors of BatchNorm are of other types")
-    return origin, Norm(tuple(vectors), eps)
+    return origin, ChainOperand(PER_COLUMN, tuple(vectors), eps=eps)
 
 
-def is_norm_alone(product: Product, formula: ChainFormula, operands: tuple[ChainOperand | Norm, ...]) -> bool:
+def is_norm_alone(product: Product, formula: ChainFormula, operands: tuple[ChainOperand, ...]) -> bool:
     """Whether the chain is the product, its bias and one BatchNorm, for which epigemm has a function."""
     before = 0 if product.bias is None else 1
-    norms = sum(isinstance(each, Norm) for each in operands)
+    norms = sum(each.eps is not None for each in operands)
     return norms == 1 and len(operands) == 1 + before and len(formula.steps) == 2 + before

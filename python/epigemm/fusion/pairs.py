@@ -80,24 +80,27 @@ class _Halves(NamedTuple):
     glus: list[fx.Node]  # calls of `F.glu`
 
 
-def read_by_halves(graph: fx.Graph, judged: Mapping[Chain, Judged]) -> dict[str, float]:
-    """The products that are only read by halves, and that may be two: the device's time for each, by its name."""
-    chains, found, depth = {chain.product.node: chain for chain in judged}, dict[str, float](), 0
-    for node in graph.nodes:
-        depth += node.target is grad_mode._enter_inference_mode
-        depth -= node.target is grad_mode._exit_inference_mode
-        if depth or node not in chains:
-            continue
-        product, estimate = chains[node].product, judged[chains[node]]
-        if _may_be_two(product) and _halves_of(product) is not None and not _is_written(product):
-            found[node.name] = estimate.fallback_us if estimate.why_not else estimate.fused_us
-    return found
+def times(judged: Mapping[Chain, Judged]) -> dict[str, float]:
+    """The device's times for products with what follows them, by the names of the products."""
+    return {
+        chain.product.node.name: each.fallback_us if each.why_not else each.fused_us
+        for chain, each in judged.items()
+    }
 
 
 def take_apart(graph: fx.Graph, only: Collection[str], us: Mapping[str, float]) -> dict[str, Pair]:
-    """Replace the products of these names by two each; `us`: the device's times for the one product."""
-    nodes = [node for node in graph.nodes if node.name in only]
-    return {node.name: _made_two(node, us[node.name]) for node in nodes}
+    """Replace products of these names that are only read by halves by two each; `us`: the times for the one product."""
+    found, depth = dict[str, Pair](), 0
+    for node in list(graph.nodes):
+        depth += node.target is grad_mode._enter_inference_mode
+        depth -= node.target is grad_mode._exit_inference_mode
+        product = None if depth or node.name not in us or node.name not in only else matmuls.understand(node)
+        if not isinstance(product, Product) or not _may_be_two(product):
+            continue
+        halves = _Halves({}, [])
+        if _reads_by_halves(product, node, halves) and not _is_written(product):
+            found[node.name] = _made_two(product, halves, us[node.name])
+    return found
 
 
 # --- whether it pays -------------------------------------------------------------------------------------------------
@@ -151,29 +154,24 @@ def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
 
 
 def _may_be_two(product: Product) -> bool:
-    value, weight, x = product.value, tensor_of(product.weight), tensor_of(product.x)
+    value = product.value
     if product.is_kn or product.is_batch or product.is_scaled or value.requires_grad:
         return False
-    read = (product.x, product.weight, product.bias)
-    if not all(isinstance(tensor_of(each), FakeTensor) for each in read if each is not None):
-        return False
+    read = [tensor_of(each) for each in (product.x, product.weight, product.bias) if each is not None]
     columns = value.shape[-1]
-    if not isinstance(columns, int) or columns < 2 or columns % 2:
+    if not isinstance(columns, int) or columns < 2 or columns % 2 or not product.adds_columns:
+        return False
+    if not all(isinstance(each, FakeTensor) for each in read):
         return False
     # Under autocast x would be cast twice.
-    return product.adds_columns and all(
-        each is not None and each.dtype == value.dtype for each in (x, weight)
-    )
-
-
-def _halves_of(product: Product) -> _Halves | None:
-    """What reads a product, if all of it reads halves of its columns."""
-    found = _Halves({}, [])
-    return found if _reads_by_halves(product, product.node, found) else None
+    return all(each is not None and each.dtype == value.dtype for each in read[:2])
 
 
 def _reads_by_halves(product: Product, node: fx.Node, found: _Halves) -> bool:
-    """Whether everything that reads a node, which has all elements of a product, reads halves of its columns."""
+    """Whether everything that reads a node, which has all elements of a product, reads halves of its columns.
+
+    `found` gets these readers.
+    """
     for user in node.users:
         effects = effects_of(user)
         if user.op == "output" or not effects.known or effects.writes:
@@ -231,12 +229,9 @@ def _half(value: Any, product: Product) -> int | None:
     return next((half for half in (0, 1) if known(offset == half * columns)), None)
 
 
-def _made_two(node: fx.Node, us: float) -> Pair:
-    graph, product = node.graph, matmuls.understand(node)
-    assert isinstance(product, Product)
-    halves, whole = _halves_of(product), product.value
-    assert halves is not None
-    inserter = Inserter(node)
+def _made_two(product: Product, halves: _Halves, us: float) -> Pair:
+    node, whole = product.node, product.value
+    graph, inserter = node.graph, Inserter(node)
     first, second = inserter.run(_two, (product.x, product.weight, product.bias), learns=False)
     pair = Pair(first, second, us)
     made = list(inserter.made)

@@ -20,7 +20,7 @@ from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of
-from epigemm.fusion.operands import ChainOperand, Norm
+from epigemm.fusion.operands import ChainOperand
 from epigemm.fusion.values import hint, tensor_of, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
@@ -132,9 +132,9 @@ def notes(chain: Chain, found: Judged) -> tuple[str, ...]:
     return (f"runs as PyTorch's GEMM and one elementwise kernel in the place of {behind}",)
 
 
-def _learns(operand: ChainOperand | Norm, chain: Chain) -> bool:
+def _learns(operand: ChainOperand, chain: Chain) -> bool:
     """Whether an operand, other than the product's bias or a matrix, needs a gradient."""
-    if not isinstance(operand, ChainOperand) or operand.kind == MATRIX:
+    if operand.eps is not None or operand.kind == MATRIX:
         return False
     (source,) = operand.sources
     value = tensor_of(source)
@@ -171,24 +171,23 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
         return torch.empty(shape, dtype=of, device="meta")
 
     stored = empty(k, n).t() if product.is_kn else empty(n, k)
+    operands: list[Tensor | float | None] = []
+    for operand in chain.operands:
+        value = tensor_of(operand.sources[0])
+        if operand.eps is not None:
+            operands += [empty(n, of=torch.float32), empty(n, of=torch.float32)]
+        elif operand.kind == SCALAR or value is None:
+            operands.append(0.0)
+        else:  # of rows that are shared one stands for all
+            shape = KINDS[operand.kind].shape((1 if operand.shared else m,), n)
+            operands.append(empty(*shape, of=value.dtype))
     epilogue: Epilogue = BIAS
-    operands: list[Tensor | float | None] = [None]
     if chain.epilogue is not None:
-        dtypes: list[torch.dtype] = []
-        rows: list[int] = []  # of matrices; of one that shares rows one stands for all
-        for operand in chain.operands:
-            value = None if isinstance(operand, Norm) else tensor_of(operand.sources[0])
-            dtypes += [torch.float32, torch.float32] if value is None else [value.dtype]
-            rows += [m, m] if isinstance(operand, Norm) else [1 if operand.shared else m]
-        operands = [
-            0.0 if kind == SCALAR else empty(*KINDS[kind].shape((count,), n), of=of)
-            for kind, of, count in zip(chain.formula.kinds, dtypes, rows, strict=True)
-        ]
         epilogue = forms.of_types(chain.epilogue.traced, empty(m, k), operands)
     elif chain.norm is not None:
-        epilogue, operands = SCALE_BATCH_NORM, [empty(n, of=torch.float32), empty(n, of=torch.float32)]
-    elif product.bias is not None:
-        operands = [empty(n)]
+        epilogue, operands = SCALE_BATCH_NORM, operands[-2:]
+    else:
+        operands = [None if product.bias is None else empty(n)]
     call = LinearCall(epilogue, empty(m, k), stored, operands)
     if is_product_alone is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
-from torch import Tensor, fx
+from torch import fx
 
 from epigemm.fusion import formula, gates, layers, layouts, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.report import FusedSite, FusionReport, Skipped
-from epigemm.fusion.site import NormedProduct, NormSite, Site, find_normed
+from epigemm.fusion.site import SITE, Replacement, Site, find_normed, name_of
 from epigemm.fusion.values import origin_of
 
 T = TypeVar("T")
-SITE = "epigemm_site"
-"""The key in the `meta` of a fused call's node, for its entry of the report."""
 
 
 class FusionError(RuntimeError):
@@ -65,9 +62,9 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     copied = copy.deepcopy(graph)
     copied.owning_module = graph.owning_module  # which has the values of attributes
     for mine, other in zip(copied.nodes, graph.nodes, strict=True):
-        vars(mine).update({key: value for key, value in vars(other).items() if key not in vars(mine)})
-        # Dynamo removes the model's inputs from its own graph later. A copy must not keep them.
-        mine.meta = {key: value for key, value in other.meta.items() if key != "grapharg"}
+        vars(mine).update({**vars(other), **vars(mine)})
+        mine.meta = dict(other.meta)
+        mine.meta.pop("grapharg", None)  # Dynamo removes the model's inputs from its own graph later
     return copied
 
 
@@ -116,20 +113,19 @@ class _Settings(NamedTuple):
     def tried(
         self,
         found: _Found,
-        names: Collection[str],
         change: Callable[[fx.Graph, Collection[str]], Mapping[str, T]],
         pays: Callable[[T, _Found], bool],
     ) -> tuple[_Found, Mapping[str, T]]:
-        """Change a copy of a graph at the nodes of some names, then at those alone where that pays.
+        """Change a copy of a graph wherever it can be, then another one where that pays alone.
 
         Returns:
             The copy, and what was changed by name; the graph itself where nothing pays.
         """
-        while names:
-            made = change(graph := _copied(found.graph), names)
+        names = {node.name for node in found.graph.nodes}
+        while made := change(graph := _copied(found.graph), names):
             tried = self.find(graph)
-            names = [name for name, each in made.items() if pays(each, tried)]
-            if names and len(names) == len(made):
+            names = {name for name, each in made.items() if pays(each, tried)}
+            if len(names) == len(made):
                 return tried, made
         return found, {}
 
@@ -171,25 +167,28 @@ def fuse_graph(
 
 def _layers_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
     """Write out PyTorch's own layers of which a product is taken; a note for each kind of others."""
-    functions, left = layers.functions(found.graph), dict[str, str]()
+    every: list[Any] = layers.layers_of(found.graph)
+    left: dict[str, str] = {}
 
     def is_taken(nodes: list[fx.Node], tried: _Found) -> bool:
         return any(chain.product.node in nodes for chain in tried.taken)
 
     write_out = partial(layers.write_out, left=left)
-    found, made = settings.tried(found, functions, write_out, is_taken)
-    others = [(function, left.get(name)) for name, function in functions.items() if name not in made]
-    notes = (f"{function} stays as it is: {why or profit.SLOWER}" for function, why in others)
-    return found, list(dict.fromkeys(notes))
+    found, made = settings.tried(found, write_out, is_taken)
+    others = [(node.target, left.get(node.name, profit.SLOWER)) for node in every if node.name not in made]
+    return found, list(dict.fromkeys(f"{layer.__name__} stays as it is: {why}" for layer, why in others))
 
 
 def _rows_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
     """Copy operands with reordered axes where that allows sums to be fused."""
 
-    def pays(copied: layouts.Copied, tried: _Found) -> bool:
-        return copied.pays(node for chain in tried.taken for node in chain.nodes)
+    def replaced(of: _Found) -> set[str]:
+        return {node.name for chain in of.taken for node in chain.nodes}
 
-    found, made = settings.tried(found, layouts.sums(found.graph), layouts.put_in_rows, pays)
+    before = replaced(found)
+    found, made = settings.tried(
+        found, layouts.put_in_rows, lambda copied, tried: copied.pays(replaced(tried), before)
+    )
     return found, [
         f"{each.copy.args[0]} is copied once: sums with it then lie in rows" for each in made.values()
     ]
@@ -197,97 +196,63 @@ def _rows_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str
 
 def _pairs_that_pay(found: _Found, settings: _Settings) -> tuple[_Found, list[str]]:
     """Replace products that are read by halves by two, where that is expected to be faster."""
-    us = pairs.read_by_halves(found.graph, found.judged)
 
     def pays(pair: pairs.Pair, tried: _Found) -> bool:
         return pairs.pays(pair, tried.judged, one_by_one=settings.one_by_one)
 
-    found, made = settings.tried(found, us, partial(pairs.take_apart, us=us), pays)
+    take_apart = partial(pairs.take_apart, us=pairs.times(found.judged))
+    found, made = settings.tried(found, take_apart, pays)
     said = "its halves are two products, of which one multiplies by the other"
     return found, [f"{name_of(pair.first)}: {said}" for pair in made.values()]
 
 
-def _replace_all(found: _Found, normed: dict[Chain, NormedProduct]) -> dict[Chain, FusedSite]:
+def _replace_all(found: _Found, normed: dict[Chain, Replacement]) -> dict[Chain, FusedSite]:
     """Replace chains by calls, the one that ends last first, because a chain may read results of those before it.
 
     So no call reads a node that has been removed. This is not the order of the products: in `a(x) * b(x)` the first
     product's chain reads the second product.
     """
     order = {node: place for place, node in enumerate(found.graph.nodes)}
-    nodes = {
-        chain: normed[chain].nodes if chain in normed else chain.nodes for chain in (*found.taken, *normed)
-    }
-    sites: dict[Chain, FusedSite] = {}
-    for chain in sorted(nodes, key=lambda chain: order[nodes[chain][-1]], reverse=True):
-        estimate = found.judged[chain]
-        both: gates.Joined | None = estimate.both
-        if chain in normed:
-            norm = normed[chain]
-            matched = tuple(node.name for node in norm.nodes)
-            name = name_of(chain.product.node)
-            sites[chain] = site = FusedSite(name, norm.function, matched, norm.text, (_OWN_STATISTICS,))
-            _replace(NormSite(norm), norm.sources, norm.nodes, site, at=norm.norm)
-        elif both is None:
-            sites[chain] = site = _site_of(chain, profit.notes(chain, estimate))
-            _replace(Site(chain), chain.sources, chain.nodes, site, views=chain.views)
-        elif chain is both.first:
-            sites[chain] = site = _site_of(chain, (_IN_ONE_KERNEL + name_of(both.second.product.node),))
-            _replace(
-                gates.TwoSites(both),
-                both.sources,
-                (*both.second.nodes, *chain.nodes),
-                site,
-                views=chain.views,
-            )
-        else:
-            sites[chain] = _site_of(chain, (_IN_ONE_KERNEL + name_of(both.first.product.node),))
-    return sites
+    made = {chain: _replacement(chain, each) for chain, each in found.taken.items()} | normed
+    calls = [each for each in made.values() if each.nodes]
+    for each in sorted(calls, key=lambda each: order[each.nodes[-1]], reverse=True):
+        _replace(each)
+    return {chain: each.site for chain, each in made.items()}
 
 
-_IN_ONE_KERNEL = "computed by one kernel with "
-_OWN_STATISTICS = "by the batch's own statistics: one pass for the product with them, one that normalises"
-
-
-def _replace(
-    call: Callable[..., Tensor],
-    sources: tuple[fx.Node | None, ...],
-    nodes: tuple[fx.Node, ...],
-    site: FusedSite,
-    *,
-    views: tuple[fx.Node, ...] = (),
-    at: fx.Node | None = None,
-) -> None:
-    """Replace nodes by a call and views of its result. It takes the place of the last node, or of `at`."""
-    tail = nodes[-1]
-    at = at or tail
-    with at.graph.inserting_before(at):
-        fused = at.graph.call_function(call, sources)
-        fused.meta = {**origin_of(at), SITE: site}
-        for view in views:
-            inputs = {node: fused if node in nodes else node for node in view.all_input_nodes}
-            fused = at.graph.node_copy(view, inputs.__getitem__)
-    fused.meta["example_value"] = tail.meta["example_value"]
-    tail.replace_all_uses_with(fused)
-    for node in reversed(nodes):
-        tail.graph.erase_node(node)
-
-
-def _site_of(chain: Chain, notes: tuple[str, ...]) -> FusedSite:
-    product = chain.product
-    text = "acc" if product.bias is None else "acc + c1"
+def _replacement(chain: Chain, estimate: profit.Judged) -> Replacement:
+    """The call of a chain; without nodes for the second of two chains, which the first one's call replaces."""
+    both: gates.Joined | None = estimate.both
+    notes = profit.notes(chain, estimate)
+    if both is not None:
+        other = both.second if chain is both.first else both.first
+        notes = (f"computed by one kernel with {name_of(other.product.node)}",)
+    if chain.ended:
+        notes = (*notes, f"ends: {chain.ended}")
+    text = "acc" if chain.product.bias is None else "acc + c1"
     if chain.epilogue is not None:
         text = formula.text_of(chain.epilogue)
     elif chain.norm is not None:
         text = f"batch_norm({text})"
-    notes = (*notes, f"ends: {chain.ended}") if chain.ended else notes
     matched = tuple(node.name for node in chain.nodes)
-    return FusedSite(name_of(product.node), chain.function, matched, text, notes)
+    site = FusedSite(name_of(chain.product.node), chain.function, matched, text, notes)
+    if both is None:
+        return Replacement(Site(chain), chain.sources, chain.nodes, site, chain.views)
+    nodes = (*both.second.nodes, *chain.nodes) if chain is both.first else ()
+    return Replacement(gates.TwoSites(both), both.sources, nodes, site, chain.views)
 
 
-def name_of(node: fx.Node) -> str:
-    """The name of a product's module, or of its node."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
-    path = re.sub(r"^L(\['(self|fn|model)'\])?|__dict__\['_modules'\]|_modules|__self__", "", path)
-    parts = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).split(".")
-    return ".".join(filter(None, parts)) or node.name
+def _replace(made: Replacement) -> None:
+    """Replace nodes by a call and views of its result."""
+    tail = made.nodes[-1]
+    at = made.at or tail
+    with at.graph.inserting_before(at):
+        fused = at.graph.call_function(made.call, made.arguments)
+        fused.meta = {**origin_of(at), SITE: made.site}
+        for view in made.views:
+            inputs = {node: fused if node in made.nodes else node for node in view.all_input_nodes}
+            fused = at.graph.node_copy(view, inputs.__getitem__)
+    fused.meta["example_value"] = tail.meta["example_value"]
+    tail.replace_all_uses_with(fused)
+    for node in reversed(made.nodes):
+        tail.graph.erase_node(node)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,52 +26,75 @@ from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.effects import is_quiet
-from epigemm.fusion.operands import ChainOperand, arguments_of
+from epigemm.fusion.operands import arguments_of
 from epigemm.fusion.profit import Judged
+from epigemm.fusion.report import FusedSite
 from epigemm.fusion.values import known, storage_of, tensor_of, value_at
 
 _NO_BIAS = (None,)
 
 
-class FusedCall:
-    """A call that replaces nodes of a graph."""
-
-    def __init__(self, name: str, module: str) -> None:
-        # torch.fx writes these two attributes into the code of a graph.
-        self.__name__, self.__module__ = f"fused_{name}", module
-
-    def __repr__(self) -> str:
-        return f"<{self.__name__.replace('_', ' ', 1)}>"
+SITE = "epigemm_site"
+"""The key in the `meta` of a fused call's node, for its entry of the report."""
 
 
-class Site(FusedCall):
+class Replacement(NamedTuple):
+    """A call that replaces nodes of a graph.
+
+    Attributes:
+        call: what is called.
+        arguments: of the call.
+        nodes: what it replaces, in order.
+        site: its entry of the report.
+        views: those of the nodes that give the result its shape.
+        at: the node whose place it takes, if that is not the last one's.
+    """
+
+    call: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
+    nodes: tuple[fx.Node, ...]
+    site: FusedSite
+    views: tuple[fx.Node, ...] = ()
+    at: fx.Node | None = None
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of a product's module, or of its node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    path = re.sub(r"^L(\['(self|fn|model)'\])?|__dict__\['_modules'\]|_modules|__self__", "", path)
+    parts = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).split(".")
+    return ".".join(filter(None, parts)) or node.name
+
+
+class Site:
     """A chain as one call, with x, the weight, and the sources of the chain's operands as arguments."""
 
     def __init__(self, chain: Chain) -> None:
-        super().__init__(chain.function, __name__)
+        # torch.fx writes these two attributes into the code of a graph.
+        self.__name__, self.__module__ = f"fused_{chain.function}", __name__
         product = chain.product
         self._epilogue = chain.epilogue
         self._is_kn, self._is_batch = product.is_kn, product.is_batch
         # The operands' kinds; for a BatchNorm its eps, and which of its vectors exist.
         self._operands: list[Any] = [
-            each.kind if isinstance(each, ChainOperand) else (each.eps, [v is not None for v in each.sources])
+            (each.eps, [v is not None for v in each.sources]) if each.eps is not None else each.kind
             for each in chain.operands
         ]
+        of_sources = [each for each in chain.operands for source in each.sources if source is not None]
         # The order of axes of operands next to a view of the product with reordered axes, by their positions.
-        self._orders: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._orders = {
+            place: (each.kind, each.order) for place, each in enumerate(of_sources) if each.order is not None
+        }
         # The positions of matrices that share rows. Their call needs the leading axes beside which they are read.
-        self._shared: list[int] = []
-        place = 0
-        for each in chain.operands:
-            if isinstance(each, ChainOperand) and each.order is not None:
-                self._orders[place] = each.kind, each.order
-            if isinstance(each, ChainOperand) and each.shared:
-                self._shared.append(place)
-            place += sum(source is not None for source in each.sources)
+        self._shared = [place for place, each in enumerate(of_sources) if each.shared]
         self._splits_rows = chain.splits_rows
         # Recorded calls, BatchNorms and operands of other shapes need more work.
         self._is_direct = not product.value.requires_grad and chain.norm is None
         self._direct: Epilogue | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__.replace('_', ' ', 1)}>"
 
     def __call__(self, x: Tensor, weight: Tensor, *sources: Tensor) -> Tensor:
         """Compute the chain."""
@@ -157,99 +181,50 @@ class Site(FusedCall):
 
 _PRODUCTS_OF_TWO: tuple[Any, ...] = (operator.mul, torch.mul, "mul")
 _RELUS: tuple[Any, ...] = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
-_VECTORS = ("weight", "bias", "running_mean", "running_var")
+_OWN_STATISTICS = "by the batch's own statistics: one pass for the product with them, one that normalises"
 # The device's time, by the planner and by bytes, that pays for a node in Python in place of three in C++. With less the
 # GPU may wait for the host. Counted, not measured: a call makes about ten steps on the host (the node, three launches,
 # the tensors that they write, two views), each taken as 10 us, which is what an operator takes on a slow host.
 _LEAST_US = 100.0
 
 
-class NormedProduct(NamedTuple):
-    """A product with a BatchNorm behind it.
-
-    Attributes:
-        chain: the product, perhaps with its scale.
-        scale: a vector that scales the product's columns.
-        norm: the BatchNorm.
-        given: its arguments by name.
-        relu: the ReLU behind it.
-    """
-
-    chain: Chain
-    scale: fx.Node | None
-    norm: fx.Node
-    given: Mapping[str, Any]
-    relu: fx.Node | None
-
-    @property
-    def nodes(self) -> tuple[fx.Node, ...]:
-        """What the call replaces."""
-        return (*self.chain.nodes, self.norm, *([] if self.relu is None else [self.relu]))
-
-    @property
-    def sources(self) -> tuple[fx.Node | None, ...]:
-        """The arguments of the call."""
-        product = self.chain.product
-        return product.x, product.weight, product.bias, self.scale, *(self.given[name] for name in _VECTORS)
-
-    @property
-    def function(self) -> str:
-        """The name of what it computes."""
-        return "linear_batch_norm" if self.relu is None else "linear_batch_norm_relu"
-
-    @property
-    def text(self) -> str:
-        """What it computes."""
-        text = "acc" if self.chain.product.bias is None else "acc + c1"
-        if self.scale is not None:
-            text = f"{text} * scale" if self.chain.product.bias is None else f"({text}) * scale"
-        text = f"batch_norm({text})"
-        return text if self.relu is None else f"relu({text})"
+def fused_linear_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    bn_weight: Tensor | None,
+    bn_bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """batch_norm((x @ weight.T + bias) * scale), or its ReLU; the running statistics follow."""
+    running = Running(running_mean, running_var, None, momentum)
+    product = LinearCall(BIAS, x, weight, (bias,))
+    norm = Norm(scale, bn_weight, bn_bias, eps, relu)
+    found = batch_statistics.linear_batch_norm(BatchNormCall(product, norm, running))
+    if found is not None:
+        return found
+    z = _route.linear(BIAS, x, weight, (bias,))
+    z = z if scale is None else z * scale
+    y = F.batch_norm(z, running_mean, running_var, bn_weight, bn_bias, True, momentum, eps)
+    return torch.relu(y) if relu else y
 
 
-class NormSite(FusedCall):
-    """The call that replaces them."""
-
-    def __init__(self, found: NormedProduct) -> None:
-        super().__init__("linear_batch_norm", __name__)
-        self._momentum, self._eps = found.given["momentum"], found.given["eps"]
-        self._relu = found.relu is not None
-
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        scale: Tensor | None,
-        bn_weight: Tensor | None,
-        bn_bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-    ) -> Tensor:
-        """batch_norm((x @ weight.T + bias) * scale), or its ReLU; the running statistics follow."""
-        running = Running(running_mean, running_var, None, self._momentum)
-        product = LinearCall(BIAS, x, weight, (bias,))
-        norm = Norm(scale, bn_weight, bn_bias, self._eps, self._relu)
-        found = batch_statistics.linear_batch_norm(BatchNormCall(product, norm, running))
-        if found is not None:
-            return found
-        z = _route.linear(BIAS, x, weight, (bias,))
-        z = z if scale is None else z * scale
-        y = F.batch_norm(z, running_mean, running_var, bn_weight, bn_bias, True, self._momentum, self._eps)
-        return torch.relu(y) if self._relu else y
-
-
-def find_normed(finder: ChainFinder, judged: Mapping[Chain, Judged]) -> dict[Chain, NormedProduct]:
+def find_normed(finder: ChainFinder, judged: Mapping[Chain, Judged]) -> dict[Chain, Replacement]:
     """The products that a BatchNorm by batch statistics follows, and whose device pays for the call."""
-    found: dict[Chain, NormedProduct] = {}
+    found: dict[Chain, Replacement] = {}
     for chain, estimate in judged.items():
         each = _behind(chain, finder) if estimate.both is None else None
-        if each is not None and _pays(estimate, each):
+        if each is not None and _pays(estimate, chain, each.nodes[1:]):
             found[chain] = each
     return found
 
 
-def _behind(chain: Chain, finder: ChainFinder) -> NormedProduct | None:
+def _behind(chain: Chain, finder: ChainFinder) -> Replacement | None:
     product, last = chain.product, chain.nodes[-1]
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
@@ -269,17 +244,28 @@ def _behind(chain: Chain, finder: ChainFinder) -> NormedProduct | None:
     learns = value_at(norm).requires_grad
     if relu is None or relu.target not in _RELUS or value_at(relu).requires_grad != learns:
         relu = None
-    found = NormedProduct(chain, scale, norm, given, relu)
-    vectors = [node for node in found.sources[:-2] if node is not None]
-    statistics = [each for name in _VECTORS[2:] if (each := given[name]) is not None]
+    vectors = [product.x, product.weight, product.bias, scale, given["weight"], given["bias"]]
+    statistics = [given["running_mean"], given["running_var"]]
     if not _memory_of(vectors).isdisjoint(_memory_of(statistics)):
         return None  # the kernel that updates them would read what it writes
     if learns and finder.is_written_after(norm, vectors):
         return None
-    return found if is_quiet(product.node.next, norm, _memory_of([*vectors, *statistics])) else None
+    if not is_quiet(product.node.next, norm, _memory_of([*vectors, *statistics])):
+        return None
+    nodes = (*chain.nodes, norm, *([] if relu is None else [relu]))
+    arguments = (*vectors, *statistics, given["momentum"], given["eps"], relu is not None)
+    text = "acc" if product.bias is None else "acc + c1"
+    if scale is not None:
+        text = f"{text} * scale" if product.bias is None else f"({text}) * scale"
+    text, function = f"batch_norm({text})", "linear_batch_norm"
+    if relu is not None:
+        text, function = f"relu({text})", "linear_batch_norm_relu"
+    matched = tuple(node.name for node in nodes)
+    site = FusedSite(name_of(product.node), function, matched, text, (_OWN_STATISTICS,))
+    return Replacement(fused_linear_batch_norm, arguments, nodes, site, at=norm)
 
 
-def _memory_of(nodes: Iterable[fx.Node]) -> set[int]:
+def _memory_of(nodes: Iterable[fx.Node | None]) -> set[int]:
     return {storage_of(value) for node in nodes if (value := tensor_of(node)) is not None}
 
 
@@ -298,9 +284,8 @@ def _scale_of(node: fx.Node, product: fx.Node) -> fx.Node | None:
     return vector if is_vector and isinstance(vector, fx.Node) else None
 
 
-def _pays(estimate: Judged, found: NormedProduct) -> bool:
-    place = torch.empty(0, device=found.chain.product.value.device)
+def _pays(estimate: Judged, chain: Chain, behind: Sequence[fx.Node]) -> bool:
+    place = torch.empty(0, device=chain.product.value.device)
     if not batch_statistics.is_served(place):
         return False
-    behind = found.nodes[1:]
     return place.is_cpu or estimate.fallback_us + sum(map(profit.device_us, behind)) > _LEAST_US

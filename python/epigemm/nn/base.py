@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from epigemm import functional
 from epigemm import route as _route
 from epigemm.arguments import checks, invariance
 from epigemm.arguments.forms import Function
@@ -176,6 +177,37 @@ class FusedLinear(Layer):
         """The constructor's arguments, as `nn.Linear` prints them."""
         features = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{features}, bias={self.bias is not None}, {super().extra_repr()}"
+
+
+class Activated(FusedLinear):
+    """A layer with an activation that its caller names."""
+
+    _products: ClassVar[int] = 1  # in its weight
+    _shown: ClassVar[tuple[str, ...]] = ("activation",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activation: str = "silu",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(in_features, self._products * out_features, bias, **options)
+        functional.gate_function(activation)  # which checks it
+        self.activation = activation
+
+    @classmethod
+    def from_linear(
+        cls: type[_Layer], linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
+    ) -> _Layer:
+        """As of `FusedLinear`."""
+        return cls._over({"linear": linear}, options, activation=activation)
+
+    @property
+    def _function(self) -> Function:
+        return functional.gate_function(self.activation)
 
 
 def reset_linear(weight: Tensor, bias: Tensor | None) -> None:

@@ -6,21 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from epigemm import docstrings, functional, glu
-from epigemm.arguments.forms import Function
-from epigemm.nn.base import CallOptions, FusedLinear, Options, reset_linear
+from epigemm import docstrings, glu
+from epigemm.nn.base import Activated, CallOptions, reset_linear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 @docstrings.of_layer
-class LinearGLU(FusedLinear):
+class LinearGLU(Activated):
     """activation(x @ W1.T + b1) * (x @ W2.T + b2): the gated layers of transformers (SwiGLU, GeGLU, ...).
 
     `weight` `[2N, K]` and `bias` `[2N]` have the rows of both products, the activated ones first: `epigemm.linear_glu`
-    says which models store them so. A layer over two layers (`from_linears`) also has `weight2` and `bias2`, each with
-    N rows.
+    says which models store them so; `from_linear` takes a layer with an even number of rows. A layer over two layers
+    (`from_linears`) also has `weight2` and `bias2`, each with N rows.
 
     Example:
         >>> epigemm.nn.LinearGLU(64, 32, activation="gelu")(torch.randn(8, 64)).shape
@@ -30,30 +29,8 @@ class LinearGLU(FusedLinear):
     weight2: Tensor | None
     bias2: Tensor | None
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        activation: str = "silu",
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(in_features, 2 * out_features, bias, **options)
-        functional.gate_function(activation)  # which checks it
-        self.activation = activation
-
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
-    ) -> LinearGLU:
-        """The layer over the parameter objects of a layer with 2N rows, of which the first N are activated.
-
-        Raises:
-            TypeError: another class than `torch.nn.Linear`; an unknown option.
-            ValueError: `linear` has an odd number of rows, hooks, a `forward` of its own, or other parameters.
-        """
-        return cls._over({"linear": linear}, options, activation=activation)
+    _products = 2
+    _shown = ()
 
     @classmethod
     def from_linears(
@@ -113,11 +90,7 @@ class LinearGLU(FusedLinear):
         options: Any = {"precision": self.precision, "strict": self.strict}
         return glu.linear_glu(x, self.weight, self.bias, **second, **options)
 
-    @property
-    def _function(self) -> Function:
-        return functional.gate_function(self.activation)
-
     def extra_repr(self) -> str:
-        """As of `FusedLinear`, with the activation, whether there are two weights, and the second one's bias."""
+        """As of `FusedLinear`, with whether there are two weights, the second one's bias, and the activation."""
         two = "" if self.weight2 is None else f", two weights, bias2={self.bias2 is not None}"
         return f"{super().extra_repr()}{two}, activation={self.activation!r}"

@@ -13,7 +13,7 @@ from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import library
-from epigemm.nn.base import CallOptions, FusedLinear, Options
+from epigemm.nn.base import Activated, CallOptions, FusedLinear, Options
 from epigemm.results_epilogue import ResultsEpilogue
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class LinearResidual(FusedLinear):
 
 
 @docstrings.of_layer
-class LinearGated(FusedLinear):
+class LinearGated(Activated):
     """activation(x @ weight.T + bias) * gate: one half of a gated layer (SwiGLU, GeGLU, ...) and the product after it.
 
     The gate, of the result's shape, is an argument of the call.
@@ -192,32 +192,6 @@ class LinearGated(FusedLinear):
         >>> epigemm.nn.LinearGated(64, 32, activation="gelu")(torch.randn(8, 64), torch.randn(8, 32)).shape
         torch.Size([8, 32])
     """
-
-    _shown = ("activation",)
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        activation: str = "silu",
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(in_features, out_features, bias, **options)
-        functional.gate_function(activation)  # which checks it
-        self.activation = activation
-
-    @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, *, activation: str = "silu", **options: Unpack[CallOptions]
-    ) -> LinearGated:
-        """The fused layer over the parameter objects of `linear`."""
-        return cls._over({"linear": linear}, options, activation=activation)
-
-    @property
-    def _function(self) -> Function:
-        return functional.gate_function(self.activation)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
         """Apply the layer."""
