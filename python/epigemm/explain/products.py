@@ -27,12 +27,7 @@ def _of_matmul(input: Tensor, other: Tensor, *_: Any) -> _Size:
     return (rows, columns, k), batch
 
 
-def _unknown(*_: Any) -> _Size:
-    return (), 1
-
-
-_Sizes = dict[Any, Callable[..., _Size]]
-SIZES: _Sizes = {
+SIZES: dict[Any, Callable[..., _Size] | None] = {
     F.linear: lambda input, weight, *_: _of_matmul(input, weight.t()),
     **dict.fromkeys((torch.matmul, torch.linalg.matmul, torch.mm, torch.bmm, torch.mv), _of_matmul),
     **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.mv), _of_matmul),
@@ -41,13 +36,12 @@ SIZES: _Sizes = {
         (torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm),
         lambda _, *factors: _of_matmul(*factors),
     ),
-    **dict.fromkeys((F.bilinear, torch.einsum, torch.tensordot, torch.inner, torch.chain_matmul), _unknown),
-    **dict.fromkeys((torch.linalg.multi_dot, torch.addbmm, torch.addmv), _unknown),
-    F.multi_head_attention_forward: _unknown,  # its products are inside one operator
-    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _unknown),
-    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell), _unknown),
+    **dict.fromkeys((F.bilinear, torch.einsum, torch.tensordot, torch.inner, torch.chain_matmul)),
+    **dict.fromkeys((torch.linalg.multi_dot, torch.addbmm, torch.addmv)),
+    **dict.fromkeys((F.multi_head_attention_forward, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)),
+    **dict.fromkeys((torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)),
 }
-"""PyTorch's functions that multiply matrices, and their sizes."""
+"""PyTorch's functions that multiply matrices, and their sizes; None: its products are inside of one operator."""
 _NAMES = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2", "vec")
 """Of what these functions multiply, in their order."""
 
@@ -55,7 +49,8 @@ _NAMES = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2", "vec")
 def of_torch(place: Product, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product:
     """A product by one of these functions; `place`: what is known of it by where it is."""
     named = [kwargs[name] for name in _NAMES if name in kwargs]
-    size, batch = SIZES[function](*args, *named)
+    size_of = SIZES[function]
+    size, batch = size_of(*args, *named) if size_of else ((), 1)
     dtype = next(each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
     why = place.why or ("" if size else "its products are inside of one function of PyTorch's")
     about: Any = {"function": function.__name__, "size": size, "dtype": dtype_name(dtype)}

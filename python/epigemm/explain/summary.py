@@ -20,8 +20,6 @@ from epigemm.explain.explanation import dtype_name
 from epigemm.explain.log import Call, Launch, Log, kernels_of
 from epigemm.results_epilogue import ResultsEpilogue
 
-_APART = {ELEMENTWISE: GEMM_ELEMENTWISE, REFERENCE: REFERENCE}
-
 
 def of_function(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Explanation:
     """`epigemm.explain` of a function."""
@@ -41,6 +39,10 @@ def _by_torch(result: Tensor) -> Explanation:
     return Explanation("z", REFERENCE, "PyTorch's operators", arithmetic, [], backward=backward)
 
 
+def _behind_product(path: str) -> str:
+    return GEMM_ELEMENTWISE if path == ELEMENTWISE else path
+
+
 def explained(function: str, told: Sequence[Launch]) -> Explanation:
     """The explanation of a function's calls, of which the last gives the result, and of what is beside them."""
     *earlier, last = [each for each in told if isinstance(each, Call)]
@@ -48,7 +50,7 @@ def explained(function: str, told: Sequence[Launch]) -> Explanation:
     op = "linear" if isinstance(call, LinearCall) else "elementwise"
     op = f"epigemm::{op if call.out is None else f'{op}_out'}, epilogue {call.epilogue.name}"
     if earlier and isinstance(call, ElementwiseCall):  # a product in autocast's type
-        found = replace(found, path=_APART[found.path], reasons=[explanation.PROMOTED])
+        found = replace(found, path=_behind_product(found.path), reasons=[explanation.PROMOTED])
     op = f"{function}: {found.op or f'{op}: {call.epilogue.formula}'}"
     found = replace(found, op=op, backward=_backward(last, earlier), kernels=kernels_of(told))
     for each in earlier:
@@ -149,9 +151,8 @@ def _of_results(
     )
     if product is not None:
         of_product = explained("linear", [product])
-        path = GEMM_ELEMENTWISE if found.path == ELEMENTWISE else found.path
         reasons = [explanation.PROMOTED, *of_product.reasons, *found.reasons]
-        found = replace(found, op=of_product.op, path=path, reasons=reasons)
+        found = replace(found, op=of_product.op, path=_behind_product(found.path), reasons=reasons)
     return replace(found, op=f"{function}: {written(form.traced.results.structure, names)}, of {found.op}")
 
 
