@@ -197,3 +197,15 @@ def test_what_runs_on_a_gpu(dtype: torch.dtype, sizes: tuple[int, ...], fused: b
     assert found.fused is fused
     assert found.launches == (["fused"] if fused else ["torch_gemm"])
     assert found.answer == (0 if fused else Reason.BY_REFERENCE)
+
+
+def test_explained() -> None:
+    """What runs where no fused kernel does, and what would on a GPU."""
+    x, weight, bias = draw(torch.bfloat16)
+    found = epigemm.explain("grouped_linear", x, weight, bias, offs=offs(), epilogue="silu")
+    assert found.kernels == ["torch grouped GEMM (grouped_mm)", "PyTorch reference, bias_silu"]
+    assert found.reasons[0].startswith("no fused kernel: ")
+    gated = epigemm.explain(epigemm.grouped_linear_glu, x, weight, bias, offs=offs())
+    assert gated.kernels[-1].endswith("gated_silu.00")
+    odd = epigemm.explain(epigemm.grouped_linear, *draw(torch.float64), offs=offs())
+    assert odd.kernels == ["for each group: torch GEMM (mm)"]

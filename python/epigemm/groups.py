@@ -19,6 +19,8 @@ from epigemm.epilogues.library import BIAS, BIAS_RELU, BIAS_SILU, BIAS_TANH, gel
 from epigemm.functional import gate_function
 from epigemm.glu import pair_call
 
+__all__ = ["grouped_linear", "grouped_linear_glu"]
+
 _ACTIVATIONS = {
     "identity": BIAS,
     "relu": BIAS_RELU,

@@ -28,6 +28,13 @@ def of_call(call: LinearCall) -> Tensor:
     return call.out.copy_(torch.where(is_in_group[:, None], result, call.out))
 
 
+def launches(call: LinearCall) -> list[str]:
+    """What `of_call` launches, in words."""
+    takes = _takes(call.x, call.weight)
+    product = "torch grouped GEMM (grouped_mm)" if takes else "for each group: torch GEMM (mm)"
+    return [product, *([] if call.epilogue.is_bias else [f"PyTorch reference, {call.epilogue.name}"])]
+
+
 def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands, ends: Tensor) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
@@ -54,9 +61,7 @@ def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands,
 
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host."""
-    dtypes = (torch.bfloat16,) if is_traced() else _DTYPES  # PyTorch's fake kernel knows one type
-    is_weight_whole = _is_whole(weight) or _is_whole(weight.transpose(-2, -1))
-    if _grouped_mm is not None and x.dtype in dtypes and _is_whole(x) and is_weight_whole:
+    if _takes(x, weight):
         result: Tensor = _grouped_mm(x, weight.transpose(-2, -1), offs=ends)
         return result
     begins = [0, *ends.tolist()]
@@ -66,6 +71,13 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     ]
     rest = x.new_zeros(x.shape[0] - begins[-1], weight.shape[1])
     return torch.cat([*parts, rest])
+
+
+def _takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether PyTorch's grouped product computes them."""
+    dtypes = (torch.bfloat16,) if is_traced() else _DTYPES  # its fake kernel knows one type
+    is_weight_whole = _is_whole(weight) or _is_whole(weight.transpose(-2, -1))
+    return _grouped_mm is not None and x.dtype in dtypes and _is_whole(x) and is_weight_whole
 
 
 def _clamped(ends: Tensor, rows: int) -> Tensor:

@@ -14,7 +14,7 @@ from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import EIGHT_BITS, ElementwiseCall, FoldCall, LinearCall, tensors_of
 from epigemm.autograd import gradients
-from epigemm.calls import eight_bits, elementwise_kernels, invariant, weight_slices
+from epigemm.calls import eight_bits, elementwise_kernels, groups, invariant, weight_slices
 from epigemm.calls.forecast import Considered, consider, require_fused
 from epigemm.calls.layouts import flattens
 from epigemm.calls.weight_slices import Choice
@@ -193,6 +193,8 @@ def _of_fallback(
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
     if call.eight_bits is not None:
         return _by_torch(call, eight_bits.launches(call), reasons, REFERENCE, candidates=candidates)
+    if call.group_ends is not None:
+        return _by_torch(call, groups.launches(call), reasons, REFERENCE, candidates=candidates)
     kernel = f"torch GEMM {_GEMMS[dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS]}"
     behind = f"{in_its_own_kernel(call)}, in place on the product"
     launches = [kernel] if call.epilogue.is_bias else [kernel, behind]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from epigemm import functional, glu, results_epilogue
+from epigemm import functional, glu, groups, results_epilogue
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
@@ -262,7 +262,7 @@ class Log(TorchFunctionMode):
             return call.out
         if isinstance(call, LinearCall):
             dtype = call.x.dtype if call.eight_bits is None else call.dtype
-            found = call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[0]), dtype=dtype)
+            found = call.x.new_zeros((*call.x.shape[:-1], call.columns), dtype=dtype)
         else:
             found = torch.zeros_like(call.x)
         told.results = (found,)
@@ -351,7 +351,7 @@ def kernels_of(told: Sequence[Launch]) -> list[str]:
 
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    name: getattr(module, name) for module in (functional, glu) for name in module.__all__
+    name: getattr(module, name) for module in (functional, glu, groups) for name in module.__all__
 }
 
 
