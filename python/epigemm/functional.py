@@ -61,7 +61,7 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import autocast, checks, eight_bits
-from epigemm.arguments.calls import Options, is_scaled
+from epigemm.arguments.calls import Options, is_scaled, operand_dtype
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import ACTIVATIONS, GATED, OF_VECTORS
 from epigemm.epilogues.library import (
@@ -527,7 +527,7 @@ def batch_norm_relu(
         checks.product(x, weight)  # before the fold, whose errors would name what it reads
         like = x
     else:
-        bias, dtype = vectors[0], eight_bits.checked(x, weight, options.scaled).operand_dtype
+        bias, dtype = vectors[0], operand_dtype(eight_bits.checked(x, weight, options.scaled))
         like = x.new_empty(0, dtype=dtype)
     is_first = _route.adds_bias_first(x)
     vectors = (None if is_first else bias, *vectors[1:])

@@ -14,7 +14,7 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
-from epigemm.arguments.calls import EightBits, LinearCall, OutScale, Scaled
+from epigemm.arguments.calls import EightBits, LinearCall, OutScale, Scaled, operand_dtype, scales_read
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.compilers import is_traced
@@ -42,7 +42,7 @@ def pair_call(
     if bias2 is not None:
         function, operands = FUNCTIONS[function.name + BIAS2], (bias, bias2, None)
     is_invariant = invariance.active and invariance.enabled()
-    made = forms.of_types(function, x, operands, None if scaled is None else scaled.operand_dtype)
+    made = forms.of_types(function, x, operands, None if scaled is None else operand_dtype(scaled))
     precision = DEFAULT if scaled is None else scaled.accumulate
     about = {"invariant": is_invariant, "out": out, "weight2": weight2, "eight_bits": scaled}
     return LinearCall(made, x, weight, operands, precision, **about)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def _require_fused(
 ) -> None:
     """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
     rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    dtype = x.dtype if scaled is None else scaled.operand_dtype
+    dtype = x.dtype if scaled is None else operand_dtype(scaled)
     operands = (bias, x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype))
     epilogue = forms.of_types(function, x, operands, dtype)
     call = LinearCall(epilogue, rows, weight, operands, precision or DEFAULT, strict=True, eight_bits=scaled)
@@ -89,7 +89,7 @@ def _scaled(
     """What a call gives of 8 bits, after its checks."""
     eight_bits.types(x, weight)
     scaled = eight_bits.checked(x, weight, given, weight2)
-    others = {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2, **dict(scaled.read)}
+    others = {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2, **dict(scales_read(scaled))}
     eight_bits.refuse_gradients(x=x, **others)
     if out is not None:
         checks.own_memory(out, x, others.items())
@@ -116,7 +116,7 @@ def _of_eight_bits(
             return eight_bits.with_blocks(found, memory)
     scale: Tensor = scaled.weight_scale  # type: ignore[assignment]
     first, second = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
-    wide = scaled._replace(out_dtype=scaled.operand_dtype, out_scale=None)
+    wide = scaled._replace(out_dtype=operand_dtype(scaled), out_scale=None)
     if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
         _require_fused(function, x, weight, bias, scaled.accumulate, wide._replace(weight_scale=first))
     gate = _route.linear(BIAS, x, weight2, (bias2,), None, None, False, wide._replace(weight_scale=second))

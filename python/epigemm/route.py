@@ -31,7 +31,9 @@ from epigemm.arguments.calls import (
     Scaled,
     Vectors,
     is_scaled,
+    operand_dtype,
     operator_arguments,
+    scales_read,
     tensors_of,
 )
 from epigemm.arguments.forms import Function
@@ -162,8 +164,8 @@ def _of_eight_bits(
     vectors = _named(fold)
     _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
     scaled = eight_bits.checked(x, weight, given)
-    dtype = scaled.operand_dtype
-    by_name = [("weight", weight), *scaled.read, *_by_name(function, operands), *vectors.items()]
+    dtype = operand_dtype(scaled)
+    by_name = [("weight", weight), *scales_read(scaled), *_by_name(function, operands), *vectors.items()]
     eight_bits.refuse_gradients(x=x, **dict(by_name))
     if out is not None:
         checks.own_memory(out, x, by_name)
@@ -186,7 +188,7 @@ def _of_eight_bits(
     epilogue, operands = _converted(function, x, operands, dtype=dtype)
     is_invariant = invariance.active and invariance.enabled()
     about = (scaled.accumulate, False, strict, is_invariant, out)
-    route = _route_of(None, x, weight, *(each for _, each in scaled.read), *operands, out)
+    route = _route_of(None, x, weight, *[each for _, each in scales_read(scaled)], *operands, out)
     out_scale = scaled.out_scale
     if route is _PLAIN:
         out_scale = eight_bits.memory_of_blocks(out_scale, x, weight)

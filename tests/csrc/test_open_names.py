@@ -122,8 +122,8 @@ def names_of_the_build() -> list[str]:
         ("e4m3_e4m3_bfloat16", 8, 5, 2, 1),
         ("e4m3_e4m3_float16", 3, 3, 1, 1),
         ("e4m3_e4m3_float32", 3, 3, 1, 1),
-        ("e4m3_e4m3_bfloat16_to_e4m3", 3, 3, 1, 1),
-        ("e4m3_e4m3_bfloat16_to_blocks", 2, 2, 1, 0),
+        ("e4m3_e4m3_bfloat16_to_e4m3", 4, 3, 2, 1),
+        ("e4m3_e4m3_bfloat16_to_blocks", 3, 2, 1, 0),
         ("e5m2_e4m3_bfloat16", 1, 1, 0, 0),
         ("e4m3_e5m2_bfloat16", 1, 1, 0, 0),
     ):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments import forms
-from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.arguments.calls import EightBits, LinearCall, operand_dtype
 from epigemm.calls import resolve
 from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import FUNCTIONS
@@ -45,6 +45,7 @@ PAIRS = [
     *(Pair(result, None, "promoted", 0) for result in (BF16, FP16, FP32)),
     Pair(BF16, None, "fast", 1),
     Pair(E4M3, 0.02, "fast", 0),
+    Pair(E4M3, 0.02, "fast", 1),
     Pair(E4M3, 0.02, "promoted", 0),
     Pair(E4M3, BLOCKS, "fast", 0),
 ]
@@ -75,7 +76,7 @@ class Products:
         memory, around_scales = memory_of(m, n)
         scale = memory if kernel.scale == BLOCKS else kernel.scale
         about = EightBits(self.x_scale, self.weight_scale, kernel.result, kernel.accumulate, scale)
-        epilogue = forms.of_types(function, self.x, operands, about.operand_dtype)
+        epilogue = forms.of_types(function, self.x, operands, operand_dtype(about))
         step = 16 // kernel.result.itemsize
         around = torch.full((m + 2, n + -n % step + 2 * step), math.nan, device=DEVICE).to(kernel.result)
         out = around[1 : m + 1, step : n + step]

@@ -49,7 +49,7 @@ class Quantised(NamedTuple):
     def like(self) -> Kernel:
         """One that gives what is quantised: it multiplies by the same instructions."""
         if not self.is_in_blocks:
-            return self.of(FP32)
+            return self.of(FP32, self.tile if self.tile < 3 else 0)
         return self.of(BF16, 0 if self.accumulate == "fast" else 4)
 
 

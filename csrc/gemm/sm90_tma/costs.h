@@ -128,7 +128,7 @@ constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7
 static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
 static_assert(sizeof(kCostsOfPromoted) / sizeof(CostOf8Bits) == kPromotedTileCount, "every tile needs its cost");
 // Not measured: results in blocks, whose epilogues are longer, and pairs, which are like tiles of pairs of 16 bits.
-constexpr CostOf8Bits kCostsOfFastBlocks[] = {{764, 4, 1500}, {334, 10, 1500}};
+constexpr CostOf8Bits kCostsOfFastBlocks[] = {{764, 4, 1500}, {334, 10, 1500}, {1217, 1, 1500}};
 constexpr CostOf8Bits kCostsOfPromotedBlocks[] = {{780, 6, 2400}, {420, 10, 2400}};
 constexpr CostOf8Bits kCostsOfFastPairs[] = {{764, 0}, {1260, 2}};
 constexpr CostOf8Bits kCostsOfPromotedPairs[] = {{780, 3, 900}};

@@ -27,7 +27,7 @@ int count_of_8_bits(const Problem& p) {
   return is_other ? std::min(count, p.is_pair ? kOtherResultPairCount : kOtherResultTileCount) : count;
 }
 
-// Products of 8 bits: e4m3 by e4m3; or one of them to bf16 e5m2 by e4m3, or the other way round.
+// Products of 8 bits: e4m3 by e4m3; or, to bf16 and no pairs, e5m2 by e4m3, or the other way round.
 bool multiplies_8_bits(const Problem& p) {
   const bool are_8_bits = is_8_bits(p.x.element) && is_8_bits(p.weight.element);
   const bool are_both_e5m2 = p.x.element == p.weight.element && p.x.element == ElementType::Float8E5M2;

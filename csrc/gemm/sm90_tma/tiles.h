@@ -121,12 +121,13 @@ constexpr int kPromotedTileCount = sizeof(kPromotedTiles) / sizeof(kPromotedTile
 // What becomes of results: a type of 16 or 32 bits, or e4m3 with one scale, or with one for each row of a tile.
 enum class Results8 { Wide, OneScale, Blocks };
 
-// The same tiles for results of 8 bits, of which a slot holds more columns. Blocks have 128 columns; the second tile is
-// for few rows.
+// The same tiles for results of 8 bits, of which a slot holds more columns; the first ones in the same order. Blocks
+// have 128 columns; their second tile is for few rows.
 constexpr Tile kFastTilesToE4M3[] = {
     {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
     {16, 64, 1, 1, Schedule::Single, true, 20, 1, 1024},
     {128, 64, 1, 1, Schedule::Single, true, 8, 2, 4096},
+    {256, 128, 1, 2, Schedule::Cooperative, false, 4, 2, 8192},
 };
 constexpr Tile kPromotedTilesToE4M3[] = {
     {128, 192, 2, 1, Schedule::Cooperative, false, 5, 3, 4096},
@@ -136,6 +137,7 @@ constexpr Tile kPromotedTilesToE4M3[] = {
 constexpr Tile kFastTilesToBlocks[] = {
     {128, 128, 2, 1, Schedule::Pingpong, false, 6, 2, 8192},
     {64, 128, 1, 1, Schedule::Single, false, 8, 1, 8192},
+    {256, 128, 1, 2, Schedule::Cooperative, false, 4, 2, 8192},
 };
 constexpr Tile kPromotedTilesToBlocks[] = {
     {128, 128, 2, 1, Schedule::Cooperative, false, 6, 1, 8192},
@@ -153,6 +155,7 @@ constexpr Tile kPromotedPairs[] = {
 };
 constexpr Tile kFastPairsToE4M3[] = {
     {128, 64, 2, 1, Schedule::Pingpong, false, 6, 2, 4096},
+    {128, 128, 2, 1, Schedule::Cooperative, false, 4, 1, 8192},
 };
 constexpr Tile kPromotedPairsToE4M3[] = {
     {128, 64, 2, 1, Schedule::Cooperative, false, 6, 1, 4096},
@@ -174,11 +177,11 @@ struct Tiles {
 constexpr Tiles tiles_of_8_bits(bool is_fast, bool is_pair, Results8 results) {
   switch (results) {
     case Results8::OneScale:
-      if (is_pair) return Tiles::of(is_fast ? kFastPairsToE4M3 : kPromotedPairsToE4M3);
-      return Tiles::of(is_fast ? kFastTilesToE4M3 : kPromotedTilesToE4M3);
+      if (is_pair) return is_fast ? Tiles::of(kFastPairsToE4M3) : Tiles::of(kPromotedPairsToE4M3);
+      return is_fast ? Tiles::of(kFastTilesToE4M3) : Tiles::of(kPromotedTilesToE4M3);
     case Results8::Blocks:
       if (is_pair) return is_fast ? Tiles::of(kFastPairsToBlocks) : Tiles{};
-      return Tiles::of(is_fast ? kFastTilesToBlocks : kPromotedTilesToBlocks);
+      return is_fast ? Tiles::of(kFastTilesToBlocks) : Tiles::of(kPromotedTilesToBlocks);
     default:
       if (is_pair) return is_fast ? Tiles::of(kFastPairs) : Tiles::of(kPromotedPairs);
       return is_fast ? Tiles::of(kFastTiles) : Tiles::of(kPromotedTiles);

@@ -33,23 +33,27 @@ class EightBits(NamedTuple):
     # receives the scales of the blocks, is in place of the latter.
     out_scale: OutScale = None
 
-    @property
-    def operand_dtype(self) -> torch.dtype:
-        """That of the operands that have the result's type: beside an e4m3 result bf16."""
-        return torch.bfloat16 if self.out_dtype in EIGHT_BITS else self.out_dtype  # type: ignore[return-value]
 
-    @property
-    def blocks(self) -> Tensor | None:
-        """In a `LinearCall`: the memory for the scales of the result's blocks, if it has them."""
-        scale = self.out_scale
-        return scale if isinstance(scale, Tensor) and scale.dim() else None
+# Functions, because Dynamo of torch 2.10 traces no property of a NamedTuple.
 
-    @property
-    def read(self) -> list[tuple[str, Tensor]]:
-        """The scales that are read, and their names."""
-        scales = {"x_scale": self.x_scale, "weight_scale": self.weight_scale, "out_scale": self.out_scale}
-        named = [(name, each) for name, each in scales.items() if isinstance(each, Tensor)]
-        return [(name, each) for name, each in named if each is not self.blocks]
+
+def operand_dtype(about: EightBits) -> torch.dtype:
+    """That of the operands that have the result's type: beside an e4m3 result bf16."""
+    return torch.bfloat16 if about.out_dtype in EIGHT_BITS else about.out_dtype  # type: ignore[return-value]
+
+
+def blocks_of(out_scale: OutScale) -> Tensor | None:
+    """In a `LinearCall`: the memory for the scales of the result's blocks, if it has them."""
+    return out_scale if isinstance(out_scale, Tensor) and out_scale.dim() else None
+
+
+def scales_read(about: EightBits) -> list[tuple[str, Tensor]]:
+    """The scales that are read, and their names."""
+    x_scale, weight_scale, _, _, out_scale = about
+    scales = {"x_scale": x_scale, "weight_scale": weight_scale}
+    if blocks_of(out_scale) is None:
+        scales["out_scale"] = out_scale  # type: ignore[assignment]
+    return [(name, each) for name, each in scales.items() if isinstance(each, Tensor)]
 
 
 Scaled = tuple[Tensor | None, Tensor | None, torch.dtype | None, str, OutScale]
@@ -136,7 +140,7 @@ class LinearCall(NamedTuple):
     def inputs(self) -> tuple[Tensor, ...]:
         """Every tensor that is read."""
         weights = (self.weight,) if self.weight2 is None else (self.weight, self.weight2)
-        scales = () if self.eight_bits is None else [each for _, each in self.eight_bits.read]
+        scales = () if self.eight_bits is None else [each for _, each in scales_read(self.eight_bits)]
         ends = () if self.group_ends is None else (self.group_ends,)
         return (self.x, *weights, *tensors_of(self.operands), *scales, *ends)
 
@@ -146,7 +150,7 @@ class LinearCall(NamedTuple):
         if self.fold is not None:
             folded = self.fold.named.items()
             return [("weight", self.weight), *((name, each) for name, each in folded if each is not None)]
-        scales = [] if self.eight_bits is None else self.eight_bits.read
+        scales = [] if self.eight_bits is None else scales_read(self.eight_bits)
         ends = [] if self.group_ends is None else [("offs", self.group_ends)]
         return [("weight", self.weight), *self.epilogue.named(self.operands), *scales, *ends]
 

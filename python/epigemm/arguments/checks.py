@@ -23,6 +23,7 @@ from epigemm.arguments.calls import (
     FoldCall,
     LinearCall,
     Vectors,
+    operand_dtype,
     tensors_of,
 )
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT, unknown_precision
@@ -157,7 +158,7 @@ def pair(
             )
     for name, vector in (("bias", bias), ("bias2", bias2)):
         if vector is not None:
-            dtype = x.dtype if scaled is None else scaled.operand_dtype
+            dtype = x.dtype if scaled is None else operand_dtype(scaled)
             if scaled is None or vector.dtype is not torch.float32:
                 _require_like(name, vector, dtype, x, of=dtype)
             _require_length(name, vector, rows)
@@ -427,7 +428,7 @@ def _has_memory(tensor: object) -> bool:
 def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: str) -> None:
     epilogue, x, operands, dtype = call.epilogue, call.x, call.operands, call.x.dtype
     if isinstance(call, LinearCall) and call.eight_bits is not None:
-        dtype = call.eight_bits.operand_dtype
+        dtype = operand_dtype(call.eight_bits)
     if len(operands) != len(epilogue.operands):
         raise operands_that_do_not_fit(epilogue, operands)
     for place, (operand, value) in enumerate(zip(epilogue.operands, operands, strict=True), 1):

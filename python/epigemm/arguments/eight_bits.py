@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import checks
-from epigemm.arguments.calls import BLOCKS, EIGHT_BITS, EightBits, OutScale, Scaled
+from epigemm.arguments.calls import BLOCKS, EIGHT_BITS, EightBits, OutScale, Scaled, blocks_of
 from epigemm.arguments.precision import FAST, PROMOTED
 
 E4M3 = EIGHT_BITS[0]
@@ -72,7 +72,7 @@ def with_blocks(result: Tensor, memory: OutScale) -> Tensor:
 
     They are `[..., ceil(N / 128)]`, and those of a block lie side by side, as `torch._scaled_mm` reads them.
     """
-    if not isinstance(memory, Tensor) or not memory.dim():
+    if (memory := blocks_of(memory)) is None:
         return result
     scales = memory.t() if result.dim() == 2 else memory.view(len(memory), *result.shape[:-1]).movedim(0, -1)
     return result, scales  # type: ignore[return-value]

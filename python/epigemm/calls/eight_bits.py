@@ -9,7 +9,7 @@ from torch import Tensor
 
 from epigemm.arguments import eight_bits as _arguments
 from epigemm.arguments import precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, blocks_of
 from epigemm.arguments.precision import FAST
 from epigemm.calls import elementwise_kernels, resolve_elementwise
 from epigemm.calls.layouts import unflattened
@@ -44,7 +44,7 @@ def _of_wide(call: LinearCall) -> LinearCall:
     about = call.eight_bits
     if about is None or about.out_scale is None:
         return call
-    dtype = torch.float32 if about.blocks is None else torch.bfloat16
+    dtype = torch.float32 if blocks_of(about.out_scale) is None else torch.bfloat16
     return call._replace(out=None, eight_bits=about._replace(out_dtype=dtype, out_scale=None))
 
 

@@ -20,7 +20,7 @@ from epigemm import _native
 from epigemm._native import ops
 from epigemm.arguments import forms, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall, Scaled
+from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall, Scaled, operand_dtype
 from epigemm.calls import by_reference, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
@@ -193,7 +193,7 @@ def scaled(
     if _module is None or order is None or dtype not in dry_runs.ELEMENTS:
         return NOT_PLAIN
     about_types = EightBits(x_scale, weight_scale, dtype, accumulate, out_scale)
-    epilogue, values = forms.seen(function, x, operands, about_types.operand_dtype)
+    epilogue, values = forms.seen(function, x, operands, operand_dtype(about_types))
     invariant = invariance.active and invariance.enabled()
     about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-2])
     found = _module.linear(epilogue.number, x, weight, values, *about, native(about_types), None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.arguments.calls import EightBits, LinearCall, blocks_of
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.layouts import flattens
 from epigemm.epilogues.kinds import KINDS
@@ -119,7 +119,7 @@ def _of_row(eight_bits: EightBits | None, index: int) -> EightBits | None:
         return None
     if eight_bits.x_scale is not None and eight_bits.x_scale.dim():
         eight_bits = eight_bits._replace(x_scale=eight_bits.x_scale[index])
-    blocks = eight_bits.blocks
+    blocks = blocks_of(eight_bits.out_scale)
     return eight_bits if blocks is None else eight_bits._replace(out_scale=blocks[:, index : index + 1])
 
 

@@ -126,7 +126,7 @@ def _linear_fake(call: LinearCall) -> Tensor:
 
 def _in_blocks(run: Callable[[LinearCall], Tensor]) -> Callable[[LinearCall], tuple[Tensor, Any]]:
     """A kernel of `linear_in_blocks`: the result, and the memory with its scales."""
-    return lambda call: (run(call), call.eight_bits.blocks)  # type: ignore[union-attr]
+    return lambda call: (run(call), call.eight_bits.out_scale)  # type: ignore[union-attr]
 
 
 def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
