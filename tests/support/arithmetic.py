@@ -22,6 +22,7 @@ class Arithmetic:
     product_bound: Callable[[int], float] | None = (
         None  # |error| / |A||B| over K, where it has its own derivation
     )
+    factors: tuple[torch.dtype, torch.dtype] | None = None  # the types of x and the weight, of 8 bits
 
     @property
     def op_precision(self) -> str:
@@ -31,6 +32,8 @@ class Arithmetic:
     @property
     def schema_arithmetic(self) -> str:
         """What the planner calls it."""
+        if self.factors:
+            return self.op_precision
         return "tf32" if self.name == "tf32" else "ieee"
 
     @property
