@@ -104,7 +104,7 @@ class TestEveryKernel:
         problem = make(
             "bias_gelu", kernel.arithmetic, sizes, rng, with_bias=False, whole=True, of_rows=of_rows
         )
-        scales(problem)["x_scale"][:3] = torch.tensor([math.inf, 0.0, math.nan])
+        scales(problem)["x_scale"][:3] = torch.tensor([math.inf, 0.0, math.nan], device=DEVICE)
         found = checked(problem, kernel)
         assert bool((found[1] == 0).all()) and bool(found[3:].isfinite().all())
 
