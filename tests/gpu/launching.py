@@ -130,14 +130,10 @@ def launch(
     `beside`: of `forced_into`, such as the matrix that receives second values.
     """
     arithmetic = problem.arithmetic.name if problem.arithmetic.dtype.itemsize == 4 else "ieee"
-    given, out = problem.operands, problem.out() if out is None else out
-    plan = kernel.plan(raster, swizzle) if isinstance(kernel, Kernel) else kernel
+    given = problem.operands
     with poisoned_memory():
-        if problem.eight_bits is not None:
-            assert problem.run_fused([*plan], out) is out
-            return out
         return products.forced_into(
-            out,
+            problem.out() if out is None else out,
             problem.name,
             problem.x,
             kernel.lay(problem.weight) if isinstance(kernel, Kernel) else problem.weight,
@@ -145,7 +141,7 @@ def launch(
             bias=given.bias,
             operands=given.tensors,
             scalars=given.scalars,
-            plan=plan,
+            plan=kernel.plan(raster, swizzle) if isinstance(kernel, Kernel) else kernel,
             **beside,
         )
 

@@ -22,7 +22,6 @@ class Arithmetic:
     product_bound: Callable[[int], float] | None = (
         None  # |error| / |A||B| over K, where it has its own derivation
     )
-    factors: tuple[torch.dtype, torch.dtype] | None = None  # the types of x and the weight, of 8 bits
 
     @property
     def op_precision(self) -> str:
@@ -32,8 +31,6 @@ class Arithmetic:
     @property
     def schema_arithmetic(self) -> str:
         """What the planner calls it."""
-        if self.factors:
-            return self.op_precision
         return "tf32" if self.name == "tf32" else "ieee"
 
     @property

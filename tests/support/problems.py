@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from epigemm import ResultsEpilogue, UserEpilogue
-from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.library import named
@@ -33,7 +33,6 @@ class Problem:
     weight: torch.Tensor
     operands: Operands
     formula: reference.Formula | None = None  # of a function of a user; None: the registry's
-    eight_bits: EightBits | None = None  # the scales of an x and a weight of 8 bits
 
     def out(self) -> torch.Tensor:
         shape = (*self.x.shape[:-1], self.weight.shape[0])
@@ -60,10 +59,7 @@ class Problem:
         assert epilogue is not None
         given = epilogue.in_order(*self.apart(epilogue))
         assert given is not None
-        precision = self.arithmetic.op_precision
-        return LinearCall(
-            epilogue, self.x, self.weight, given, precision, out=out, eight_bits=self.eight_bits
-        )
+        return LinearCall(epilogue, self.x, self.weight, given, self.arithmetic.op_precision, out=out)
 
     def apart(self, epilogue: Epilogue) -> tuple[torch.Tensor | None, list[torch.Tensor], list[float]]:
         """The operands as operators take them: the bias of a function of a user is among the tensors here."""
@@ -99,12 +95,10 @@ class Problem:
         self, formula: str | reference.Formula | None = None, *, second_path: bool = False
     ) -> reference.Bounded:
         """In float64. `formula`: another function of the same operands."""
-        of, scale = formula or self.formula or self.name, None
-        if self.eight_bits is not None:
-            of_x, of_weight = (reference.wide(each) for each in self.eight_bits[:2] if each is not None)
-            scale = of_x.reshape(-1, 1) * of_weight.reshape(1, -1)
-        about = (self.operands, self.arithmetic)
-        return reference.linear(of, self.x, self.weight, *about, second_path=second_path, scale=scale)
+        of = formula or self.formula or self.name
+        return reference.linear(
+            of, self.x, self.weight, self.operands, self.arithmetic, second_path=second_path
+        )
 
 
 def make(
@@ -121,20 +115,15 @@ def make(
     tensor_scalars: bool = False,
     wide: Collection[str] = (),
     gap: int = 0,
-    of_rows: tuple[bool, bool] = (False, False),
 ) -> Problem:
     """Random numbers for an epilogue of the registry, by its name, or for a function of a user.
 
     `whole`: numbers whose sums are exact. `with_bias`, `tensor_scalars`: of the registry's. `wide`: operands of a
-    user's in fp32; `gap`: behind the rows of its matrices. `of_rows`: whether the scales of x and of the weight, of 8
-    bits, have a number for each row.
+    user's in fp32; `gap`: behind the rows of its matrices.
     """
     m, n, k = sizes
-    factors = arithmetic.factors or (arithmetic.dtype, arithmetic.dtype)
-    x, weight = (
-        (ternary(shape, rng) if whole else signed(shape, rng, mixed=not arithmetic.factors)).to(device, dtype)
-        for shape, dtype in zip(((m, k), (n, k)), factors, strict=True)
-    )
+    draw = ternary if whole else signed
+    x, weight = (draw((rows, k), rng).to(device, arithmetic.dtype) for rows in (m, n))
     formula = None
     if isinstance(of, str):
         drawn = {"with_bias": with_bias, "tensor_scalars": tensor_scalars}
@@ -146,8 +135,7 @@ def make(
     if whole:
         operands = operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
         operands.scalars = [2.0 for _ in operands.scalars]
-    scales = _scales_of(arithmetic, (m, n), of_rows, device, rng)
-    return Problem(name, arithmetic, x_layout(x), weight_layout(weight), operands, formula, scales)
+    return Problem(name, arithmetic, x_layout(x), weight_layout(weight), operands, formula)
 
 
 def _operands_of(
@@ -173,23 +161,6 @@ def _operands_of(
         value = signed((*lead, columns), rng).to(device, torch.float32 if is_wide else arithmetic.dtype)
         operands.tensors.append(value[..., :n] if operand.kind == MATRIX else value)
     return folded, operands
-
-
-def _scales_of(
-    arithmetic: Arithmetic,
-    shape: tuple[int, int],
-    of_rows: tuple[bool, bool],
-    device: torch.device | str,
-    rng: torch.Generator,
-) -> EightBits | None:
-    """Such that results are neither large nor small."""
-    if arithmetic.factors is None:
-        return None
-    x_scale, weight_scale = (
-        (torch.rand(count if has_rows else (), generator=rng) + 0.1).to(device)
-        for count, has_rows in zip(shape, of_rows, strict=True)
-    )
-    return EightBits(x_scale / 8, weight_scale, arithmetic.dtype, arithmetic.op_precision)
 
 
 def formula_of(

@@ -175,21 +175,16 @@ def linear(
     *,
     second_path: bool = False,
     apart: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
 ) -> Bounded:
     """D = epilogue(x @ weight.T).
 
-    `apart`: a bias that the model adds apart. The product is rounded before or behind it. `scale`: of the product.
+    `apart`: a bias that the model adds apart. The product is rounded before or behind it.
     """
     bias = operands.bias if arithmetic.dtype.itemsize == 2 else None
     accumulator = product(x, weight, arithmetic, second_path=second_path, bias=bias)
     if apart is not None:
         other = product(x, weight, arithmetic, second_path=second_path, bias=apart if bias is None else None)
         accumulator = Bounded(accumulator.expected, torch.maximum(accumulator.tolerance, other.tolerance))
-    if scale is not None:
-        scaled = accumulator.expected * scale
-        error = torch.where(scaled.isfinite(), accumulator.tolerance * scale.abs(), 0.0)
-        accumulator = Bounded(scaled, error)
     return after_epilogue(name, accumulator, operands, arithmetic)
 
 
