@@ -6,27 +6,20 @@ Addresses, scales, counts, and the arithmetic of a result against the bounds of 
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from benchmarks.gradings import bounds
-from tests.support.functors import COMPILER, CSRC
+from tests.csrc.test_mma_kernel import FOLDER
+from tests.support.functors import compiled, needs_compiler
 
-pytestmark = [
-    pytest.mark.skipif(not CSRC.is_dir(), reason="sources are not at hand"),
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-]
-
-SOURCE = Path(__file__).parent / "emulation" / "as_it_lies.cpp"
+pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    assert COMPILER is not None
-    program = tmp_path_factory.mktemp("as_it_lies") / "program"
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CSRC}"]
-    subprocess.run([COMPILER, *flags, str(SOURCE), "-o", str(program)], check=True)
+    folder = tmp_path_factory.mktemp("as_it_lies")
+    program = compiled((FOLDER / "as_it_lies.cpp").read_text(), folder, "-O1")
     return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
 
 

@@ -1,7 +1,7 @@
-"""The mma.sync kernels' own source under g++ (tests/csrc/emulation), against sums in double.
+"""Kernels' own source under g++ (tests/csrc/emulation): mma.sync, elementwise, and parts of those that TMA feeds.
 
 The threads of a CTA are fibers, and the instructions are emulated: the indices, the ring of stages, the epilogue and
-every edge are the kernel's own. The kernels have run on Hopper alone.
+every edge are the kernel's own. The mma.sync kernels have run on Hopper alone.
 """
 
 from __future__ import annotations
@@ -75,29 +75,42 @@ def include_folders(*, with_cutlass: bool = True) -> list[Path]:
     return [*([Path(cutlass) / "include"] if with_cutlass else []), cuda, cuda / "cccl"]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(source: str, folder: Path, *options: str, with_cutlass: bool = False) -> Path:
+    """The program of a source. It takes up to a minute, which ccache keeps where there is one, but for the linking."""
     if not CSRC.is_dir() or COMPILER is None:
         pytest.skip("there are no sources, or no C++ compiler")
-    folders = include_folders()
+    folders = include_folders(with_cutlass=with_cutlass)
     if not folders:
         pytest.skip("CUTLASS's or CUDA's headers are not at hand")
-    made = tmp_path_factory.mktemp("emulation") / "sm80_mma"
+    program = folder / source
+    command = [*filter(None, (shutil.which("ccache"), COMPILER))]
     # Optimised it is compiled in half the time, too: what CuTe computes of constant layouts is gone early.
-    options = ["-O1", "-fno-exceptions"]
-    if (
-        Path(COMPILER).name == "g++"
-    ):  # it collects no garbage below 1 GB, and inlines less, which takes longer than it saves
+    command += ["-std=c++17", "-O1", *options, "-w", f"-I{CSRC}", f"-I{FOLDER.parent}"]
+    command += [part for each in folders for part in ("-isystem", str(each))]
+    compiled = str(program.with_suffix(".o"))
+    subprocess.run([*command, "-c", str(FOLDER / f"{source}.cpp"), "-o", compiled], check=True)
+    subprocess.run([COMPILER, compiled, "-o", str(program)], check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = ["-fno-exceptions"]
+    if COMPILER and Path(COMPILER).name == "g++":
+        # It collects no garbage below 1 GB, and inlines less, which takes longer than it saves.
         options += ["--param=ggc-min-expand=1000", "--param=ggc-min-heapsize=1000000"]
         options += ["-fno-inline-functions-called-once"]
-    # A minute's work, which ccache keeps where there is one: of one translation unit, and not of the linking.
-    command = [*filter(None, (shutil.which("ccache"), COMPILER))]
-    command += ["-std=c++17", *options, "-w", f"-I{CSRC}", f"-I{FOLDER.parent}"]
-    command += [part for each in folders for part in ("-isystem", str(each))]
-    compiled = str(made.with_suffix(".o"))
-    subprocess.run([*command, "-c", str(FOLDER / "sm80_mma.cpp"), "-o", compiled], check=True)
-    subprocess.run([COMPILER, compiled, "-o", str(made)], check=True)
-    return made
+    return made("sm80_mma", tmp_path_factory.mktemp("emulation"), *options, with_cutlass=True)
+
+
+def test_every_thread_of_an_elementwise_kernel_stores_what_the_functor_gives(tmp_path: Path) -> None:
+    """With the host's half that launches them.
+
+    Values, derivatives, sums of columns; whole vectors, tails, gaps, any address, any order of axes, a single number.
+    """
+    done = subprocess.run([made("elementwise", tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout) > 1000, "the problems that were run"
 
 
 def check(program: Path, element: str, tile: int, sizes: tuple[int, ...], splits: int, ctas: int) -> None:

@@ -30,7 +30,7 @@ from tools.cost_functors import PLAIN
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-PER_COLUMN, OF_ELEMENT = 1, 1  # csrc/epilogue/operands.h's kind, csrc/open/contract.h's element
+OF_ELEMENT = 1  # csrc/open/contract.h's element
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 # So many times the units of the test on the CPU: CUDA's functions are up to twice as far off as the C library's.

@@ -1,7 +1,7 @@
 """Launches of single kernels: which there are, what they are given, and how results are compared with float64.
 
-`tests.support.problems` draws what an epilogue of the registry is given, `drawn` here what a function of a user is.
-Both make a `Problem`, which `launch` runs under a kernel's plan and `checked` holds against `tests.support.reference`.
+`tests.support.problems.make` draws a `Problem`, which `launch` runs under a kernel's plan and `checked` holds against
+`tests.support.reference`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from torch import Tensor
 
 import epigemm
 from benchmarks.gradings import products
-from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar, UserEpilogue
-from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
+from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
 from epigemm.epilogues.registry import typed
 from tests.support import plans
 from tests.support.arithmetic import Arithmetic
-from tests.support.cases import Operands, poisoned, signed
+from tests.support.cases import Operands, poisoned
 from tests.support.problems import Problem
 from tests.support.watching import poisoned_memory
 
@@ -152,7 +151,7 @@ def checked(
 ) -> Tensor:
     """The same, held against float64; and again, where it may matter which of several CTAs ends last."""
     found = launch(problem, kernel, raster, swizzle, **beside)
-    problem.check(found, second_path=False)
+    problem.check(found)
     if isinstance(kernel, Kernel) and kernel.splits > 1:
         again = launch(problem, kernel, raster, swizzle, **beside)
         assert torch.equal(again.view(torch.uint8), found.view(torch.uint8)), "two runs"
@@ -222,51 +221,6 @@ def two_of_all_vectors(
     other: Matrix,
 ) -> tuple[Tensor, Tensor]:
     return (acc + bias) * row + factor * other, acc + shift + slope * more
-
-
-def drawn(
-    function: UserEpilogue | ResultsEpilogue,
-    arithmetic: Arithmetic,
-    sizes: Sizes,
-    rng: torch.Generator,
-    *,
-    wide: Collection[str] = (),
-    gap: int = 0,
-) -> Problem:
-    """What a call of the function is given. `wide`: operands in fp32; `gap`: behind the rows of matrices."""
-    m, n, k = sizes
-    operands = Operands()
-    folded = []
-    for operand in function.traced.operands:
-        is_wide = operand.kind == SCALAR or (operand.name in wide and arithmetic.dtype.itemsize == 2)
-        folded.append(is_wide)
-        if operand.kind == SCALAR:
-            operands.scalars.append(-1.75)
-            continue
-        *lead, columns = KINDS[operand.kind].shape((m,), n)
-        columns += gap * (operand.kind == MATRIX)
-        value = signed((*lead, columns), rng).to(DEVICE, torch.float32 if is_wide else arithmetic.dtype)
-        operands.tensors.append(value[..., :n] if operand.kind == MATRIX else value)
-    name = typed(function.traced, folded).name if isinstance(function, UserEpilogue) else ""
-    x, weight = (signed((rows, k), rng).to(DEVICE, arithmetic.dtype) for rows in (m, n))
-    return Problem(name, arithmetic, x, weight, operands, formula_of(function))
-
-
-def formula_of(
-    function: UserEpilogue | ResultsEpilogue, result: int | None = None
-) -> Callable[[Tensor, Operands], Tensor]:
-    """The Python function itself, or one of its results, of an accumulator and operands in float64."""
-    plain: Callable[..., Any] = vars(function)["__wrapped__"]
-
-    def evaluate(acc: Tensor, given: Operands) -> Tensor:
-        tensors, numbers = iter(given.tensors), iter(given.scalars)
-        values = [
-            next(numbers) if operand.kind == SCALAR else next(tensors) for operand in function.traced.operands
-        ]
-        found = plain(acc, *values)
-        return found if result is None else found[result]  # type: ignore[no-any-return]
-
-    return evaluate
 
 
 def both(

@@ -27,9 +27,7 @@ from tests.gpu.launching import (
     all_vectors,
     both,
     checked,
-    drawn,
     every_kind,
-    formula_of,
     launch,
     matrix_alone,
     two_of_all_vectors,
@@ -39,7 +37,7 @@ from tests.support import reference
 from tests.support.cases import LINEAR, Operands, has_bias, poisoned, signed
 from tests.support.layouts import LAYOUTS
 from tests.support.moments import assert_close, poison_free_memory
-from tests.support.problems import Problem, make, ternary
+from tests.support.problems import Problem, formula_of, make
 
 epilogues = pytest.mark.parametrize("name", LINEAR)
 LEADS: list[tuple[tuple[int, ...], int, int]] = [
@@ -75,11 +73,11 @@ class Values(OfKernels):
     def test_every_tile(self, name: str, kernel: Kernel, rng: torch.Generator) -> None:
         for sizes in [each for each in self.sizes if kernel.fits(each[2])]:
             for swizzle in (1, 4):
-                checked(make(name, kernel.arithmetic, sizes, DEVICE, rng), kernel, swizzle % 2, swizzle)
+                checked(make(name, kernel.arithmetic, sizes, rng), kernel, swizzle % 2, swizzle)
 
     def test_lengths_of_k(self, kernel: Kernel, rng: torch.Generator) -> None:
         for k in [each for each in self.depths if kernel.fits(each)]:
-            checked(make("bias", kernel.arithmetic, (130, 136, k), DEVICE, rng), kernel)
+            checked(make("bias", kernel.arithmetic, (130, 136, k), rng), kernel)
 
 
 class Family(Values):
@@ -87,7 +85,7 @@ class Family(Values):
         """Which tile is computed when must not matter: the same bits for every order."""
         for name in LINEAR:
             for sizes in self.in_order:
-                problem = make(name, kernel.arithmetic, sizes, DEVICE, rng)
+                problem = make(name, kernel.arithmetic, sizes, rng)
                 first = checked(problem, kernel)
                 for raster in (0, 1):
                     for swizzle in (1, 2, 4, 8):
@@ -96,18 +94,12 @@ class Family(Values):
     @epilogues
     def test_integers_are_exact(self, name: str, kernel: Kernel, rng: torch.Generator) -> None:
         """Sums of whole numbers are exact, and what follows them is where it is representable."""
-        problem = make(name, kernel.arithmetic, (300, 520, 1024), DEVICE, rng)
-        problem.x, problem.weight = (
-            ternary(each.shape, rng).to(each) for each in (problem.x, problem.weight)
-        )
-        operands = problem.operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
-        operands.scalars = [2.0 for _ in operands.scalars]
-        problem.operands = operands
+        problem = make(name, kernel.arithmetic, (300, 520, 1024), rng, whole=True)
         assert_exact(problem, launch(problem, kernel, 0, 2))
 
     def test_nothing_is_written_beside_the_result(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Stores are clipped at the edge of the output, not of its tile."""
-        assert_frame_stays(make("bias", kernel.arithmetic, (130, 136, 64), DEVICE, rng), kernel)
+        assert_frame_stays(make("bias", kernel.arithmetic, (130, 136, 64), rng), kernel)
 
     @epilogues
     def test_operands_of_the_registry(self, name: str, kernel: Kernel, rng: torch.Generator) -> None:
@@ -119,7 +111,6 @@ class Family(Values):
                     name,
                     kernel.arithmetic,
                     sizes,
-                    DEVICE,
                     rng,
                     with_bias=with_bias,
                     tensor_scalars=in_tensors,
@@ -130,7 +121,7 @@ class Family(Values):
 
     def test_where_matrices_lie(self, kernel: Kernel, rng: torch.Generator) -> None:
         for sizes in (self.sizes[-1], (130, 200, 256)):
-            problem = make("bias_relu", kernel.arithmetic, sizes, DEVICE, rng)
+            problem = make("bias_relu", kernel.arithmetic, sizes, rng)
             expected = checked(problem, kernel)
             x, weight = problem.x, problem.weight
             for layout in self.lying:
@@ -147,7 +138,7 @@ class Family(Values):
         """`gap`: behind a matrix's rows: none, and such that TMA, loads of pairs or only single loads may bring it."""
         for sizes in [(1, 8, 8), (300, 264, 72), (130, 392, 200)]:
             for function, wide in ((every_kind, ("factor", "more")), (matrix_alone, ()), (all_vectors, ())):
-                checked(drawn(function, kernel.arithmetic, sizes, rng, wide=wide, gap=gap), kernel)
+                checked(make(function, kernel.arithmetic, sizes, rng, wide=wide, gap=gap), kernel)
 
 
 def assert_exact(problem: Problem, found: Tensor) -> None:
@@ -174,7 +165,7 @@ def assert_frame_stays(problem: Problem, kernel: Kernel) -> None:
 class RowsAlone(OfKernels):
     def test_a_row_does_not_depend_on_the_others(self, kernel: Kernel, rng: torch.Generator) -> None:
         """The same plan adds in the same order."""
-        whole = make("bias_gelu", kernel.arithmetic, (300, 264, 1032), DEVICE, rng)
+        whole = make("bias_gelu", kernel.arithmetic, (300, 264, 1032), rng)
         every = checked(whole, kernel)
         for rows in (1, 17, 128):
             part = Problem(whole.name, kernel.arithmetic, whole.x[:rows], whole.weight, whole.operands)
@@ -241,9 +232,7 @@ def check_shared(
     call = LinearCall(spec, x, kernel.lay(weight), operands, out=out)
     resolve.linear(call, (dry_runs.ARITHMETICS.index(arithmetic), *kernel.plan()))
     given = Operands(None, operands)
-    Problem(spec.name, kernel.arithmetic, x, weight, given, formula_of(function)).check(
-        out, second_path=False
-    )
+    Problem(spec.name, kernel.arithmetic, x, weight, given, formula_of(function)).check(out)
 
 
 # --- results beside the result ----------------------------------------------------------------------------------------
@@ -273,7 +262,7 @@ class SecondValues(OfKernels):
         self, function: epigemm.ResultsEpilogue, kernel: Kernel, rng: torch.Generator
     ) -> None:
         for sizes in [each for each in RAGGED if kernel.fits(each[2])]:
-            problem = drawn(function, kernel.arithmetic, sizes, rng)
+            problem = make(function, kernel.arithmetic, sizes, rng)
             found = both(function, problem, kernel)
             for place, one in enumerate(found):
                 reference.assert_within(one, problem.expected(formula_of(function, place)))
@@ -283,10 +272,10 @@ class SecondValues(OfKernels):
     def test_the_bits_are_those_of_one_value(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Also where the result's rows have gaps, which the stored matrix has not."""
         for sizes in [each for each in RAGGED if kernel.fits(each[2])]:
-            problem = drawn(gelu_beside, kernel.arithmetic, sizes, rng)
+            problem = make(gelu_beside, kernel.arithmetic, sizes, rng)
             wanted = []
             for function in (gelu_after, sum_alone):
-                alone = drawn(function, kernel.arithmetic, sizes, rng)
+                alone = make(function, kernel.arithmetic, sizes, rng)
                 alone.x, alone.weight, alone.operands = problem.x, problem.weight, problem.operands
                 wanted.append(launch(alone, kernel))
             registry = Problem(
@@ -296,14 +285,14 @@ class SecondValues(OfKernels):
                 problem.weight,
                 Operands(problem.operands.tensors[0]),
             )
-            registry.check(wanted[0], second_path=False)
+            registry.check(wanted[0])
             for gap in (0, 8):
                 found = both(gelu_beside, problem, kernel, gap=gap)
                 assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1]), (sizes, gap)
 
     def test_again_and_again(self, kernel: Kernel, rng: torch.Generator) -> None:
         """The same bits at each of many launches in a row, whatever other kernels left behind."""
-        problem = drawn(two_of_every_kind, kernel.arithmetic, (2049, 1544, 1000), rng)
+        problem = make(two_of_every_kind, kernel.arithmetic, (2049, 1544, 1000), rng)
         first = both(two_of_every_kind, problem, kernel)
         for _ in range(5):
             for one, other in zip(first, both(two_of_every_kind, problem, kernel), strict=True):
@@ -346,17 +335,17 @@ class Statistics(OfKernels):
 
     def test_statistics(self, kernel: Kernel, rng: torch.Generator) -> None:
         for sizes in RAGGED:
-            problem = make("bias", kernel.arithmetic, sizes, DEVICE, rng)
+            problem = make("bias", kernel.arithmetic, sizes, rng)
             for raster, swizzle in ((0, 8), (1, 1)):
                 check_statistics(problem, kernel, raster, swizzle)
 
     def test_statistics_of_a_large_mean(self, kernel: Kernel, rng: torch.Generator) -> None:
         for sizes in ((1000, 264, 64), (333, 200, 128)):
-            problem = make("bias", kernel.arithmetic, sizes, DEVICE, rng)
+            problem = make("bias", kernel.arithmetic, sizes, rng)
             check_statistics(offset(problem, 1e4), kernel)
             check_statistics(problem, kernel, gap=24)
 
     def test_statistics_again_and_again(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, (2049, 1544, 1000), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (2049, 1544, 1000), rng)
         for _ in range(3):
             check_statistics(problem, kernel)

@@ -53,7 +53,7 @@ def bound(arithmetic: str, k: int) -> float:
 
 def beyond_slices(name: str, arithmetic: Arithmetic, rng: torch.Generator) -> Problem:
     """With elements that are not finite, and rows whose range slices cannot hold."""
-    problem = make(name, arithmetic, (300, 264, 200), DEVICE, rng)
+    problem = make(name, arithmetic, (300, 264, 200), rng)
     problem.x[5, 7], problem.x[299, 199], problem.weight[200, 0] = math.inf, math.nan, -math.inf
     problem.x[100] *= 2.0**-40
     problem.x[100, 3] = 1.0
@@ -80,7 +80,7 @@ class PackedWeights(OfKernels):
     @epilogues
     def test_a_kept_pack_changes_nothing(self, name: str, kernel: Kernel, rng: torch.Generator) -> None:
         for sizes in ((300, 264, 136), (5, 12, 33)):
-            problem = make(name, kernel.arithmetic, sizes, DEVICE, rng)
+            problem = make(name, kernel.arithmetic, sizes, rng)
             pack = make_pack(problem)
             kept = pack.clone()
             assert torch.equal(checked(problem, kernel, pack=pack), launch(problem, kernel))
@@ -88,7 +88,7 @@ class PackedWeights(OfKernels):
 
     def test_packs_need_no_clean_memory(self, kernel: Kernel, rng: torch.Generator) -> None:
         """K = 77 leaves padding columns, which the split must write as zeros over whatever was there."""
-        problem = make("bias", kernel.arithmetic, (40, 36, 77), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (40, 36, 77), rng)
         slices = SLICES[kernel.arithmetic.name]
         results = []
         for byte in (0, POISON):
@@ -108,7 +108,7 @@ class OnSlices(OfKernels):
         series = signed((1000,), rng).to(DEVICE, torch.float32)
         windows = series.unfold(0, 200, 3)
         for x in (windows, series[:200].expand(windows.shape)):
-            problem = make("bias_relu", kernel.arithmetic, (len(x), 64, 200), DEVICE, rng)
+            problem = make("bias_relu", kernel.arithmetic, (len(x), 64, 200), rng)
             problem.x = x
             checked(problem, kernel)
 
@@ -121,13 +121,13 @@ class OnSlices(OfKernels):
     def test_what_is_computed_again_stays_within_the_result(
         self, kernel: Kernel, rng: torch.Generator
     ) -> None:
-        problem = make("bias", kernel.arithmetic, (130, 136, 64), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (130, 136, 64), rng)
         problem.x[-1, -1], problem.weight[-1, 0] = math.inf, math.nan
         assert_frame_stays(problem, kernel)
 
     def test_a_graph_follows_its_inputs(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Also to numbers that need the fixup: nothing about the data is decided at the capture."""
-        problem = make("bias_relu", kernel.arithmetic, (256, 264, 256), DEVICE, rng)
+        problem = make("bias_relu", kernel.arithmetic, (256, 264, 256), rng)
         ordinary, out = problem.x.clone(), problem.out()
         graph = captured(lambda: launch(problem, kernel, out=out))
         for value in (1.0, math.inf, math.nan, 2.0):
@@ -135,13 +135,13 @@ class OnSlices(OfKernels):
             problem.x[17, 9] = value
             out.fill_(5.5)
             graph.replay()
-            problem.check(out, second_path=False)
+            problem.check(out)
         problem.weight[3, 3] = math.inf
         graph.replay()
-        problem.check(out, second_path=False)
+        problem.check(out)
 
     def test_results_repeat_bit_for_bit(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias_gelu", kernel.arithmetic, (1000, 1032, 2048), DEVICE, rng)
+        problem = make("bias_gelu", kernel.arithmetic, (1000, 1032, 2048), rng)
         first = launch(problem, kernel)
         for _ in range(5):
             assert torch.equal(launch(problem, kernel), first)

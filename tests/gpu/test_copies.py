@@ -17,7 +17,7 @@ import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.planner import dry_runs
 from epigemm.planner import plans as planner
-from tests.gpu.launching import DEVICE, Kernel, captured, drawn
+from tests.gpu.launching import DEVICE, Kernel, captured
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, Arithmetic
 from tests.support.cases import poisoned
@@ -45,7 +45,7 @@ def by_force(problem: Problem, kernel: Kernel, out: Tensor | None = None) -> Ten
     planner.has_gpu_kernels(out)  # makes the device ready
     found = problem.run_fused(kernel.plan(), out)
     assert found is out
-    problem.check(out, second_path=False)
+    problem.check(out)
     return out
 
 
@@ -61,7 +61,7 @@ class TestCopies:
     @pytest.mark.parametrize(("m", "n"), SHAPES)
     def test_every_depth(self, kernel: Kernel, m: int, n: int, k: int, rng: torch.Generator) -> None:
         """Bias and ReLU, in one kernel between copies: K is never a whole 16 bytes."""
-        problem = make("bias_relu", kernel.arithmetic, (m, n, k), DEVICE, rng)
+        problem = make("bias_relu", kernel.arithmetic, (m, n, k), rng)
         planner.has_gpu_kernels(problem.x)  # makes the device ready
         numbers = (dry_runs.ARITHMETICS.index("ieee"), *kernel.plan())
         found = dry_runs.dry_run(problem.call(problem.out()), plan=numbers)
@@ -86,7 +86,6 @@ class TestCopies:
                 "bias_gelu_tanh",
                 kernel.arithmetic,
                 sizes,
-                DEVICE,
                 rng,
                 x_layout=of_x,
                 weight_layout=of_weight,
@@ -97,7 +96,7 @@ class TestCopies:
     @pytest.mark.parametrize("n", [77, 80, 130])
     def test_every_out(self, kernel: Kernel, layout: str, n: int, rng: torch.Generator) -> None:
         """What lies between the rows of `out` stays as it is."""
-        problem = make("bias_relu", kernel.arithmetic, (131, n, 63), DEVICE, rng)
+        problem = make("bias_relu", kernel.arithmetic, (131, n, 63), rng)
         inner = LAYOUTS[layout](poisoned((131, n), kernel.dtype, DEVICE))
         storage = torch.empty(0, dtype=kernel.dtype, device=DEVICE).set_(inner.untyped_storage())
         before = storage.clone()
@@ -113,7 +112,7 @@ class TestCopies:
         self, kernel: Kernel, k: int, weight: str, rng: torch.Generator
     ) -> None:
         for m, n in SHAPES:
-            problem = drawn(with_matrices, kernel.arithmetic, (m, n, k), rng, wide=("more",))
+            problem = make(with_matrices, kernel.arithmetic, (m, n, k), rng, wide=("more",))
             problem.weight = LAYOUTS[weight](problem.weight)
             by_force(problem, kernel)
 
@@ -121,7 +120,7 @@ class TestCopies:
     def test_where_matrices_lie(self, kernel: Kernel, layout: str, rng: torch.Generator) -> None:
         """TMA brings one of whole 16 bytes a row, whose last columns are beyond a result of odd rows; others not."""
         for m, n in [*SHAPES, (1, 77), (131, 1)]:
-            problem = drawn(with_matrices, kernel.arithmetic, (m, n, 63), rng, wide=("more",))
+            problem = make(with_matrices, kernel.arithmetic, (m, n, 63), rng, wide=("more",))
             tensors = problem.operands.tensors
             tensors[-2:] = [LAYOUTS[layout](each) for each in tensors[-2:]]
             by_force(problem, kernel, LAYOUTS[layout](problem.out()))
@@ -133,7 +132,7 @@ class TestCopies:
     ) -> None:
         """Zeros lie behind the columns of both: infinity times nothing is NaN."""
         for m, n in SHAPES:
-            problem = make("bias_relu", kernel.arithmetic, (m, n, k), DEVICE, rng)
+            problem = make("bias_relu", kernel.arithmetic, (m, n, k), rng)
             x, of_weight, inf = problem.x, problem.weight, math.inf
             x[3, -1], x[5, 0], x[-1, -1] = inf, math.nan, -inf
             of_weight[2, -1], of_weight[-1, 0] = -inf, inf
@@ -148,20 +147,20 @@ arithmetics = pytest.mark.parametrize("arithmetic", [BF16, FP16], ids=lambda a: 
 def test_what_is_decided_runs(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """By the planner's own choice: copies, and a result that is right, in new memory and in the caller's."""
     for sizes, weight, copies in plans.ON_COPIES:
-        problem = make("bias_gelu_tanh", arithmetic, sizes, DEVICE, rng, weight_layout=LAYOUTS[weight])
+        problem = make("bias_gelu_tanh", arithmetic, sizes, rng, weight_layout=LAYOUTS[weight])
         planner.has_gpu_kernels(problem.x)
         found = dry_runs.dry_run(problem.call())
         assert found.fused and found.launches.count("copy") == copies
-        problem.check(problem.run(), second_path=False)
+        problem.check(problem.run())
         new = epigemm.linear_gelu(problem.x, problem.weight, problem.operands.bias, approximate="tanh")
-        problem.check(new, second_path=False)
+        problem.check(new)
         assert new.is_contiguous()
 
 
 @arithmetics
 def test_in_a_cuda_graph(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """Copies are made at each replay: x and the weight may have changed."""
-    problem = make("bias_relu", arithmetic, (1025, 1023, 1023), DEVICE, rng)
+    problem = make("bias_relu", arithmetic, (1025, 1023, 1023), rng)
     x, weight, bias, out = problem.x, problem.weight, problem.operands.bias, problem.out()
     graph = captured(lambda: epigemm.linear_relu(x, weight, bias, out=out))
     assert "copied" in epigemm.explain("linear_relu", x, weight, bias).kernels[0]
@@ -170,17 +169,17 @@ def test_in_a_cuda_graph(arithmetic: Arithmetic, rng: torch.Generator) -> None:
         weight.copy_(torch.randn(weight.shape, device=DEVICE) / 8)
         out.fill_(math.nan)
         graph.replay()
-        problem.check(out, second_path=False)
+        problem.check(out)
 
 
 @pytest.mark.slow
 def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
     """Rows of x whose offsets need 64 bits."""
     m = 36_000_001
-    problem = make("bias_relu", BF16, (1, 9, 65), DEVICE, rng)
+    problem = make("bias_relu", BF16, (1, 9, 65), rng)
     weight, operands = problem.weight, problem.operands
     problem.x = torch.randn(m, 65, device=DEVICE, dtype=torch.bfloat16)
     found = problem.run_fused(plans.numbers(plans.TMA))
     assert found is not None
     for rows in (slice(0, 64), slice(m // 2, m // 2 + 64), slice(m - 64, m)):
-        Problem("bias_relu", BF16, problem.x[rows], weight, operands).check(found[rows], second_path=False)
+        Problem("bias_relu", BF16, problem.x[rows], weight, operands).check(found[rows])

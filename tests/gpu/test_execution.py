@@ -61,7 +61,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=str)
 
 def problems(rng: torch.Generator, shape: tuple[int, int, int] = (256, 256, 128)) -> list[Problem]:
     """Every linear epilogue on the fused path (bf16, TF32) and on the second one (fp32)."""
-    return [make(name, each, shape, "cuda", rng) for name in LINEAR for each in (BF16, TF32, FP32)]
+    return [make(name, each, shape, rng) for name in LINEAR for each in (BF16, TF32, FP32)]
 
 
 @every_way
@@ -201,7 +201,7 @@ def test_second_device(rng: torch.Generator) -> None:
     assert cuda.current_device() == 0
     for name in LINEAR:
         for arithmetic in (BF16, TF32, FP32):
-            problem = make(name, arithmetic, (256, 256, 128), device, rng)
+            problem = make(name, arithmetic, (256, 256, 128), rng, device=device)
             problem.check(problem.run(), second_path=True)
             assert cuda.current_device() == 0
     for name in ELEMENTWISE:

@@ -22,9 +22,7 @@ from tests.gpu.launching import (
     both,
     captured,
     checked,
-    drawn,
     every_tile,
-    formula_of,
     launch,
     two_of_every_kind,
 )
@@ -46,7 +44,7 @@ from tests.support import plans, reference
 from tests.support.arithmetic import SCALED, SPLIT, SPLIT_ARITHMETICS, Arithmetic
 from tests.support.cases import signed
 from tests.support.layouts import LAYOUTS
-from tests.support.problems import Problem, make
+from tests.support.problems import Problem, formula_of, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -81,13 +79,13 @@ class WrittenWeights(OfKernels):
 
     def test_a_weight_may_be_written_at_any_time(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Between calls and between replays of a graph, at the same address, whatever is remembered of it."""
-        problem = make("bias", kernel.arithmetic, (130, 264, 520), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (130, 264, 520), rng)
         out, spare = problem.out(), problem.weight.clone()
         graph = captured(lambda: launch(problem, kernel, out=out))
         for factor in (1.0, 2.0**20, 2.0**-60, 2.0**90, 0.0, 1.0):
             problem.weight.copy_(spare * factor)
             graph.replay()
-            problem.check(out, second_path=False)
+            problem.check(out)
             assert torch.equal(bits(launch(problem, kernel)), bits(out))
             problem.weight[::3] = spare[::3] * 2.0**-9
             checked(problem, kernel)
@@ -95,7 +93,7 @@ class WrittenWeights(OfKernels):
             assert torch.equal(bits(launch(other, kernel)), bits(launch(problem, kernel)))
 
     def test_a_capture_that_meets_a_weight_first(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, (64, 136, 520), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (64, 136, 520), rng)
         launch(problem, kernel)
         problem.weight = problem.weight.clone()
         out = problem.out()
@@ -105,7 +103,7 @@ class WrittenWeights(OfKernels):
         for factor in (1.0, 2.0**30, 2.0**-50):
             problem.weight *= factor
             graph.replay()
-            problem.check(out, second_path=False)
+            problem.check(out)
 
 
 class TestAsItLies(Family, SharedRows, SecondValues, Statistics, OnSlices, WrittenWeights):
@@ -135,13 +133,13 @@ class TestSharingK(Values, SharedRows, WrittenWeights):
             assert found.max_ratio <= bound(kernel.arithmetic.name, 4096) / bounds.EPS, (each.name, found)
 
     def test_statistics_and_second_values(self, kernel: Kernel, rng: torch.Generator) -> None:
-        check_statistics(make("bias", kernel.arithmetic, (300, 264, 1032), DEVICE, rng), kernel)
-        problem = drawn(two_of_every_kind, kernel.arithmetic, (65, 264, 1032), rng)
+        check_statistics(make("bias", kernel.arithmetic, (300, 264, 1032), rng), kernel)
+        problem = make(two_of_every_kind, kernel.arithmetic, (65, 264, 1032), rng)
         for place, found in enumerate(both(two_of_every_kind, problem, kernel)):
             reference.assert_within(found, problem.expected(formula_of(two_of_every_kind, place)))
 
     def test_a_part_without_a_stage_is_refused(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, (16, 64, 64), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (16, 64, 64), rng)
         with pytest.raises(RuntimeError, match="fewer stages"):
             launch(problem, kernel)
 
@@ -149,7 +147,7 @@ class TestSharingK(Values, SharedRows, WrittenWeights):
 def test_more_weights_than_are_remembered(rng: torch.Generator) -> None:
     """The places are given away anew: 40 weights of 2^18 rows in 2^22 places."""
     kernel = AS_IT_LIES[0]
-    problem = make("bias", kernel.arithmetic, (8, 2**18, 8), DEVICE, rng, with_bias=False)
+    problem = make("bias", kernel.arithmetic, (8, 2**18, 8), rng, with_bias=False)
     weights = [problem.weight * 2.0**shift for shift in range(-20, 20)]
     for _ in range(2):
         for problem.weight in weights:
@@ -157,7 +155,7 @@ def test_more_weights_than_are_remembered(rng: torch.Generator) -> None:
 
 
 def test_rows_that_tma_refuses_are_refused(rng: torch.Generator) -> None:
-    problem = make("bias", SPLIT, (64, 64, 66), DEVICE, rng)
+    problem = make("bias", SPLIT, (64, 64, 66), rng)
     with pytest.raises(RuntimeError, match="rows are not whole 16 bytes"):
         launch(problem, AS_IT_LIES[0])
 
@@ -177,7 +175,7 @@ class TestBesideWhatIsComputedAgain:
 
     @pytest.mark.parametrize("sizes", [(1000, 264, 256), (130, 72, 512), (129, 1032, 1024)], ids=str)
     def test_statistics(self, kernel: Kernel, sizes: Sizes, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, sizes, DEVICE, rng, with_bias=False)
+        problem = make("bias", kernel.arithmetic, sizes, rng, with_bias=False)
         rejected = [0, 5, 63, 64, 127, 128]
         reject(problem, tuple(rejected))
         found = check_statistics(problem, kernel)[rejected][:, ::3].double()
@@ -185,13 +183,13 @@ class TestBesideWhatIsComputedAgain:
         assert float((found - exact).norm() / exact.norm()) < 2.0**-20, "nothing was computed again"
 
     def test_infinities_and_nans(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, (333, 264, 128), DEVICE, rng, with_bias=False)
+        problem = make("bias", kernel.arithmetic, (333, 264, 128), rng, with_bias=False)
         problem.x[7, 3], problem.x[70, 3], problem.weight[9, 5] = math.inf, -math.inf, math.nan
         assert_special_statistics(*with_statistics(problem, kernel))
 
     def test_second_values(self, kernel: Kernel, rng: torch.Generator) -> None:
         for sizes in [each for each in RAGGED if each[0] > 62 and each[2] > 8]:
-            problem = drawn(two_of_every_kind, kernel.arithmetic, sizes, rng)
+            problem = make(two_of_every_kind, kernel.arithmetic, sizes, rng)
             reject(problem, (0, 5, 62))
             for place, found in enumerate(both(two_of_every_kind, problem, kernel)):
                 reference.assert_within(found, problem.expected(formula_of(two_of_every_kind, place)))
@@ -235,13 +233,13 @@ def test_the_repair_reads_the_facts_of_its_own_call(tile: int, rng: torch.Genera
 def test_the_fastest_plan(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """No plan given: the planner's own, from few rows to many."""
     for sizes in [(16, 512, 1024), (33, 512, 1024), (64, 1024, 512), (1024, 1024, 1024), (3000, 260, 520)]:
-        checked(make("bias_gelu", arithmetic, sizes, DEVICE, rng), [])
+        checked(make("bias_gelu", arithmetic, sizes, rng), [])
 
 
 @arithmetics
 def test_what_does_not_fit_is_refused(arithmetic: Arithmetic, rng: torch.Generator) -> None:
     """Outputs that no kernel can store to: before anything is written."""
-    problem = make("bias", arithmetic, (64, 64, 64), DEVICE, rng, with_bias=False)
+    problem = make("bias", arithmetic, (64, 64, 64), rng, with_bias=False)
     frame = torch.full((64, 65), math.nan, device=DEVICE)
     misaligned = frame.flatten()[1:].narrow(0, 0, 4096).view(64, 64)
     for out in (frame[:, :64], misaligned, problem.out()[:32], problem.out().half()):

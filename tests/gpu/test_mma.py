@@ -16,7 +16,6 @@ from tests.gpu.launching import (
     captured,
     checked,
     cuda,
-    drawn,
     every_kind,
     every_tile,
     launch,
@@ -26,7 +25,7 @@ from tests.gpu.slices import DENSE, OnSlices, PackedWeights, make_pack
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, SCALED, SPLIT, SPLIT_ARITHMETICS, TF32
 from tests.support.layouts import LAYOUTS
-from tests.support.problems import Problem, make, ternary
+from tests.support.problems import Problem, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("mma_kernels")]
 
@@ -46,7 +45,7 @@ class TestAsTheyAre(Family, SharedRows, RowsAlone):
         """Of the large tiles a CTA computes several: of K less than its ring has, and more."""
         rows = 128 * cuda.get_device_properties(DEVICE).multi_processor_count // 4
         for k in (8, 72, 520):
-            checked(make("bias_gelu", kernel.arithmetic, (rows + 5, 2568, k), DEVICE, rng), kernel, 0, 8)
+            checked(make("bias_gelu", kernel.arithmetic, (rows + 5, 2568, k), rng), kernel, 0, 8)
 
 
 class TestInTF32(Values):
@@ -72,7 +71,7 @@ class TestInTF32(Values):
         row, ones = torch.zeros(2, 8, 8, device=DEVICE)
         row[:, 0] = torch.tensor(given, device=DEVICE)
         ones[:, 0] = 1
-        problem = make("bias", TF32, (8, 8, 8), DEVICE, torch.Generator(), with_bias=False)
+        problem = make("bias", TF32, (8, 8, 8), torch.Generator(), with_bias=False)
         problem.x, problem.weight = (row, ones) if is_x else (ones, row)
         found = launch(problem, kernel)
         found = found if is_x else found.t()
@@ -94,7 +93,7 @@ class TestByElements(Values):
     def test_rows_that_lie_anywhere(self, kernel: Kernel, layout: str, rng: torch.Generator) -> None:
         change = LAYOUTS[layout]
         for sizes in self.sizes:
-            problem = make("bias_relu", kernel.arithmetic, sizes, DEVICE, rng)
+            problem = make("bias_relu", kernel.arithmetic, sizes, rng)
             expected, x, weight = checked(problem, kernel), problem.x, problem.weight
             for problem.x, problem.weight in ((change(x), weight), (x, change(weight))):
                 assert torch.equal(launch(problem, kernel), expected)
@@ -103,19 +102,19 @@ class TestByElements(Values):
     def test_operands_beside_odd_rows(
         self, kernel: Kernel, wide: tuple[str, ...], rng: torch.Generator
     ) -> None:
-        problem = drawn(every_kind, kernel.arithmetic, (131, 257, 67), rng, wide=wide)
+        problem = make(every_kind, kernel.arithmetic, (131, 257, 67), rng, wide=wide)
         *_, other, more = problem.operands.tensors
         problem.operands.tensors[-2:] = [LAYOUTS["misaligned"](other), LAYOUTS["odd_rows"](more)]
         checked(problem, kernel)
 
     def test_columns_are_refused(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("bias", kernel.arithmetic, (64, 65, 64), DEVICE, rng, x_layout=LAYOUTS["transposed"])
+        problem = make("bias", kernel.arithmetic, (64, 65, 64), rng, x_layout=LAYOUTS["transposed"])
         with pytest.raises(RuntimeError, match="plan: x is not a row-major matrix"):
             problem.run_fused(kernel.plan())
         with pytest.raises(
             RuntimeError, match="plan: splits must be 1 for a tile that loads by elements, got 2"
         ):
-            launch(make("bias", kernel.arithmetic, (64, 72, 128), DEVICE, rng), kernel._replace(splits=2))
+            launch(make("bias", kernel.arithmetic, (64, 72, 128), rng), kernel._replace(splits=2))
 
 
 class TestSpecialValues:
@@ -127,7 +126,7 @@ class TestSpecialValues:
     )
 
     def test_special_values_stay_in_their_row(self, kernel: Kernel, rng: torch.Generator) -> None:
-        problem = make("relu_div", kernel.arithmetic, (150, 264, 1032), DEVICE, rng)
+        problem = make("relu_div", kernel.arithmetic, (150, 264, 1032), rng)
         clean = Problem("relu_div", kernel.arithmetic, problem.x.clone(), problem.weight, problem.operands)
         for row, column, value in ((3, 5, math.nan), (77, 0, math.inf), (149, 1031, -math.inf)):
             problem.x[row, column] = value
@@ -146,17 +145,14 @@ class TestSharedK(Values, RowsAlone):
 
     def test_whole_numbers_have_the_bits_of_one_share(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Where every sum is exact, it does not matter how K is divided."""
-        problem = make("bias_gelu", kernel.arithmetic, (130, 264, 1032), DEVICE, rng)
-        problem.x, problem.weight = (
-            ternary(each.shape, rng).to(each) for each in (problem.x, problem.weight)
-        )
+        problem = make("bias_gelu", kernel.arithmetic, (130, 264, 1032), rng, whole=True)
         whole = launch(problem, kernel._replace(splits=1))
         for swizzle in (1, 2):
             assert torch.equal(launch(problem, kernel, swizzle % 2, swizzle), whole)
 
     def test_the_same_bits_at_every_call(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Of more CTAs than run at once, which end in any order."""
-        problem = make("bias", kernel.arithmetic, (260, 4096, 4104), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (260, 4096, 4104), rng)
         first = checked(problem, kernel)
         for _ in range(10):
             assert torch.equal(launch(problem, kernel), first)
@@ -164,7 +160,7 @@ class TestSharedK(Values, RowsAlone):
     def test_gaps_between_rows_are_left_alone(self, kernel: Kernel, rng: torch.Generator) -> None:
         rows = LAYOUTS["padded_rows"]
         problem = make(
-            "bias_relu", kernel.arithmetic, (130, 264, 520), DEVICE, rng, x_layout=rows, weight_layout=rows
+            "bias_relu", kernel.arithmetic, (130, 264, 520), rng, x_layout=rows, weight_layout=rows
         )
         memory = torch.full((130, 280), 7.0, dtype=kernel.dtype, device=DEVICE)
         checked(problem, kernel, out=memory[:, :264])
@@ -172,7 +168,7 @@ class TestSharedK(Values, RowsAlone):
 
     def test_a_graph_follows_its_inputs(self, kernel: Kernel, rng: torch.Generator) -> None:
         """The counters are cleared at every replay."""
-        problem = make("bias", kernel.arithmetic, (100, 264, 1032), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (100, 264, 1032), rng)
         out = problem.out()
         graph = captured(lambda: launch(problem, kernel, out=out))
         for scale in (1.0, -0.5, 2.0):
@@ -180,11 +176,11 @@ class TestSharedK(Values, RowsAlone):
             out.fill_(5.5)
             graph.replay()
             assert torch.equal(out, launch(problem, kernel))
-            problem.check(out, second_path=False)
+            problem.check(out)
 
     def test_two_streams_at_once(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Each call has its own workspace."""
-        both = [make("bias_relu", kernel.arithmetic, (64, 1032, 2056), DEVICE, rng) for _ in range(2)]
+        both = [make("bias_relu", kernel.arithmetic, (64, 1032, 2056), rng) for _ in range(2)]
         streams = [cuda.Stream() for _ in both]
         wanted = [checked(problem, kernel) for problem in both]
         for _ in range(20):
@@ -204,7 +200,7 @@ class TestSharedKOnSlices(Values):
 
     def test_a_kept_pack_changes_nothing(self, kernel: Kernel, rng: torch.Generator) -> None:
         """The sums lie behind what slices take of the workspace, with and without those of the weight."""
-        problem = make("bias", kernel.arithmetic, (300, 264, 777), DEVICE, rng)
+        problem = make("bias", kernel.arithmetic, (300, 264, 777), rng)
         assert torch.equal(checked(problem, kernel), launch(problem, kernel, pack=make_pack(problem)))
 
 
@@ -223,7 +219,7 @@ class TestOnSlices(Family, SharedRows, RowsAlone, OnSlices, PackedWeights):
 
 def test_plans_that_do_not_exist_are_refused(rng: torch.Generator) -> None:
     for arithmetic in (BF16, *SPLIT_ARITHMETICS):
-        problem = make("bias", arithmetic, (64, 64, 128), DEVICE, rng)
+        problem = make("bias", arithmetic, (64, 64, 128), rng)
         last = every_tile(plans.MMA, [arithmetic])[-1]
         with pytest.raises(RuntimeError, match="plan: tile must be in"):
             launch(problem, last._replace(tile=last.tile + 1))

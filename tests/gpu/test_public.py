@@ -30,7 +30,7 @@ from tests.support.arithmetic import (
 )
 from tests.support.cases import LINEAR, draw_operands
 from tests.support.layouts import LAYOUTS
-from tests.support.problems import EMPTY_SHAPES, Problem, make, ternary
+from tests.support.problems import EMPTY_SHAPES, Problem, make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -63,12 +63,12 @@ def test_tile_edges(arithmetic: Arithmetic, m: int, rng: torch.Generator) -> Non
     tiles = [each for family in (plans.TMA, plans.SWAP_AB) for each in every_tile(family, [arithmetic])]
     for name in LINEAR:
         for n in [8, 64, 120, 128, 136, 192, 200, 248, 256, 264]:
-            problem = make(name, arithmetic, (m, n, 72), DEVICE, rng)
+            problem = make(name, arithmetic, (m, n, 72), rng)
             actual = problem.run_fused()
             if actual is None:
                 assert not explained(problem)["fused"]
                 actual = launch(problem, tiles[n % len(tiles)])
-            problem.check(actual, second_path=False)
+            problem.check(actual)
 
 
 @by_kernels
@@ -77,14 +77,14 @@ def test_any_size(arithmetic: Arithmetic, size: int, rng: torch.Generator) -> No
     """Odd N or K declines some kernels; whoever answers is right."""
     for name in LINEAR:
         for shape in [(size, 128, 64), (128, size, 64), (128, 128, size), (size, size + 2, size + 4)]:
-            check(make(name, arithmetic, shape, DEVICE, rng))
+            check(make(name, arithmetic, shape, rng))
 
 
 @by_kernels
 @pytest.mark.parametrize("shape", [*((2048, 2047, 2049), (2048, 4096, 4095)), *EMPTY_SHAPES], ids=str)
 def test_large_and_empty(arithmetic: Arithmetic, shape: Sizes, rng: torch.Generator) -> None:
     for name in LINEAR:
-        check(make(name, arithmetic, shape, DEVICE, rng))
+        check(make(name, arithmetic, shape, rng))
 
 
 @by_kernels
@@ -93,7 +93,7 @@ def test_any_layout(arithmetic: Arithmetic, layout: str, rng: torch.Generator) -
     change = LAYOUTS[layout]
     for name in LINEAR:
         sizes = (1024, 2048, 2048)
-        problem = make(name, arithmetic, sizes, DEVICE, rng, x_layout=change, weight_layout=change)
+        problem = make(name, arithmetic, sizes, rng, x_layout=change, weight_layout=change)
         check(problem)
         problem.operands = problem.operands.map(lambda v: v.repeat_interleave(2)[::2] if v.dim() else v)
         check(problem)
@@ -104,10 +104,7 @@ def test_any_layout(arithmetic: Arithmetic, layout: str, rng: torch.Generator) -
 @pytest.mark.parametrize("shape", [(40, 24, 200), (7, 9, 11), (128, 128, 256)], ids=str)
 def test_integers_are_exact(name: str, arithmetic: Arithmetic, shape: Sizes, rng: torch.Generator) -> None:
     """Sums of -1, 0, 1 are exact in every arithmetic, also after the second path's rounding to 16 bits."""
-    problem = make(name, arithmetic, shape, DEVICE, rng)
-    problem.x, problem.weight = (ternary(each.shape, rng).to(each) for each in (problem.x, problem.weight))
-    problem.operands = problem.operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
-    problem.operands.scalars = [2.0 for _ in problem.operands.scalars]
+    problem = make(name, arithmetic, shape, rng, whole=True)
     assert_exact(problem, problem.run())
 
 
@@ -135,12 +132,12 @@ def test_explain_says_fused_exactly_when_the_call_fuses(
     shapes = [(8192, 4096, 1024), (1, 8, 8), (16, 4096, 1024), (127, 128, 72), (64, 129, 64), (64, 128, 63)]
     found = []
     for shape in [*shapes, *EMPTY_SHAPES]:
-        problem = make(name, arithmetic, shape, DEVICE, rng)
+        problem = make(name, arithmetic, shape, rng)
         plan, actual = explained(problem), problem.run_fused()
         assert plan["fused"] is (actual is not None), (shape, plan["why_not"])
         assert bool(plan["why_not"]) is (actual is None)
         if actual is not None:
-            problem.check(actual, second_path=False)
+            problem.check(actual)
         found.append(actual is not None)
     # A bias, and a ReLU behind it, PyTorch's GEMM adds too, and where both are as fast it keeps the call.
     assert found[0] or name in ("bias", "bias_relu"), "a large aligned problem must fuse"
@@ -175,7 +172,7 @@ def test_what_no_kernel_covers_is_declined_and_said(
 ) -> None:
     of_x, of_weight = LAYOUTS[x], LAYOUTS[weight]
     for name in LINEAR:
-        problem = make(name, arithmetic, sizes, DEVICE, rng, x_layout=of_x, weight_layout=of_weight)
+        problem = make(name, arithmetic, sizes, rng, x_layout=of_x, weight_layout=of_weight)
         assert problem.run_fused() is None, name
         plan = explained(problem)
         assert plan["fused"] is False and plan["why_not"], name

@@ -12,7 +12,7 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm._native import build_info
 from epigemm.planner import dry_runs
-from tests.gpu.launching import DEVICE, RAGGED, Kernel, Sizes, cuda, drawn, every_tile, launch
+from tests.gpu.launching import DEVICE, RAGGED, Kernel, Sizes, cuda, every_tile, launch
 from tests.gpu.properties import (
     Family,
     RowsAlone,
@@ -68,16 +68,16 @@ class TestStatisticsIn16Bits:
     def test_a_matrix_in_the_place_of_the_results(self, kernel: Kernel, rng: torch.Generator) -> None:
         """TMA writes the next pass's part of it where the helper has read."""
         for sizes in RAGGED[1:]:
-            check_statistics(drawn(biased_residual, kernel.arithmetic, sizes, rng), kernel)
+            check_statistics(make(biased_residual, kernel.arithmetic, sizes, rng), kernel)
 
     def test_on_copies(self, kernel: Kernel, rng: torch.Generator) -> None:
         """Rows of N = 203 numbers, which TMA cannot store, are copied from padded ones, whose ends do not count."""
         for sizes in ((1000, 203, 131), (129, 257, 64), (65, 1, 64), (300, 65, 72)):
-            check_statistics(make("bias", kernel.arithmetic, sizes, DEVICE, rng), kernel)
+            check_statistics(make("bias", kernel.arithmetic, sizes, rng), kernel)
 
     def test_infinities_and_nans(self, kernel: Kernel, rng: torch.Generator) -> None:
         """A mean is infinite where the sum is, NaN of infinities of both signs; the variance is NaN, as PyTorch's."""
-        problem = drawn(biased_residual, kernel.arithmetic, (333, 264, 8), rng)
+        problem = make(biased_residual, kernel.arithmetic, (333, 264, 8), rng)
         problem.x.zero_()
         residual, inf = problem.operands.tensors[1], math.inf
         problem.operands.tensors[0].zero_()
@@ -107,11 +107,11 @@ def test_statistics_by_a_kernel_that_follows(sizes: Sizes, rng: torch.Generator)
     """Of results that other kernels, and PyTorch's GEMM, have written."""
     fallback = list(dry_runs.FALLBACK[1:])
     for arithmetic in HALVES:
-        problem = make("bias", arithmetic, sizes, DEVICE, rng)
+        problem = make("bias", arithmetic, sizes, rng)
         for plan in (plans.numbers(plans.SWAP_AB), fallback):
             check_statistics(problem, plan)
     # A forced plan of PyTorch's GEMM has no arithmetic on slices.
-    problem = make("bias", SPLIT, sizes, DEVICE, rng)
+    problem = make("bias", SPLIT, sizes, rng)
     check_statistics(offset(problem, 1e4), plans.numbers(plans.FP16X3))
     problem.arithmetic = FP32
     check_statistics(problem, fallback)
@@ -122,7 +122,7 @@ def test_leading_dimensions_fuse_without_copies(rng: torch.Generator) -> None:
     weight, x = (signed(size, rng).to(DEVICE, torch.bfloat16) for size in ((256, 128), (4, 64, 128)))
     problem = Problem("bias", BF16, x, weight, operands)
     plan = plans.numbers(plans.TMA)
-    problem.check(launch(problem, plan), second_path=False)
+    problem.check(launch(problem, plan))
     cuda.synchronize()
     out = problem.out()
     before = cuda.memory_stats()["allocation.all.allocated"]
@@ -138,5 +138,5 @@ def test_more_than_2_to_the_31_elements(rng: torch.Generator) -> None:
     problem = Problem("bias_relu", BF16, x, weight, draw_operands("bias_relu", n, BF16, DEVICE, rng))
     out = launch(problem, plans.numbers(plans.TMA, 4, raster=1), out=poisoned((m, n), torch.bfloat16, DEVICE))
     rows = torch.tensor([0, 1, 131_070, 131_071, 131_072, 139_999], device=DEVICE)
-    Problem("bias_relu", BF16, x[rows], weight, problem.operands).check(out[rows], second_path=False)
+    Problem("bias_relu", BF16, x[rows], weight, problem.operands).check(out[rows])
     assert not out.isnan().any()

@@ -22,11 +22,11 @@ from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
 from epigemm.epilogues.registry import typed
 from epigemm.planner import plans, times
 from epigemm.tuner import tuner
-from tests.gpu.launching import formula_of
 from tests.support import reference
 from tests.support.arithmetic import BF16, SCALED, SPLIT, TF32, Arithmetic
 from tests.support.cases import Operands
 from tests.support.choices import forget
+from tests.support.problems import formula_of
 from tools.planner import ask_planner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels", "empty_table")]
@@ -122,7 +122,7 @@ def test_every_candidate_is_right(
         call = tuner.on_random_x(LinearCall(epilogue, x, weight, given, precision, uses_pack))
         name = "ieee" if arithmetic is BF16 else arithmetic.name
         (family,) = (each for each in tuner.families(call) if each.arithmetic == name)
-        bounded = reference.linear(formula, call.x, weight, operands, arithmetic, second_path=False)
+        bounded = reference.linear(formula, call.x, weight, operands, arithmetic)
         assert not family.left_out
         assert len({candidate.plan for candidate in family.candidates}) == len(family.candidates) > 2
         for candidate in family.candidates:

@@ -18,7 +18,7 @@ ops: Any = torch.ops.epigemm
 
 
 def linear_arguments(name: str, rng: torch.Generator) -> list[Any]:
-    problem = make(name, FP32, (9, 16, 24), "cpu", rng)
+    problem = make(name, FP32, (9, 16, 24), rng, device="cpu")
     operands = problem.operands
     return [name, problem.x, problem.weight, operands.bias, operands.tensors, operands.scalars, "default"]
 
@@ -55,12 +55,14 @@ def test_bad_linear_arguments(name: str, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("pack", [True, False])
 def test_writing_out_is_counted(pack: bool, rng: torch.Generator) -> None:
-    """Whatever arguments follow `out` in the schema."""
+    """Whatever arguments follow `out` in the schema; without a device no operator of PyTorch counts it."""
     arguments = linear_arguments("bias", rng)
-    out = torch.empty(9, 16)
-    before = out._version
+    out, unreal = torch.empty(9, 16), torch.empty(9, 16, device="meta")
     ops.linear_out(*arguments, out, pack, False)
-    assert out._version > before
+    ops.linear_out(
+        *(each.to(unreal) if isinstance(each, torch.Tensor) else each for each in arguments), unreal, pack
+    )
+    assert out._version > 0 and unreal._version > 0
     torch.testing.assert_close(out, ops.linear(*arguments, pack))
     with pytest.raises(RuntimeError, match="strict: got True"):
         ops.linear(*arguments, pack, True)

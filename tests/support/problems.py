@@ -1,16 +1,20 @@
-"""Linear problems as test cases: shapes, the ways to run them, and how a result is checked."""
+"""Linear problems: what `make` draws for an epilogue of the registry or of a user, how it is run, and checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from epigemm import ResultsEpilogue, UserEpilogue
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
-from epigemm.epilogues.kinds import SCALAR
+from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.library import named
-from epigemm.epilogues.registry import Epilogue
+from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.planner import dry_runs, plans
 from tests.support import reference
 from tests.support.arithmetic import Arithmetic
@@ -84,7 +88,7 @@ class Problem:
         assert actual is out
         return out
 
-    def check(self, actual: torch.Tensor, *, second_path: bool) -> None:
+    def check(self, actual: torch.Tensor, *, second_path: bool = False) -> None:
         reference.assert_within(actual, self.expected(second_path=second_path))
 
     def expected(
@@ -98,24 +102,82 @@ class Problem:
 
 
 def make(
-    name: str,
+    of: str | UserEpilogue | ResultsEpilogue,
     arithmetic: Arithmetic,
-    shape: tuple[int, int, int],
-    device: torch.device | str,
+    sizes: tuple[int, int, int],
     rng: torch.Generator,
     *,
+    device: torch.device | str = "cuda",
     x_layout: Layout = contiguous,
     weight_layout: Layout = contiguous,
+    whole: bool = False,
     with_bias: bool = True,
     tensor_scalars: bool = False,
+    wide: Collection[str] = (),
+    gap: int = 0,
 ) -> Problem:
-    m, n, k = shape
-    x = signed((m, k), rng).to(device, arithmetic.dtype)
-    weight = signed((n, k), rng).to(device, arithmetic.dtype)
-    operands = draw_operands(
-        name, n, arithmetic, device, rng, with_bias=with_bias, tensor_scalars=tensor_scalars
-    )
-    return Problem(name, arithmetic, x_layout(x), weight_layout(weight), operands)
+    """Random numbers for an epilogue of the registry, by its name, or for a function of a user.
+
+    `whole`: numbers whose sums are exact. `with_bias`, `tensor_scalars`: of the registry's. `wide`: operands of a
+    user's in fp32; `gap`: behind the rows of its matrices.
+    """
+    m, n, k = sizes
+    draw = ternary if whole else signed
+    x, weight = (draw((rows, k), rng).to(device, arithmetic.dtype) for rows in (m, n))
+    formula = None
+    if isinstance(of, str):
+        drawn = {"with_bias": with_bias, "tensor_scalars": tensor_scalars}
+        name, operands = of, draw_operands(of, n, arithmetic, device, rng, **drawn)
+    else:
+        folded, operands = _operands_of(of, arithmetic, (m, n), device, rng, wide, gap)
+        name = typed(of.traced, folded).name if isinstance(of, UserEpilogue) else ""
+        formula = formula_of(of)
+    if whole:
+        operands = operands.map(lambda tensor: ternary(tuple(tensor.shape), rng).to(tensor))
+        operands.scalars = [2.0 for _ in operands.scalars]
+    return Problem(name, arithmetic, x_layout(x), weight_layout(weight), operands, formula)
+
+
+def _operands_of(
+    function: UserEpilogue | ResultsEpilogue,
+    arithmetic: Arithmetic,
+    shape: tuple[int, int],
+    device: torch.device | str,
+    rng: torch.Generator,
+    wide: Collection[str],
+    gap: int,
+) -> tuple[list[bool], Operands]:
+    """Which of a user's operands are in fp32, and all of them."""
+    m, n = shape
+    operands, folded = Operands(), []
+    for operand in function.traced.operands:
+        is_wide = operand.kind == SCALAR or (operand.name in wide and arithmetic.dtype.itemsize == 2)
+        folded.append(is_wide)
+        if operand.kind == SCALAR:
+            operands.scalars.append(-1.75)
+            continue
+        *lead, columns = KINDS[operand.kind].shape((m,), n)
+        columns += gap * (operand.kind == MATRIX)
+        value = signed((*lead, columns), rng).to(device, torch.float32 if is_wide else arithmetic.dtype)
+        operands.tensors.append(value[..., :n] if operand.kind == MATRIX else value)
+    return folded, operands
+
+
+def formula_of(
+    function: UserEpilogue | ResultsEpilogue, result: int | None = None
+) -> Callable[[Tensor, Operands], Tensor]:
+    """The Python function itself, or one of its results, of an accumulator and operands in float64."""
+    plain: Callable[..., Any] = vars(function)["__wrapped__"]
+
+    def evaluate(acc: Tensor, given: Operands) -> Tensor:
+        tensors, numbers = iter(given.tensors), iter(given.scalars)
+        values = [
+            next(numbers) if operand.kind == SCALAR else next(tensors) for operand in function.traced.operands
+        ]
+        found = plain(acc, *values)
+        return found if result is None else found[result]  # type: ignore[no-any-return]
+
+    return evaluate
 
 
 def ternary(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.benchmarks.models.test_figures import record as models_record
 from tools import merge_records
 from tools.merge_records import Sanitized, merge_sanitized, merge_tests
 
+ROOT = Path(__file__).parents[2]
 NAMES = [f"tests/test_a.py::test_it[{index}]" for index in range(10)]
 TREES = {"csrc": "a" * 40, "python": "b" * 40}
 
@@ -55,6 +58,21 @@ def test_records_of_tests() -> None:
         ("1/2", "1/2"),
         ("2/2", "2/2"),
     ]
+
+
+@pytest.mark.slow
+def test_a_shard_of_the_suite(tmp_path: Path) -> None:
+    """In a process of pytest-xdist's, where it is there: its record says which part of how many tests it is."""
+    file, output = "tests/benchmarks/harness/test_shards.py", tmp_path / "record.json"
+    command = [sys.executable, "-m", "pytest", file, "-p", "no:cacheprovider", "--shard", "1/2"]
+    command += ["--summary-json", str(output), "--trees", f"csrc={'a' * 40},python={'b' * 40}"]
+    command += ["-n", "1"] if importlib.util.find_spec("xdist") else []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(output.read_text())
+    passed, selection = record["outcomes"]["passed"], record["selection"]
+    assert 0 < passed == selection["chosen"] < selection["of"] and record["failed"] == []
+    assert selection["shard"] == "1/2" and file in record["seconds"]
 
 
 @pytest.mark.parametrize(

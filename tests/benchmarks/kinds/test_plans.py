@@ -17,9 +17,6 @@ from tools import judge_costs
 SHAPES = [Shape(16, 256, 128), Shape(300, 512, 256)]
 
 
-RIGHT, OTHER, REFUSED, OTHER_ORDER = (0, 0, 0, 1, 1), (0, 1, 0, 1, 1), (0, 2, 0, 1, 1), (0, 0, 1, 2, 1)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_every_plan_on_a_gpu(dtype: str, tmp_path: Path) -> None:
