@@ -163,7 +163,7 @@ def _is_constant(value: object) -> bool:
     return isinstance(value, _NUMBERS) and not hasattr(value, "__dict__")
 
 
-# --- the user's code, and the line of it that is running ---------------------------------------------------------------
+# --- the user's code, and the line of it that is running --------------------------------------------------------------
 
 
 _PACKAGE = str(Path(__file__).parents[1])
