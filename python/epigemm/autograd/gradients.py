@@ -44,7 +44,7 @@ def unread(call: LinearCall | ElementwiseCall) -> frozenset[int]:
     learns = [call.x.requires_grad or (isinstance(call, LinearCall) and call.weight.requires_grad)]
     for each in call.operands:
         learns.append(isinstance(each, Tensor) and each.requires_grad)
-    return call.epilogue.unread[tuple(learns) if any(learns) else (True,) * len(learns)]
+    return call.epilogue.unread(tuple(learns) if any(learns) else (True,) * len(learns))
 
 
 def without_product(call: LinearCall) -> bool:

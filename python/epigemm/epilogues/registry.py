@@ -41,21 +41,6 @@ def dtype_of(operand: Operand, x_dtype: torch.dtype) -> torch.dtype:
     return compute_dtype(x_dtype) if operand.folded else x_dtype
 
 
-class _Unread(dict[tuple[bool, ...], frozenset[int]]):
-    """The places of the operands that no derivative depends on; 0: nor on the accumulator.
-
-    By what learns: of the accumulator and of each operand, whether it has a gradient.
-    """
-
-    def __init__(self, traced: Traced) -> None:
-        self._program = traced.program
-
-    def __missing__(self, learns: tuple[bool, ...]) -> frozenset[int]:
-        learning = frozenset(place for place, each in enumerate(learns) if each)
-        found = self[learns] = frozenset(range(len(learns))) - self._program.read_by_derivative(learning)
-        return found
-
-
 class Epilogue:
     """One epilogue: its name and formula, its operands, its functor, and a differentiable reference.
 
@@ -68,7 +53,7 @@ class Epilogue:
         is_choice: whether it is one of a function's, for operands of these types; else the function has no other.
         is_bias: whether it adds a bias, and does no more: PyTorch's GEMM may do that.
         is_bias_relu: the same of the ReLU of such a sum.
-        unread: by what learns, the places of the operands that no derivative depends on.
+        unread: `Program.unread`.
         prelinked: the name under which the package may have its GEMM kernels.
         linear: whether it may follow a product.
         has_scalar: whether it has numbers among its operands.
@@ -97,7 +82,7 @@ class Epilogue:
         is_sum = self.bias_place > 0 and traced.is_compiled
         self.is_bias = is_sum and traced.program.is_bias
         self.is_bias_relu = is_sum and traced.program.is_bias_relu
-        self.unread = _Unread(traced)
+        self.unread = functools.cache(traced.program.unread)
         # The package's kernels read operands that have x's type.
         is_usual = all(each.folded == (each.kind == SCALAR) and not each.shared for each in operands)
         self.prelinked = name if functor else formulas.prelinked_name(traced.digest) if is_usual else ""
@@ -122,10 +107,6 @@ class Epilogue:
         shared = [slot for operand, slot in slots if operand.shared]
         own = (self.name, self.functor) if self.functor else None
         return self.traced.kernel_source(elements, ("operand", function), shared, own)
-
-    def describe_error(self, text: str, log: str) -> str:
-        """NVRTC's error for a source, in one line: with that of the user's function where it comes from one."""
-        return source.describe_compile_error(self.traced.program, text, log)
 
     def named(self, operands: Operands) -> list[tuple[str, Tensor]]:
         """The tensors of a call and their names, which may also be those of other arguments."""

@@ -17,6 +17,7 @@ from epigemm import progress
 from epigemm._native import ops
 from epigemm.compilers import capturing
 from epigemm.epilogues.registry import Epilogue
+from epigemm.epilogues.tracer.source import describe_compile_error
 from epigemm.linker import cubins, libraries
 
 _CAPTURING = "its kernel was not linked before, and nothing is compiled while a CUDA graph is captured"
@@ -138,7 +139,7 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
         for symbol, cubin in zip(symbols, _built(epilogue, jobs), strict=True):
             _add(epilogue, symbol, capability, cubin)
     except libraries.CompileError as error:
-        what = epilogue.describe_error(jobs[0].source, error.log)
+        what = describe_compile_error(epilogue.traced.program, jobs[0].source, error.log)
         raise libraries.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
     except (
         RuntimeError,

@@ -52,9 +52,8 @@ POWERS = {
     -0.5: ("epigemm::math::rsqrt(x)", ["rsqrt"]),
     -1.0: ("epigemm::math::inverse(x)", ["reciprocal"]),
 }
-"""Powers that are computed as products, roots and quotients, as by torch: their text, and their primitives.
-
-To the error of these comes the base's error times the exponent."""
+"""Powers that are computed as products, roots and quotients, as by torch: their text, and their primitives. To the
+error of these comes the base's error times the exponent."""
 STEPS = frozenset(
     words(
         "trunc floor ceil round floor_div floor_divide trunc_div fmod remainder sign heaviside "

@@ -89,6 +89,11 @@ class Program:
                 found = found.union(*(reaching[value.number] for value in read))
         return found
 
+    def unread(self, learns: Sequence[bool]) -> frozenset[int]:
+        """The operands (and 0 for the accumulator) that no derivative reads; `learns`: which have a gradient."""
+        learning = frozenset(number for number, each in enumerate(learns) if each)
+        return frozenset(range(len(learns))) - self.read_by_derivative(learning)
+
     def _reaching(self, is_end: Callable[[Step], bool]) -> frozenset[int]:
         """The numbers among `reads` that the result depends on by other steps than these."""
         found = self._reachings(is_end)

@@ -15,20 +15,24 @@ from epigemm.epilogues.kinds import KINDS, SCALAR, SLOTS, slots_of
 from epigemm.epilogues.tracer.accuracy import POWERS, ROUNDED_TO, RoundedTo, short_number
 from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, Program, Ref, Step, Value, words
 
-OPERATORS = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "logical_and": "&&",
-    "logical_or": "||",
-    "logical_xor": "!=",
+WRITTEN = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "neg": "-{0}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "logical_not": "!{0}",
+    "logical_and": "{0} && {1}",
+    "logical_or": "{0} || {1}",
+    "logical_xor": "{0} != {1}",
+    "copy": "{0}",
 }
+"""Primitives that are operators of C++; the others are functions."""
 NAMES = {"reciprocal": "inverse", "floor_divide": "floor_div"}
 NEAR = frozenset(words("sin cos tan sinc fmod remainder floor_div floor_divide"))
 """The functions that have a near form (short_angles.h and short_quotients.h in csrc/epilogue/primitives)."""
@@ -50,14 +54,8 @@ def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
         return names[value.number] if isinstance(value, Ref) else number_text(value)
 
     inputs = [text(value) for value in step.inputs]
-    if step.op in OPERATORS:
-        written = f"{inputs[0]} {OPERATORS[step.op]} {inputs[1]}"
-    elif step.op == "logical_not":
-        written = f"!{inputs[0]}"
-    elif step.op == "neg":
-        written = f"-{inputs[0]}"
-    elif step.op == "copy":
-        written = inputs[0]
+    if step.op in WRITTEN:
+        written = WRITTEN[step.op].format(*inputs)
     elif step.op == "pow" and isinstance(step.inputs[1], float) and step.inputs[1] in POWERS:
         written = POWERS[step.inputs[1]][0].replace("x", inputs[0])
     else:
