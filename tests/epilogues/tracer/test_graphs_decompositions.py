@@ -104,3 +104,16 @@ def test_what_is_filled_with_a_plain_number_is_left_alone() -> None:
     like = torch.zeros(2, 3)
     found = decompositions()[aten.full_like.default](like, 0.5)
     assert found is NotImplemented or torch.equal(found, torch.full_like(like, 0.5))
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.huber_loss])
+def test_losses_have_torchs_derivative_at_an_infinite_difference(loss: Any) -> None:
+    @epigemm.epilogue
+    def function(acc: Tensor, target: epigemm.Matrix) -> Tensor:
+        return loss(acc, target, reduction="none")  # type: ignore[no-any-return]
+
+    z = torch.tensor([[float("inf"), 1.0, -float("inf"), 0.2]], requires_grad=True)
+    target = torch.zeros(1, 4)
+    found, expected = function.elementwise(z, target), loss(z, target, reduction="none")
+    assert torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(each.sum(), z)[0] for each in (found, expected)))

@@ -84,6 +84,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.lerp.Scalar: _lerp,
         aten.logit.default: _logit,
         aten.special_xlog1py.default: _xlog1py,
+        aten.smooth_l1_loss.default: _smooth_l1_loss,
+        aten.huber_loss.default: _huber_loss,
     }
     table |= {overload: _rounded_once(function) for overload, function in ours.items()}
     table[aten.sym_numel.default] = sym_numel  # as `make_fx` has it
@@ -164,3 +166,30 @@ def _xlog1py(a: Tensor, b: Tensor) -> Tensor:
     end = aten.xlogy(a, aten.where(at_end, aten.add(b, 1.0), 1.0))
     product = aten.mul(a, aten.log1p(aten.where(at_end, 0.0, b)))
     return aten.where(at_end, end, aten.where(is_zero, aten.add(product, 0.0), product))  # type: ignore[no-any-return]
+
+
+# torch's own would square an infinite difference, and make its derivative NaN.
+
+
+def _smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+    """d d / (2 beta) where d = abs(x - target) is less than beta, else d - beta / 2."""
+    aten = torch.ops.aten
+    way = aten.abs(aten.sub(x, target))
+    near = aten.minimum(way, aten.full_like(way, beta))
+    square = aten.div(aten.mul(aten.mul(near, near), 0.5), beta)
+    return _unreduced(aten.where(aten.lt(way, beta), square, aten.sub(way, 0.5 * beta)), reduction)
+
+
+def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    """d d / 2 where d = abs(x - target) is less than delta, else delta (d - delta / 2)."""
+    aten = torch.ops.aten
+    way = aten.abs(aten.sub(x, target))
+    near = aten.minimum(way, aten.full_like(way, delta))
+    far = aten.mul(aten.sub(way, 0.5 * delta), delta)
+    return _unreduced(aten.where(aten.lt(way, delta), aten.mul(aten.mul(near, near), 0.5), far), reduction)
+
+
+def _unreduced(loss: Tensor, reduction: int) -> Tensor:
+    """A loss for each element; a sum or a mean is refused by name."""
+    aten = torch.ops.aten
+    return loss if not reduction else aten.mean(loss) if reduction == 1 else aten.sum(loss)
