@@ -45,7 +45,6 @@ from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
-from epigemm.operators import vmap as _vmap  # noqa: F401
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 
@@ -348,9 +347,6 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: 
         return by_reference.in_derivative(call)
     if route is _OPERATOR and call.epilogue.is_choice:
         checks.arguments(call)  # the operator would name an operand as the package's epilogue does
-    found = None if is_traced() else graphs.in_inductor(call)
-    if found is not None:
-        return found
     is_linear, arguments = isinstance(call, LinearCall), operator_arguments(call)
     if call.out is None:
         result: Tensor = (ops.linear if is_linear else ops.elementwise)(*arguments)
