@@ -73,41 +73,49 @@ def linear(
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
-    x_scale, weight_scale, out_dtype, accumulate = scaled
-    if x_scale is not None or weight_scale is not None or out_dtype is not None or accumulate != PROMOTED:
-        return _of_eight_bits(function, x, weight, operands, out, strict, scaled, fold)
-    if isinstance(function, Traced) and function.ends:
+    x_scale, weight_scale, dtype, accumulate = scaled
+    is_8_bits = x_scale is not None or weight_scale is not None or dtype is not None or accumulate != PROMOTED
+    if is_8_bits:  # these have no gradients, and autocast does not cast them
+        dtype = dtype or eight_bits.RESULTS[0]
+    elif isinstance(function, Traced) and function.ends:
         operands = _unrecorded(function, operands)
         if 0 in function.ends:
             x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
         weight = weight.weight
-    if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
+    may_promote = promotes and not is_8_bits and _any_autocast()
+    if may_promote and isinstance(function, Traced) and _promotes(function, x, operands):
         if out is not None:
             checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
         z, operands = promoted(function, x, weight, operands, Options(precision, strict))
         return elementwise(function, z, operands, out)
-    found: Tensor | Reason
+    found: Tensor | Reason | None = None
     if is_traced():
-        x, weight, operands, fold = _cast(function, x, weight, operands, fold)
+        if not is_8_bits:
+            x, weight, operands, fold = _cast(function, x, weight, operands, fold)
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
-        if function.is_compiled and (not function.is_choice or _are_like(x, operands)):
+        if not is_8_bits and function.is_compiled and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
-    else:
+    elif not is_8_bits or fold is None:
         epilogue, given = (
-            (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
+            (function, operands)
+            if isinstance(function, Epilogue)
+            else forms.seen(function, x, operands, dtype)
         )
-        found = entry.linear(epilogue, x, weight, given, fold, precision, out, strict)
+        about = (fold, precision, out, strict)
+        found = entry.linear(epilogue, x, weight, given, *about, scaled=scaled if is_8_bits else None)
     if isinstance(found, Tensor):
         return found
     if current.log is not None:
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
+    if is_8_bits:
+        return _of_eight_bits(found, function, x, weight, operands, fold, strict, out, scaled)
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands), *_named(fold).items()])
     if found is _OPERATOR:
@@ -138,53 +146,41 @@ def linear(
 
 
 def _of_eight_bits(
+    found: Reason | None,
     function: Function,
     x: Tensor,
-    weight: Tensor | PackedWeight,
+    weight: Tensor,
     operands: Operands,
-    out: Tensor | None,
-    strict: bool,
-    given: Scaled,
     fold: tuple[Any, ...] | None,
+    strict: bool,
+    out: Tensor | None,
+    scaled: Scaled,
 ) -> Tensor:
-    """`linear` of 8-bit numbers, which have no gradient and no packs, and which autocast does not cast."""
-    if isinstance(weight, PackedWeight):
-        weight = weight.weight
-    if fold is None and not is_traced():
-        found = entry.scaled(function, x, weight, operands, out, strict, given)
-        if isinstance(found, Tensor):
-            return found
+    """What the entry has not made of 8-bit numbers: these have a type of their own for the result, and no gradient."""
     vectors = _named(fold)
     _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
-    scaled = eight_bits.checked(x, weight, given)
-    dtype = scaled.out_dtype
-    scales = {"x_scale": scaled.x_scale, "weight_scale": scaled.weight_scale}
+    of_types = eight_bits.checked(x, weight, scaled)
+    dtype, scales = of_types.out_dtype, {"x_scale": of_types.x_scale, "weight_scale": of_types.weight_scale}
     by_name = [("weight", weight), *scales.items(), *_by_name(function, operands), *vectors.items()]
     eight_bits.refuse_gradients(x=x, **dict(by_name))
-    if out is not None:
-        checks.own_memory(out, x, by_name)
+    checks.own_memory(out, x, by_name)
     if in_functional_derivative():
         raise RuntimeError(
             "x: got 8 bits under a derivative of torch.func; accepted there are types with gradients"
         )
-    if strict is not False:
-        checks.flag("strict", strict)
     if fold is not None:
-        folded = checks.fold_batch_norm(x.new_empty(0, dtype=dtype), fold[:-1], fold[-1], weight.shape[0])
+        like = x.new_empty(0, dtype=dtype)
+        folded = checks.fold_batch_norm(like, fold[:-1], fold[-1], weight.shape[0])
         operands = _fold(entry.sees(*tensors_of((x, *fold))), folded, None)
     # A traced function has forms for fp32 operands; built-ins take operands of the result's type alone.
     if isinstance(function, Epilogue) and any(
-        isinstance(each, Tensor) and each.dtype is torch.float32 is not dtype for each in operands
+        each.dtype is torch.float32 is not dtype for each in tensors_of(operands)
     ):
         function = function.traced
-    if is_traced() and function.has_scalar:
-        operands = _without_symbols(function, operands, x)
     epilogue, operands = _converted(function, x, operands, dtype=dtype)
-    is_invariant = invariance.active and invariance.enabled()
-    about = (scaled.accumulate, False, strict, is_invariant, out)
-    call = LinearCall(epilogue, x, weight, operands, *about, eight_bits=scaled)
-    route = _route_of(None, x, weight, *scales.values(), *operands, out)
-    return resolve.run_linear(call) if route is _PLAIN else _made(route, call)
+    route = _route_of(found, x, weight, *scales.values(), *operands, out)
+    options = _options(route, x, weight, None, strict)
+    return _made(route, LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types))
 
 
 def _are_like(x: Tensor, operands: Operands) -> bool:

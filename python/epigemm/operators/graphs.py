@@ -175,8 +175,8 @@ def native(
     if order == _NOT_NATIVE:
         return Reason.NOT_PLAIN
     out = torch.empty_like(x) if weight is None else x.new_empty((*x.shape[:-1], weight.shape[0]))
-    about = (fold is not None, order, True, strict)
-    _write(epilogue, x, weight, *_apart(epilogue, operands, fold, x), *about, out)
+    tensors, number = _apart(epilogue, operands, fold, x)
+    _write(epilogue, x, weight, tensors, number, fold is not None, order, True, strict, out)
     return out
 
 
@@ -260,8 +260,8 @@ def in_inductor(call: LinearCall | ElementwiseCall) -> Any:
     if call.invariant or call.weight.dim() != 2 or call.order.overrides:
         return NotImplemented
     out = call.new_out()
-    about = (False, call.order.number, call.uses_pack, call.strict)
-    _write(epilogue, x, call.weight, tensors, number, *about, out)
+    order = call.order.number
+    _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out)
     return out
 
 
