@@ -17,14 +17,18 @@ from epigemm.arguments import autocast, checks, forms, invariance
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import entry, forecast, one_kernel
+from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.functional import gate_function
 from epigemm.packs.weight_packs import PackedWeight
+from epigemm.planner.reasons import Reason
 
 __all__ = ["linear_glu"]
+
+_OF_PAIRS = {torch.float16, torch.bfloat16}
 
 
 def pair_call(
@@ -112,6 +116,18 @@ def linear_glu(
             )
         weight = weight.weight
     other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
+    found: Tensor | Reason | None = None
+    is_usual = precision is None and strict is False and current.log is None
+    if is_usual and other is not None and not is_traced() and not autocast.is_any_on():
+        types = {getattr(each, "dtype", None) for each in (x, bias, bias2) if each is not None}
+        if len(types) == 1 and types < _OF_PAIRS:
+            # Before the checks: the entry makes them faster. But it takes biases in fp32, too.
+            found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
+    if isinstance(found, Tensor):
+        return found
+    if other is not None and found is Reason.NO_PAIR:  # the arguments fit
+        gate = _route.linear(BIAS, x, other, (bias2,))
+        return _route.linear(function, x, weight, (bias, gate), out)
     checks.tensors(x=x, weight=weight)
     checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
     if out is not None:
@@ -128,9 +144,9 @@ def linear_glu(
         weight, other = weight.chunk(2)
         if bias is not None:
             bias, bias2 = bias.chunk(2)
-    if x.dtype.itemsize == 2 and not is_traced():
+    if found is None and x.dtype in _OF_PAIRS and not is_traced():
         found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
-        if found is not None:
+        if isinstance(found, Tensor):
             return found
     if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
         _require_fused(function, x, weight, bias, precision)

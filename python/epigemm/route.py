@@ -83,8 +83,8 @@ def linear(
             x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
         weight = weight.weight
-    may_promote = promotes and not is_8_bits and _any_autocast()
-    if may_promote and isinstance(function, Traced) and _promotes(function, x, operands):
+    promotes = promotes and _any_autocast() and not is_8_bits
+    if promotes and isinstance(function, Traced) and _promotes(function, x, operands):
         if out is not None:
             checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
         z, operands = promoted(function, x, weight, operands, Options(precision, strict))
@@ -106,8 +106,11 @@ def linear(
             if isinstance(function, Epilogue)
             else forms.seen(function, x, operands, dtype)
         )
-        about = (fold, precision, out, strict)
-        found = entry.linear(epilogue, x, weight, given, *about, scaled=scaled if is_8_bits else None)
+        found = (
+            entry.linear(epilogue, x, weight, given, fold, precision, out, strict, scaled=scaled)
+            if is_8_bits
+            else entry.linear(epilogue, x, weight, given, fold, precision, out, strict)
+        )
     if isinstance(found, Tensor):
         return found
     if current.log is not None:
@@ -142,7 +145,7 @@ def linear(
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
         return _made(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
-    return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
+    return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out))
 
 
 def _of_eight_bits(
@@ -331,12 +334,12 @@ def _options(
     return asked, not is_trained, strict, invariance.active and invariance.enabled()
 
 
-def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
-    """A call that the entry has not made, by its route; `checked`: whether the arguments are known to fit."""
+def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
+    """A call that the entry has not made, by its route."""
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:
-        return nodes.record(call, checked=checked)
+        return nodes.record(call)
     if route is _PLAIN:
         return resolve.linear(call) if isinstance(call, LinearCall) else resolve_elementwise.elementwise(call)
     if in_functional_derivative():

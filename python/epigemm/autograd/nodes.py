@@ -41,8 +41,8 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
     return found if isinstance(found, Tensor) else resolve_elementwise.elementwise(call)
 
 
-def record(call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
-    """A call with a node of autograd; `checked`: whether the arguments are known to fit."""
+def record(call: LinearCall | ElementwiseCall) -> Tensor:
+    """A call with a node of autograd."""
     result: Tensor
     if not isinstance(call, LinearCall):
         result = _elementwise(call, call.x, *call.operands)
@@ -52,9 +52,6 @@ def record(call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tens
     if not gradients.keeps_product(call):
         result = _linear(call, call.x, call.weight, *call.operands)
         return result
-    if not checked:
-        # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
-        checks.arguments(call)
     result, _ = recorded_with_product(call, call.x, call.weight, *call.operands)
     return result
 
@@ -85,6 +82,8 @@ def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
         if not call.uses_pack and current.log is None:
             weight_packs.expire(call.weight)
         return found
+    # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
+    checks.arguments(call)
     product = linear_forward(call.product())
     return elementwise_forward(call.behind(product)), product
 

@@ -38,9 +38,10 @@ NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
-_NOTHING_MORE = (None,) * 5  # no forced plan, no second weight, nothing beside the result
+_CIRCUMSTANCES = 11  # their place among the module's arguments
 # Plain ints: to compare an IntEnum with what the module returns, or to make one, takes several times as long.
-_REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
+REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
+"""The reasons, by their numbers."""
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
 _OTHER_SETTING, _BY_REFERENCE = int(Reason.OTHER_SETTING), int(Reason.BY_REFERENCE)
 _RECORDED_BY_TORCH = int(RECORDED_BY_TORCH)
@@ -109,7 +110,7 @@ def sees(*tensors: Tensor | None) -> Reason | None:
         return (
             NOT_PLAIN  # enable_grad there turns on the flag that the entry asks for, yet nothing is recorded
         )
-    return _REASONS[found] if found else None
+    return REASONS[found] if found else None
 
 
 def linear(
@@ -125,6 +126,8 @@ def linear(
     invariant: bool | None = None,  # the kernel must not depend on M; None: `epigemm.batch_invariant` decides
     uses_pack: bool = True,  # a kept pack of the weight, if it is current
     scaled: Scaled | None = None,  # of 8-bit numbers
+    weight2: Tensor | None = None,  # this and the next one as of csrc/call/linear.h
+    stored: Tensor | None = None,
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), or the reason. Arguments as of the public functions. Not under a compiler's trace."""
     if _module is None:
@@ -145,39 +148,45 @@ def linear(
             circumstances = dry_runs.OTHER_SETTING
         # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
-            if weight_slices.has_been_short():
+            if weight_slices.shortages:
                 tensors = [
                     each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)
                 ]
                 return sees(*tensors) or Reason.NO_MEMORY  # as it may be again
-            packs = weight_packs.buffers(weight) if uses_pack else None
-    call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, 0, strict, invariant)
-    found: Any = _module.linear(*call, circumstances, *_NOTHING_MORE, eight_bits)
+            packs = weight_packs.buffers(weight) if uses_pack and weight_packs.owners else None
+    # One display of a tuple, because to join several takes half as long as the call.
+    # fmt: off
+    call = (
+        epilogue.number, x, weight, operands, fold, out, order.number, packs, 0, strict, invariant, circumstances,
+        None, weight2, stored, None, None, eight_bits,
+    )
+    # fmt: on
+    found: Any = _module.linear(*call)
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
     if found == _NOT_READY:
         if not plans.has_gpu_kernels(x):  # the question makes the device known
             return Reason.NOT_READY
-        found = _module.linear(*call, circumstances, *_NOTHING_MORE, eight_bits)
+        found = _module.linear(*call)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    if found == _BY_REFERENCE and scaled is None:
+    if found == _BY_REFERENCE and scaled is None and weight2 is None and stored is None:
         return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
     if found == _NOT_PLAIN and current.log is not None:
         tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]
         with current.log.closed():  # a recorded call is not made here
             if _module.sees(*tensors) == _RECORDED:
-                found = _module.linear(*call, circumstances, *_NOTHING_MORE, eight_bits)
+                found = _module.linear(*call)
     if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
         return NOT_PLAIN  # as in `sees`
     if found == _RECORDED_BY_TORCH:
         return RECORDED_BY_TORCH if scaled is None and _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
         with _precision.full_fp32(x.device.type):
-            found = _module.linear(*call, 0, *_NOTHING_MORE, None)
+            found = _module.linear(*call[:_CIRCUMSTANCES], 0, *call[_CIRCUMSTANCES + 1 :])
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    return _REASONS[int(found)]
+    return REASONS[int(found)]
 
 
 def ask(*arguments: Any) -> Any:
@@ -208,7 +217,7 @@ def products(
     order = _precision.ORDERS[0]
     if rows.dtype is _FP32:
         order = _precision.order(precision, "cuda" if rows.is_cuda else "cpu")
-        if order.slices and weight_slices.has_been_short():
+        if order.slices and weight_slices.shortages:
             return None, None
     found = _module.products(rows, x, weight, order.number, dry_runs.OTHER_SETTING if order.overrides else 0)
     if type(found) is int:
@@ -224,13 +233,13 @@ def products(
     return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight
 
 
-def call_linear(call: LinearCall) -> Tensor | Reason:
+def call_linear(call: LinearCall, stored: Tensor | None = None) -> Tensor | Reason:
     """`linear`, with the arguments of a call."""
-    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, *_ = call
+    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, weight2, *_ = call
     if is_traced() or current.log is not None:
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT or call.eight_bits is not None else precision
-    about = (asked, out, strict, invariant, uses_pack, call.eight_bits)
+    about = (asked, out, strict, invariant, uses_pack, call.eight_bits, weight2, stored)
     return linear(epilogue, x, weight, tuple(operands), None, *about)
 
 
@@ -265,7 +274,7 @@ def elementwise(
         return by_reference.elementwise_by_reference(epilogue, x, operands, fold, out)
     if found == _RECORDED and _inference():
         return NOT_PLAIN
-    return _REASONS[found]
+    return REASONS[found]
 
 
 def call_elementwise(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
@@ -284,4 +293,4 @@ def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) 
     if _module is None or is_traced():
         return NOT_PLAIN
     found: Any = _module.derivative(call.epilogue.number, grad, call.x, tuple(call.operands), sums, 0)
-    return _REASONS[found] if type(found) is int else found
+    return REASONS[found] if type(found) is int else found

@@ -161,7 +161,7 @@ class TwoSites(FusedCall):
         is_invariant = invariance.active and invariance.enabled()
         call = LinearCall(self._linked, x, weight, operands, invariant=is_invariant, weight2=weight2)
         found = one_kernel.pair(call)
-        if found is not None:
+        if isinstance(found, Tensor):
             return found
         others, rest = sources[: self._others], sources[self._others :]
         gate = self._second(x, weight2, *others)

@@ -22,7 +22,7 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import nodes
-from epigemm.calls import elementwise_kernels, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, one_kernel, resolve, resolve_elementwise
 from epigemm.compilers import at_trace_time, is_exporting, is_traced
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
@@ -263,6 +263,16 @@ def in_inductor(call: LinearCall | ElementwiseCall) -> Any:
     order = call.order.number
     _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out)
     return out
+
+
+def with_product_in_inductor(call: LinearCall) -> Any:
+    """The same of a call and its product, as two calls: not where one kernel may store both."""
+    both = call._replace(epilogue=call.epilogue.with_product)
+    if plans.has_gpu_kernels(call.x) and one_kernel.may_store(both):
+        return NotImplemented
+    product = in_inductor(call.product())
+    result = product if product is NotImplemented else in_inductor(call.behind(product))
+    return result if result is NotImplemented else (result, product)
 
 
 # --- what the operator calls where it cannot compute a call, and its fake kernel -------------------------------------

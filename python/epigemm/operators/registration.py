@@ -339,6 +339,7 @@ def _register() -> None:
     decompose_in_inductor(
         {
             ops.linear.default: _after(linear_call, graphs.in_inductor),
+            ops.linear_with_product.default: _after(linear_call, graphs.with_product_in_inductor),
             ops.elementwise.default: _after(elementwise_call, graphs.in_inductor),
         }
     )

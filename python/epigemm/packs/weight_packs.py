@@ -66,26 +66,27 @@ class _Owner:
 
 
 # By id: a weakref dictionary would cost microseconds a call. An id is reused only after `_forget` ran.
-_owners: dict[int, _Owner] = {}
+owners: dict[int, _Owner] = {}
+"""The packs that there are; empty: no call has any to read, or to make stale."""
 _lock = threading.RLock()
 _watching_optimisers = False
 
 
 def _forget(key: int, reference: Any) -> None:
     # Without the lock: the garbage collector may call this at any moment. Each step is one operation of a dictionary.
-    owner = _owners.get(key)
+    owner = owners.get(key)
     if owner is not None and owner.weight is reference:
-        _owners.pop(key, None)
+        owners.pop(key, None)
 
 
 def kept(weight: Tensor) -> dict[int, KeptPack]:
     """The weight's packs by number of slices, current or not."""
-    return dict((_packs_of(weight) if _owners else None) or {})
+    return dict((_packs_of(weight) if owners else None) or {})
 
 
 def buffers(weight: Tensor) -> tuple[Tensor | None, ...] | None:
     """Those that are current, as the entry takes them: in the order of `SLICES`. None if there are none."""
-    packs = _packs_of(weight) if _owners and isinstance(weight, Tensor) else None
+    packs = _packs_of(weight) if owners and isinstance(weight, Tensor) else None
     if not packs:
         return None
     found = (packs.get(slices) for slices in SLICES.values())
@@ -93,7 +94,7 @@ def buffers(weight: Tensor) -> tuple[Tensor | None, ...] | None:
 
 
 def _owner_at(weight: Tensor) -> _Owner | None:
-    owner = _owners.get(id(weight))
+    owner = owners.get(id(weight))
     return owner if owner is not None and owner.weight() is weight else None
 
 
@@ -145,13 +146,15 @@ def drop(weight: Tensor) -> None:
     """Forget the weight's packs and those of its halves, and free their memory."""
     with _lock:
         if _owner_at(weight) is not None:
-            _owners.pop(id(weight), None)
+            owners.pop(id(weight), None)
         elif (packs := _packs_of(weight)) is not None:
             packs.clear()
 
 
 def expire(weight: Tensor) -> None:
     """Make the weight's packs and those of its halves stale."""
+    if not owners:
+        return
     owner = _owner_at(weight)
     for packs in (kept(weight), *(() if owner is None else owner.halves)):
         for pack in [*packs.values()]:  # another thread may make one
@@ -171,7 +174,7 @@ def _owner_of(weight: Tensor) -> _Owner:
     global _watching_optimisers
     owner = _owner_at(weight)
     if owner is None:
-        owner = _owners[id(weight)] = _Owner(weight)
+        owner = owners[id(weight)] = _Owner(weight)
         look_in_python()  # compiled graphs then ask Python for the pack of their weight
     if not _watching_optimisers:
         # Before and after: a step may write and then raise, and a closure may make a pack.
@@ -183,9 +186,9 @@ def _owner_of(weight: Tensor) -> _Owner:
 
 def _at_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
     # Fused optimisers write parameters without increasing the version counter, also that of views and aliases.
-    groups = optimiser.param_groups if _owners else ()
+    groups = optimiser.param_groups if owners else ()
     written = {_storage_of(parameter) for group in groups for parameter in group["params"]}
-    for owner in [*_owners.values()] if written else ():
+    for owner in [*owners.values()] if written else ():
         weight = owner.weight()
         if weight is not None and _storage_of(weight) in written:
             expire(weight)
