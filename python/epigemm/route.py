@@ -117,6 +117,22 @@ def linear(
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
+    if (
+        found is _RECORDED
+        and out is None
+        and fold is None
+        and epilogue is function
+        and not epilogue.has_scalar
+    ):
+        # The entry has looked at all that is checked below.
+        is_invariant = invariance.active and invariance.enabled()
+        options = (
+            DEFAULT if precision is None else precision,
+            not weight.requires_grad,
+            strict,
+            is_invariant,
+        )
+        return nodes.record(LinearCall(epilogue, x, weight, operands, *options))
     if is_8_bits:
         return _of_eight_bits(found, function, x, weight, operands, fold, strict, out, scaled)
     if out is not None:

@@ -135,32 +135,13 @@ def gradients_with_product(
     return [grad_x, grad_weight, *found]
 
 
-class _FoldBatchNorm(Function):
-    """A fold. Its values do not depend on those of x, so x is hidden from autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, call: FoldCall, *vectors: Tensor | None) -> tuple[Tensor, ...]:
-        result = elementwise_kernels.fold_batch_norm(call)
-        gradients.save_fold_batch_norm(ctx, call, result)
-        return result.unbind(0)
-
-    @staticmethod
-    def backward(ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor) -> Gradients:
-        needs = ctx.needs_input_grad[1:]
-        _, _, *vectors = ctx.saved_tensors  # the bias as it was saved
-        if torch.is_grad_enabled() or not gradient_products.runs_directly(
-            grad_multiplier, grad_offset, *vectors
-        ):
-            grad = torch.stack((grad_multiplier, grad_offset))
-            return None, *gradients.fold_batch_norm_gradients(ctx, grad, needs)
-        found = gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
-        return None, *found
-
-
-def _apply(node: Any) -> Callable[..., Any]:
-    """`node.apply` without its work for torch.func's transforms: none of them is active here."""
-    found: Callable[..., Any] = super(Function, node).apply
-    return found
+def _gradients_of_fold(
+    ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    _, _, *vectors = ctx.saved_tensors  # the bias as it was saved
+    if torch.is_grad_enabled() or not gradient_products.runs_directly(grad_multiplier, grad_offset, *vectors):
+        return gradients.fold_batch_norm_gradients(ctx, torch.stack((grad_multiplier, grad_offset)), needs)
+    return gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
 
 
 def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any) -> Callable[..., Any]:
@@ -178,7 +159,9 @@ def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any)
         return None, *derivatives(ctx, *grads, ctx.needs_input_grad[1:])
 
     members = {"forward": staticmethod(run), "backward": staticmethod(backward)}
-    return _apply(types.new_class(name, (Function,), {}, lambda space: space.update(members)))
+    node: Any = types.new_class(name, (Function,), {}, lambda space: space.update(members))
+    found: Callable[..., Any] = super(Function, node).apply  # without its work for torch.func's transforms
+    return found
 
 
 _linear = _node("_Linear", linear_forward, gradients.save_linear, gradients.linear_gradients)
@@ -189,7 +172,13 @@ recorded_with_product = _node(
 _elementwise = _node(
     "_Elementwise", elementwise_forward, gradients.save_elementwise, gradients.saved_elementwise_gradients
 )
-_fold_batch_norm = _apply(_FoldBatchNorm)
+# The values of a fold do not depend on those of x, so x is hidden from autograd.
+_fold_batch_norm = _node(
+    "_FoldBatchNorm",
+    lambda call: elementwise_kernels.fold_batch_norm(call).unbind(0),
+    gradients.save_fold_batch_norm,
+    _gradients_of_fold,
+)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
