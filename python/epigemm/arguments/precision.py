@@ -47,7 +47,6 @@ class Order(NamedTuple):
     fused: tuple[str, ...]
     tf32_allowed: bool  # whether torch's GEMM may use TF32 there
     slices: int = 0  # of an element in the first arithmetic; 0: that is none on fp16 slices
-    splits_later: bool = False  # whether one behind the first is `SPLIT`
     # whether torch's setting has to be switched for its GEMM to be as accurate as the call asks for
     overrides: bool = False
 
@@ -56,7 +55,7 @@ ORDERS = (
     Order(0, "ieee", (IEEE,), False),
     Order(1, "highest", (SPLIT, IEEE), False, 2),
     Order(2, "high", (SCALED, TF32), True, 1),
-    Order(3, "high", (SCALED, TF32, SPLIT), False, 1, True),
+    Order(3, "high", (SCALED, TF32, SPLIT), False, 1),
     Order(4, "tf32", (TF32,), False),
     Order(5, "tf32", (TF32,), True),
     Order(6, PROMOTED, (PROMOTED,), False),

@@ -156,6 +156,21 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
         if of_product is None:
             return [None, None, *of_operands]
         grad = of_product
+    return through_product(grad, x, weight, needs, of_operands, epilogue.bias_place, precision)
+
+
+def through_product(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    needs: Sequence[bool],
+    of_operands: list[Tensor | None],
+    bias_place: int,
+    precision: str,
+) -> list[Tensor | None]:
+    """Gradients of (x, weight, *operands) from that of the product, and from those of the operands behind it."""
+    needs_x, needs_weight, *needs_operands = needs
+    place = bias_place - 1  # among the operands
     needs_bias = place >= 0 and needs_operands[place] and of_operands[place] is None
     found = product_gradients(grad, x, weight, needs_x, needs_weight, needs_bias, precision)
     if needs_bias:
@@ -356,23 +371,6 @@ def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
     return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
-
-
-def gradients_of_product(
-    call: ElementwiseCall, grad: Tensor, needs_x: bool, needs_bias: bool, needs_operands: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Gradients with respect to x, to a bias that was added to x before, and to the operands.
-
-    That of the bias is the sum of x's over the rows. None: the caller has to compute it.
-    """
-    needs = [needs_x, *needs_operands]
-    place = call.epilogue.bias_place
-    needs[place] = needs[place] or needs_bias
-    found = elementwise_gradients(call, grad, needs)
-    of_bias = None
-    if needs_bias:
-        of_bias, found[place] = found[place], None
-    return found[0], of_bias, found[1:]
 
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:

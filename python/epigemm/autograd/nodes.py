@@ -115,24 +115,18 @@ def gradients_with_product(
     needs_bias = place >= 0 and needs_operands[place]
     needs_product = needs_x or needs_weight or needs_bias
     found: list[Tensor | None] = [None] * len(needs_operands)
-    grad_bias = None
     if grad is not None:
         applied = ElementwiseCall(epilogue, product, gradients.saved_operands(ctx, saved, grad))
-        others = [need and number != place for number, need in enumerate(needs_operands)]
-        sums_at_once = needs_bias and grad_product is None
-        of_product, grad_bias, found = gradients.gradients_of_product(
-            applied, grad, needs_product, sums_at_once, others
-        )
+        wanted = [
+            need and (number != place or grad_product is None) for number, need in enumerate(needs_operands)
+        ]
+        of_product, *found = gradients.elementwise_gradients(applied, grad, (needs_product, *wanted))
         grad_product = _sum(of_product, grad_product)
     if grad_product is None or not needs_product:
         return [None, None, *found]
-    wanted = (needs_x, needs_weight, needs_bias and grad_bias is None)
-    grad_x, grad_weight, summed = gradient_products.product_gradients(
-        grad_product, x, weight, *wanted, ctx.precision
+    return gradients.through_product(
+        grad_product, x, weight, needs, found, epilogue.bias_place, ctx.precision
     )
-    if needs_bias:
-        found[place] = summed if grad_bias is None else grad_bias
-    return [grad_x, grad_weight, *found]
 
 
 def _gradients_of_fold(
