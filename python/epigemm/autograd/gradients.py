@@ -49,8 +49,6 @@ def unread(call: LinearCall | ElementwiseCall) -> frozenset[int]:
 
 def without_product(call: LinearCall) -> bool:
     """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
-    if call.epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
-        return not any(operand.requires_grad for operand in tensors_of(call.operands))
     return call.epilogue.is_bias_relu or 0 in unread(call)
 
 
@@ -145,14 +143,12 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     of_operands: list[Tensor | None] = [None] * len(needs_operands)
     if epilogue.is_bias_relu:
         grad, of_operands[0] = _gradients_of_relu(grad, output, needs_operands[0])
-    elif epilogue is SCALE_BATCH_NORM:
-        grad = _derivative_of_scale(grad, saved_operands(ctx, saved, grad))
     elif not epilogue.is_bias:
         given = epilogue.without_bias(saved_operands(ctx, saved, grad))
         applied = ElementwiseCall(epilogue, _unread(grad), given)
         others = [need and number != place for number, need in enumerate(needs_operands)]
         needs_product = needs_x or needs_weight or others != [*needs_operands]
-        of_product, *of_operands = _epilogue_gradients(applied, grad, (needs_product, *others))
+        of_product, *of_operands = elementwise_gradients(applied, grad, (needs_product, *others))
         if of_product is None:
             return [None, None, *of_operands]
         grad = of_product
@@ -248,14 +244,6 @@ def _apart(ctx: Any, epilogue: Epilogue, found: Sequence[Tensor | None]) -> tupl
     tensors = [found[at - 1] for at, each in places if each is _SAVED and at != epilogue.bias_place]
     bias = found[epilogue.bias_place - 1] if epilogue.bias_place else None
     return bias, tensors, None if has_numbers else []
-
-
-def _derivative_of_scale(grad: Tensor, operands: Operands) -> Tensor:
-    """grad times scale_batch_norm's derivative, which does not depend on the product."""
-    multiplier, *_ = tensors_of(operands)
-    if _grad_enabled() or not runs_directly(grad, *tensors_of(operands)):
-        return (grad.to(multiplier.dtype) * multiplier).to(grad.dtype)
-    return _derivative(ElementwiseCall(SCALE_BATCH_NORM, grad, operands), grad)
 
 
 def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
