@@ -228,7 +228,7 @@ class ResultsEpilogue(Decorated):
         found = one_kernel.both(call)
         if found is None:
             return None
-        return {pair.result: found.result, pair.stored: found.stored}
+        return dict(zip((pair.result, pair.stored), found, strict=True))
 
     def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
         """All results, of the matrices that there are: the shared one, or all that have x's dtype."""

@@ -94,7 +94,7 @@ def run_pair(call: LinearCall) -> Tensor | None:
 
 def run_both(call: LinearCall) -> Tensor | None:
     found = one_kernel.both(call)
-    return None if found is None else found.result
+    return None if found is None else found[0]
 
 
 def run_moments(call: LinearCall) -> Tensor | None:

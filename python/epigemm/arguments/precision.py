@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
@@ -142,12 +141,6 @@ def needs_override(precision: str, device_type: str) -> bool:
     If the setting is more accurate than the call asks for, nothing has to be done.
     """
     return order(precision, device_type).overrides
-
-
-def as_asked(precision: str, like: Tensor) -> AbstractContextManager[None]:
-    """Run torch's GEMMs of tensors like this one no less accurately than a call asks for."""
-    needs = like.dtype is torch.float32 and needs_override(precision, like.device.type)
-    return full_fp32(like.device.type) if needs else nullcontext()
 
 
 def full_fp32(device_type: str) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from epigemm import _native
 from epigemm._native import ops
 from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled, tensors_of
 from epigemm.calls import by_reference, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
@@ -149,9 +149,7 @@ def linear(
         # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
             if weight_slices.shortages:
-                tensors = [
-                    each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)
-                ]
+                tensors = tensors_of((x, weight, *operands, *(fold or ()), out))
                 return sees(*tensors) or Reason.NO_MEMORY  # as it may be again
             packs = weight_packs.buffers(weight) if uses_pack and weight_packs.owners else None
     # One display of a tuple, because to join several takes half as long as the call.

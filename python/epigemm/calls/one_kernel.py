@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -20,13 +18,6 @@ from epigemm.calls.log import current
 from epigemm.calls.resolve import Beside
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
-
-
-class Both(NamedTuple):
-    """The two matrices of a call."""
-
-    result: Tensor
-    stored: Tensor
 
 
 def pair(call: LinearCall) -> Tensor | Reason:
@@ -50,8 +41,8 @@ def may_store(call: LinearCall) -> bool:
     return dry_runs.order_on(call, device_type).slices != 1
 
 
-def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
-    """Both matrices by one kernel; None if the caller has to compute them one after the other.
+def both(call: LinearCall, *, is_recorded: bool = False) -> tuple[Tensor, Tensor] | None:
+    """The result and the second matrix by one kernel; None if the caller has to compute them one after the other.
 
     That is so if something has to intercept the call, if several kernels are expected to be faster, or if the kernel
     cannot read or write the tensors as they lie.
@@ -64,7 +55,7 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
         return None
     stored = call.new_out()
     found = _made(call, stored, is_recorded=is_recorded)
-    return Both(found, stored) if isinstance(found, Tensor) else None
+    return (found, stored) if isinstance(found, Tensor) else None
 
 
 _NEEDS_MORE = (Reason.NOT_LINKED, Reason.NO_MEMORY)
