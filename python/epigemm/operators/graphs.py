@@ -61,7 +61,7 @@ def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: o
     if device.type == "cpu":
         # Dynamo does not guard the CPU setting. Such a call may have to switch it later, which only Python does.
         return _NOT_NATIVE if _precision.is_full(precision) else order.number
-    return _NOT_NATIVE if order.overrides or _takes_slices(device, order) else order.number
+    return _NOT_NATIVE if order.overrides else order.number
 
 
 @at_trace_time
@@ -83,11 +83,6 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
         # This loads what was measured on the device, as a first call does.
         return plans.usable(torch.cuda.current_device() if device.index is None else device.index)
     return bool(device.type == "cpu")
-
-
-def _takes_slices(device: torch.device, order: _precision.Order) -> bool:
-    """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
-    return device.type == "cuda" and bool(order.slices) and not plans.no_gemm_kernels()
 
 
 def resolved(precision: str, x: Tensor) -> str:
