@@ -117,24 +117,14 @@ def linear(
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
-    if (
-        found is _RECORDED
-        and out is None
-        and fold is None
-        and epilogue is function
-        and not epilogue.has_scalar
-    ):
-        # The entry has looked at all that is checked below.
-        is_invariant = invariance.active and invariance.enabled()
-        options = (
-            DEFAULT if precision is None else precision,
-            not weight.requires_grad,
-            strict,
-            is_invariant,
-        )
-        return nodes.record(LinearCall(epilogue, x, weight, operands, *options))
     if is_8_bits:
         return _of_eight_bits(found, function, x, weight, operands, fold, strict, out, scaled)
+    is_recorded = found is _RECORDED and out is None and fold is None
+    if is_recorded and epilogue is function and not epilogue.has_scalar:
+        # The entry has looked at all that is checked below.
+        is_invariant = invariance.active and invariance.enabled()
+        about = (DEFAULT if precision is None else precision, not weight.requires_grad, strict, is_invariant)
+        return nodes.record(LinearCall(epilogue, x, weight, operands, *about))
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands), *_named(fold).items()])
     if found is _OPERATOR:

@@ -49,6 +49,8 @@ def unread(call: LinearCall | ElementwiseCall) -> frozenset[int]:
 
 def without_product(call: LinearCall) -> bool:
     """Whether the derivatives of `epigemm::linear` need no product: the one that the epilogue was applied to."""
+    if call.epilogue is SCALE_BATCH_NORM:  # linear in the product: only the vectors' own gradients read it
+        return not any(operand.requires_grad for operand in tensors_of(call.operands))
     return call.epilogue.is_bias_relu or 0 in unread(call)
 
 
