@@ -167,12 +167,12 @@ void into(int64_t epilogue, int64_t digest, const TensorView& x, const Optional&
           const Optional& operand1, const Optional& operand2, const Optional& operand3, const Optional& operand4,
           const Optional& operand5, const Optional& operand6, const Optional& operand7, const Optional& operand8,
           const Optional& operand9, const Optional& operand10, const Optional& operand11, double number, bool folds,
-          int64_t fp32, bool is_strict, const TensorView& out) {
+          int64_t fp32, bool uses_pack, bool is_strict, const TensorView& out) {
   const Places operands = {&operand0, &operand1, &operand2, &operand3, &operand4,  &operand5,
                            &operand6, &operand7, &operand8, &operand9, &operand10, &operand11};
   if (make({epilogue, digest, x, weight, operands, number, folds, fp32, is_strict, out})) return;
   call_cold(epilogue, digest, x, weight, operand0, operand1, operand2, operand3, operand4, operand5, operand6, operand7,
-            operand8, operand9, operand10, operand11, number, folds, fp32, is_strict, out);
+            operand8, operand9, operand10, operand11, number, folds, fp32, uses_pack, is_strict, out);
 }
 
 }  // namespace

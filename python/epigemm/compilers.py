@@ -8,10 +8,14 @@ before it is called.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -105,6 +109,65 @@ def backend_of(name: Any) -> Callable[..., Any]:
 def is_request(error: Exception) -> bool:
     """Whether a backend raised an error in order to have Dynamo trace a frame again, or not at all."""
     return isinstance(error, (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame))
+
+
+def decompose_in_inductor(functions: Mapping[Any, Callable[..., Any]]) -> None:
+    """Have Inductor's graphs, forward and backward, hold what these functions call in place of their operators.
+
+    A function has its operator's arguments, and may write into what it makes. The operator stays where it returns
+    NotImplemented, and in what is packaged for other processes.
+    """
+
+    def in_place_of(function: Callable[..., Any]) -> Callable[..., Any]:
+        def decomposed(*args: Any) -> Any:
+            from torch._subclasses.functional_tensor import dispatch_functionalize
+
+            is_packaged = torch._inductor.virtualized.V.aot_compilation
+            return NotImplemented if is_packaged else dispatch_functionalize(function)(*args)
+
+        return decomposed
+
+    def add(lowering: ModuleType) -> None:
+        strides = lowering.tag_to_layout_constraint(
+            torch._C.Tag.needs_exact_strides
+        )  # as of any custom operator
+        for operator, function in functions.items():
+            lowering.make_fallback(operator, strides, override_decomp=True)
+            lowering.decompositions[operator] = in_place_of(function)
+
+    when_imported("torch._inductor.lowering", add)
+
+
+# --- modules that take long to import ---------------------------------------------------------------------------------
+
+
+def when_imported(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Have `then` called with a module at the end of its import; now, if somebody has imported it."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _WhenImported(name, then))
+
+
+class _WhenImported(MetaPathFinder):
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self._then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 # --- CUDA graphs ------------------------------------------------------------------------------------------------------

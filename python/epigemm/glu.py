@@ -14,17 +14,29 @@ from torch import Tensor
 from epigemm import docstrings
 from epigemm import route as _route
 from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
-from epigemm.arguments.calls import EightBits, LinearCall, OutScale, Scaled, operand_dtype, scales_read
-from epigemm.arguments.precision import DEFAULT, PROMOTED
+from epigemm.arguments.calls import (
+    EightBits,
+    LinearCall,
+    OutScale,
+    Scaled,
+    is_scaled,
+    operand_dtype,
+    scales_read,
+)
+from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import entry, forecast, one_kernel
+from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.functional import gate_function
 from epigemm.packs.weight_packs import PackedWeight
+from epigemm.planner.reasons import Reason
 
 __all__ = ["linear_glu"]
+
+_OF_PAIRS = {torch.float16, torch.bfloat16}
 
 
 def pair_call(
@@ -112,7 +124,7 @@ def _of_eight_bits(
         memory = eight_bits.memory_of_blocks(scaled.out_scale, x, weight)
         of_pair = scaled._replace(out_scale=memory)
         found = one_kernel.pair(pair_call(function, x, weight, bias, weight2, bias2, out, of_pair))
-        if found is not None:
+        if isinstance(found, Tensor):
             return eight_bits.with_blocks(found, memory)
     scale: Tensor = scaled.weight_scale  # type: ignore[assignment]
     first, second = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
@@ -178,6 +190,19 @@ def linear_glu(
             )
         weight = weight.weight
     other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
+    given = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
+    found: Tensor | Reason | None = None
+    is_usual = precision is None and strict is False and current.log is None and not is_scaled(given)
+    if is_usual and other is not None and not is_traced() and not autocast.is_any_on():
+        types = {getattr(each, "dtype", None) for each in (x, bias, bias2) if each is not None}
+        if len(types) == 1 and types < _OF_PAIRS:
+            # Before the checks: the entry makes them faster. But it takes biases in fp32, too.
+            found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
+    if isinstance(found, Tensor):
+        return found
+    if other is not None and found is Reason.NO_PAIR:  # the arguments fit
+        gate = _route.linear(BIAS, x, other, (bias2,))
+        return _route.linear(function, x, weight, (bias, gate), out)
     checks.tensors(x=x, weight=weight)
     checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
     if out is not None:
@@ -188,11 +213,7 @@ def linear_glu(
         checks.flag("strict", strict)
     if autocast.is_any_on():
         x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
-    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
-    scaled = None
-    if is_any or accumulate != PROMOTED:
-        given = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
-        scaled = _scaled(x, weight, bias, other, bias2, out, given)
+    scaled = _scaled(x, weight, bias, other, bias2, out, given) if is_scaled(given) else None
     checks.pair(x, weight, bias, other, bias2, out, scaled)
     if other is None:
         # Views, by one node of autograd, which writes both gradients into one tensor.
@@ -201,9 +222,9 @@ def linear_glu(
             bias, bias2 = bias.chunk(2)
     if scaled is not None:
         return _of_eight_bits(function, x, weight, bias, other, bias2, out, strict, scaled)
-    if x.dtype.itemsize == 2 and not is_traced():
+    if found is None and x.dtype in _OF_PAIRS and not is_traced():
         found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
-        if found is not None:
+        if isinstance(found, Tensor):
             return found
     if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
         _require_fused(function, x, weight, bias, precision)

@@ -143,7 +143,7 @@ def grouped_linear_glu(
     if x.dtype.itemsize == 2 and not is_traced() and not (invariance.active and invariance.enabled()):
         call = pair_call(function, x, weight, bias, weight2, bias2, out)._replace(group_ends=offs)
         found = one_kernel.pair(call)
-        if found is not None:
+        if isinstance(found, Tensor):
             return found
     gate = _route.grouped(BIAS, x, weight2, (bias2,), offs, None, strict=False)
     return _route.grouped(function, x, weight, (bias, gate), offs, out, strict=False)

@@ -22,6 +22,7 @@ from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import ARITHMETIC, DEFAULT
 from epigemm.calls import one_kernel, reductions
 from epigemm.calls.layouts import unflattened
+from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced, TracedResults
@@ -50,6 +51,8 @@ class ResultsEpilogue(Decorated):
         # By whether x has the type of the arithmetic.
         self._parts = {is_exact: take_apart(traced, is_exact=is_exact) for is_exact in (True, False)}
         self._reduces_columns = any(not each.is_stored and each.axis == 0 for each in self.results)
+        # Whether each result is a matrix of its own in x's dtype.
+        self._are_matrices = all(each.is_stored and not each.is_fp32 for each in self.results)
 
     def __call__(
         self,
@@ -101,10 +104,21 @@ class ResultsEpilogue(Decorated):
         if _any_autocast() and any(form.promoted_results(x, given)):
             z, others = _route.promoted(form.traced, x, weight, given, options)
             return form._narrowed(form.elementwise(z, *others, out=out), x, given)
-        x, weight = form.checked(x, weight, given, out)
+        checks.tensors(x=x, weight=weight)
+        if _any_autocast():
+            x, weight, _ = autocast.cast(x, weight)
+        checks.product(x, weight)
+        shape = (*x.shape[:-1], weight.shape[0])
+        pair = form.parts(x.dtype).pair
+        # What one kernel computes the entry checks, if it sees all operands.
+        is_seen = pair is not None and len(pair.places) == len(given) and out is None and current.log is None
+        if not is_seen:
+            form._check(x, "x", shape, given, out)
         both = form._both(x, weight, given, options)
         if both is not None:
             return form._results(both, given)
+        if is_seen:
+            form._check(x, "x", shape, given, out)
         matrix = form.parts(x.dtype).matrices[0]
         function: Function = BIAS if matrix.traced is None else matrix.traced
         reads = (None,) if matrix.traced is None else [given[place] for place in matrix.places]
@@ -171,17 +185,6 @@ class ResultsEpilogue(Decorated):
         """What a call computes for an x of this type."""
         return self._parts[dtype is torch.float32 or dtype is torch.float64]
 
-    def checked(
-        self, x: Tensor, weight: Tensor, given: Sequence[Tensor | float], out: None
-    ) -> tuple[Tensor, Tensor]:
-        """x and weight as autocast has them, of a call whose arguments fit; nothing was launched."""
-        checks.tensors(x=x, weight=weight)
-        if _any_autocast():
-            x, weight, _ = autocast.cast(x, weight)
-        checks.product(x, weight)
-        self._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
-        return x, weight
-
     def _check(
         self, x: Tensor, first: str, shape: Sequence[int], given: Sequence[Tensor | float], out: object
     ) -> None:
@@ -211,7 +214,10 @@ class ResultsEpilogue(Decorated):
     def _both(
         self, x: Tensor, weight: Tensor, given: Sequence[Any], options: Options
     ) -> dict[int, Tensor] | None:
-        """The two matrices that one kernel has computed, by their numbers; None if it is several calls."""
+        """The two matrices that one kernel has computed, by their numbers; None if it is several calls.
+
+        The entry checks the operands that the kernel reads.
+        """
         pair, (precision, strict, _) = self.parts(x.dtype).pair, options
         if pair is None or is_traced() or precision not in (None, *ARITHMETIC):
             return None
@@ -222,13 +228,15 @@ class ResultsEpilogue(Decorated):
         found = one_kernel.both(call)
         if found is None:
             return None
-        return {pair.result: found.result, pair.stored: found.stored}
+        return dict(zip((pair.result, pair.stored), found, strict=True))
 
     def _results(self, found: dict[int, Tensor], given: Sequence[Any]) -> Any:
         """All results, of the matrices that there are: the shared one, or all that have x's dtype."""
         some = next(iter(found.values()))
-        lead, columns = some.shape[:-1], some.shape[-1]
         parts, matrices = self.parts(some.dtype), self._matrices(found, given)
+        if self._are_matrices and len({*parts.sources}) == len(parts.sources):
+            return filled(self.traced.results.structure, [matrices[source] for source in parts.sources])
+        lead, columns = some.shape[:-1], some.shape[-1]
         flat = (math.prod(lead), columns)
         invariant = invariance.enabled()
         reduced = [

@@ -24,6 +24,7 @@ from epigemm.arguments.calls import (
     AS_USUAL,
     BLOCKS,
     UNSCALED,
+    EightBits,
     ElementwiseCall,
     FoldCall,
     LinearCall,
@@ -49,7 +50,6 @@ from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
-from epigemm.operators import vmap as _vmap  # noqa: F401
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 
@@ -78,42 +78,59 @@ def linear(
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
-    x_scale, weight_scale, out_dtype, accumulate, out_scale = scaled
-    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
-    if is_any or accumulate != PROMOTED:
-        return _of_eight_bits(function, x, weight, operands, out, strict, scaled, fold)
-    if isinstance(function, Traced) and function.ends:
+    x_scale, weight_scale, dtype, accumulate, memory = scaled
+    is_any = x_scale is not None or weight_scale is not None or dtype is not None or memory is not None
+    is_8_bits = is_any or accumulate != PROMOTED
+    if is_8_bits:  # these have no gradients, and autocast does not cast them
+        dtype = operand_dtype(EightBits(*scaled)) or eight_bits.RESULTS[0]
+    elif isinstance(function, Traced) and function.ends:
         operands = _unrecorded(function, operands)
         if 0 in function.ends:
             x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
         weight = weight.weight
-    if promotes and isinstance(function, Traced) and _any_autocast() and _promotes(function, x, operands):
+    promotes = promotes and _any_autocast() and not is_8_bits
+    if promotes and isinstance(function, Traced) and _promotes(function, x, operands):
         if out is not None:
             checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
         z, operands = promoted(function, x, weight, operands, Options(precision, strict))
         return elementwise(function, z, operands, out)
-    found: Tensor | Reason
+    found: Tensor | Reason | None = None
     if is_traced():
-        x, weight, operands, fold = _cast(function, x, weight, operands, fold)
+        if not is_8_bits:
+            x, weight, operands, fold = _cast(function, x, weight, operands, fold)
         if function.has_scalar:
             operands = _without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
-        if function.is_compiled and (not function.is_choice or _are_like(x, operands)):
+        if not is_8_bits and function.is_compiled and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
-    else:
+    elif not is_8_bits or fold is None:
+        given_scales: Scaled | None = None
+        if is_8_bits:
+            memory = eight_bits.memory_of_blocks(memory, x, weight)
+            given_scales = (*scaled[:-1], memory)
         epilogue, given = (
-            (function, operands) if isinstance(function, Epilogue) else forms.seen(function, x, operands)
+            (function, operands)
+            if isinstance(function, Epilogue)
+            else forms.seen(function, x, operands, dtype)
         )
-        found = entry.linear(epilogue, x, weight, given, fold, precision, out, strict)
+        found = entry.linear(epilogue, x, weight, given, fold, precision, out, strict, scaled=given_scales)
     if isinstance(found, Tensor):
-        return found
+        return eight_bits.with_blocks(found, memory) if is_8_bits else found
     if current.log is not None:
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
+    if is_8_bits:
+        return _of_eight_bits(found, function, x, weight, operands, fold, strict, out, scaled)
+    is_recorded = found is _RECORDED and out is None and fold is None
+    if is_recorded and epilogue is function and not epilogue.has_scalar:
+        # The entry has looked at all that is checked below.
+        is_invariant = invariance.active and invariance.enabled()
+        about = (DEFAULT if precision is None else precision, not weight.requires_grad, strict, is_invariant)
+        return nodes.record(LinearCall(epilogue, x, weight, operands, *about))
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands), *_named(fold).items()])
     if found is _OPERATOR:
@@ -140,66 +157,52 @@ def linear(
         operands = _fold(route, folded._replace(vectors=(None, *folded.vectors[1:])), out)
         return _made(route, ElementwiseCall(SCALE_BATCH_NORM, product, operands, out))
     operands = _fold(route, folded, out)
-    return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out), checked=True)
+    return _made(route, LinearCall(SCALE_BATCH_NORM, x, weight, operands, *options, out))
 
 
 def _of_eight_bits(
+    found: Reason | None,
     function: Function,
     x: Tensor,
-    weight: Tensor | PackedWeight,
+    weight: Tensor,
     operands: Operands,
-    out: Tensor | None,
-    strict: bool,
-    given: Scaled,
     fold: tuple[Any, ...] | None,
+    strict: bool,
+    out: Tensor | None,
+    scaled: Scaled,
 ) -> Tensor:
-    """`linear` of 8-bit numbers, which have no gradient and no packs, and which autocast does not cast."""
-    if isinstance(weight, PackedWeight):
-        weight = weight.weight
-    if fold is None and not is_traced():
-        memory = eight_bits.memory_of_blocks(given[-1], x, weight)
-        found = entry.scaled(function, x, weight, operands, out, strict, (*given[:-1], memory))
-        if isinstance(found, Tensor):
-            return eight_bits.with_blocks(found, memory)
+    """What the entry has not made of 8-bit numbers: these have a type of their own for the result, and no gradient."""
     vectors = _named(fold)
     _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
-    scaled = eight_bits.checked(x, weight, given)
-    dtype = operand_dtype(scaled)
-    by_name = [("weight", weight), *scales_read(scaled), *_by_name(function, operands), *vectors.items()]
+    of_types = eight_bits.checked(x, weight, scaled)
+    dtype, read = operand_dtype(of_types), scales_read(of_types)
+    by_name = [("weight", weight), *read, *_by_name(function, operands), *vectors.items()]
     eight_bits.refuse_gradients(x=x, **dict(by_name))
-    if out is not None:
-        checks.own_memory(out, x, by_name)
+    checks.own_memory(out, x, by_name)
     if in_functional_derivative():
         raise RuntimeError(
             "x: got 8 bits under a derivative of torch.func; accepted there are types with gradients"
         )
-    if strict is not False:
-        checks.flag("strict", strict)
     if fold is not None:
-        folded = checks.fold_batch_norm(x.new_empty(0, dtype=dtype), fold[:-1], fold[-1], weight.shape[0])
+        like = x.new_empty(0, dtype=dtype)
+        folded = checks.fold_batch_norm(like, fold[:-1], fold[-1], weight.shape[0])
         operands = _fold(entry.sees(*tensors_of((x, *fold))), folded, None)
     # A traced function has forms for fp32 operands; built-ins take operands of the result's type alone.
     if isinstance(function, Epilogue) and any(
-        isinstance(each, Tensor) and each.dtype is torch.float32 is not dtype for each in operands
+        each.dtype is torch.float32 is not dtype for each in tensors_of(operands)
     ):
         function = function.traced
-    if is_traced() and function.has_scalar:
-        operands = _without_symbols(function, operands, x)
     epilogue, operands = _converted(function, x, operands, dtype=dtype)
-    is_invariant = invariance.active and invariance.enabled()
-    about = (scaled.accumulate, False, strict, is_invariant, out)
-    route = _route_of(None, x, weight, *[each for _, each in scales_read(scaled)], *operands, out)
-    out_scale = scaled.out_scale
+    route = _route_of(found, x, weight, *[each for _, each in read], *operands, out)
+    out_scale = of_types.out_scale
     if route is _PLAIN:
         out_scale = eight_bits.memory_of_blocks(out_scale, x, weight)
     elif isinstance(out_scale, float):
         out_scale = torch.full((), out_scale, dtype=torch.float32, device=x.device)
-    scaled = scaled._replace(out_scale=out_scale)
-    call = LinearCall(epilogue, x, weight, operands, *about, eight_bits=scaled)
-    if route is _PLAIN:
-        return eight_bits.with_blocks(resolve.run_linear(call), out_scale)
+    options, of_types = _options(route, x, weight, None, strict), of_types._replace(out_scale=out_scale)
+    call = LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types)
     if out_scale is not BLOCKS:
-        return _made(route, call)
+        return eight_bits.with_blocks(_made(route, call), out_scale)
     result, blocks = ops.linear_in_blocks(*operator_arguments(call)[:-2])
     return eight_bits.with_blocks(result if out is None else out.copy_(result), blocks)
 
@@ -357,21 +360,18 @@ def _options(
     return asked, not is_trained, strict, invariance.active and invariance.enabled()
 
 
-def _made(route: Reason | None, call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
-    """A call that the entry has not made, by its route; `checked`: whether the arguments are known to fit."""
+def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
+    """A call that the entry has not made, by its route."""
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:
-        return nodes.record(call, checked=checked)
+        return nodes.record(call)
     if route is _PLAIN:
         return resolve.linear(call) if isinstance(call, LinearCall) else resolve_elementwise.elementwise(call)
     if in_functional_derivative():
         return by_reference.in_derivative(call)
     if route is _OPERATOR and call.epilogue.is_choice:
         checks.arguments(call)  # the operator would name an operand as the package's epilogue does
-    found = None if is_traced() else graphs.in_inductor(call)
-    if found is not None:
-        return found
     is_linear, arguments = isinstance(call, LinearCall), operator_arguments(call)
     if call.out is None:
         result: Tensor = (ops.linear if is_linear else ops.elementwise)(*arguments)

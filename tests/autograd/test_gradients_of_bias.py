@@ -147,7 +147,7 @@ def test_addresses_that_are_not_aligned() -> None:
     call = ElementwiseCall(BIAS_RELU, x, (None,))
     assert entry.derivative(call, grad, sums) is Reason.NOT_READABLE
     with torch.no_grad():  # as in a backward pass
-        found, of_bias, _ = gradients.gradients_of_product(call, grad, True, True, [False])
+        found, of_bias = gradients.elementwise_gradients(call, grad, (True, True))
     assert found is not None and of_bias is not None
     torch.testing.assert_close(of_bias, found.sum(0))
 

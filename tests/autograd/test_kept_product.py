@@ -31,14 +31,14 @@ class Kernel:
         monkeypatch.setattr(one_kernel, "both", self)
         monkeypatch.setattr(nodes, "elementwise_forward", self.refuse)
 
-    def __call__(self, call: Any, *, is_recorded: bool) -> one_kernel.Both:
+    def __call__(self, call: Any, *, is_recorded: bool) -> tuple[Tensor, Tensor]:
         assert is_recorded and not torch.is_grad_enabled()
         self.count += 1
         acc = call.x.float() @ call.weight.float().t()
         wide = [each.float() if isinstance(each, Tensor) else each for each in call.operands]
         assert call.epilogue.traced.stored.steps
         stored = acc if call.bias is None else acc + call.bias
-        return one_kernel.Both(call.epilogue.reference(acc, wide).to(call.x.dtype), stored.to(call.x.dtype))
+        return (call.epilogue.reference(acc, wide).to(call.x.dtype), stored.to(call.x.dtype))
 
     def refuse(self, *_: Any) -> Tensor:
         raise AssertionError("a second kernel")

@@ -70,7 +70,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     forget(DEVICE)
     with epigemm.batch_invariant():
         yield found
-    weight_slices._shortages.clear()
+    weight_slices.shortages.clear()
 
 
 def product(m: int, n: int, k: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

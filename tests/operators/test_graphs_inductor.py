@@ -18,6 +18,7 @@ from epigemm.calls import resolve
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
+from epigemm.packs import weight_packs
 
 _run = ops._into.default
 M, N, K = 5, 8, 16
@@ -46,7 +47,7 @@ def call_of(
 
 def by_digest(at: int, digest: int, x: Tensor, weight: Tensor, given: list[Tensor | None]) -> Tensor:
     out, places = torch.full((M, N), torch.nan), (*given, *[None] * (12 - len(given)))
-    _run(at, digest, x, weight, *places, 0.0, False, 0, False, out)
+    _run(at, digest, x, weight, *places, 0.0, False, 0, True, False, out)
     return out
 
 
@@ -83,7 +84,7 @@ def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_epilogue_folds_nothing() -> None:
     out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), *[None] * 12)
     with pytest.raises(RuntimeError, match="accepts"):
-        _run(0, graphs.digest_of("bias"), *about, 0.0, True, 0, False, out)
+        _run(0, graphs.digest_of("bias"), *about, 0.0, True, 0, True, False, out)
     assert bool((out == 7.0).all())
 
 
@@ -91,25 +92,41 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(M, K), torch.randn(N, K)
     given = operands("mixed")
     call = LinearCall(named("mixed", given), x, weight, given)
-    assert graphs.in_inductor(call) is None
-    with graphs.for_inductor():
-        assert graphs.in_inductor(call) is None, "on a CPU the function runs in Python"
-        monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
-        found = graphs.in_inductor(call)
-        assert found is not None
-        torch.testing.assert_close(found, expected("mixed", x, weight, given), rtol=1e-5, atol=1e-5)
-        by_number = graphs.in_inductor(call._replace(operands=[*given[:-1], 2.0]))
-        assert by_number is not None and torch.equal(by_number, found)
-        for other in (
-            call._replace(uses_pack=False),
-            call._replace(strict=True),
-            call._replace(invariant=True),
-            call._replace(out=torch.empty(M, N)),
-            call._replace(weight=torch.ones(2, N, K)),
-            call._replace(weight=weight.clone().requires_grad_()),
-        ):
-            assert graphs.in_inductor(other) is None
-    assert graphs.in_inductor(call) is None
+    assert graphs.in_inductor(call) is NotImplemented, "on a CPU the function runs in Python"
+    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+    found = graphs.in_inductor(call)
+    torch.testing.assert_close(found, expected("mixed", x, weight, given), rtol=1e-5, atol=1e-5)
+    assert torch.equal(graphs.in_inductor(call._replace(operands=[*given[:-1], 2.0])), found)
+    assert torch.equal(graphs.in_inductor(call._replace(uses_pack=False)), found)
+    behind = call.behind(F.linear(x, weight, given[0]))
+    torch.testing.assert_close(graphs.in_inductor(behind), found, rtol=1e-5, atol=1e-5)
+    for other in (
+        call._replace(invariant=True),
+        call._replace(weight=torch.ones(2, N, K)),
+        call._replace(x=x.to(torch.float8_e4m3fn)),
+    ):
+        assert graphs.in_inductor(other) is NotImplemented
+
+
+def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:
+    """The operator's counterpart in Python makes it stale, as in an eager call."""
+    x, weight, bias = (torch.randn(*size, generator=rng) for size in ((M, K), (N, K), (N,)))
+    expired: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_packs, "expire", expired.append)
+        for uses_pack in (True, False):
+            out = torch.full((M, N), torch.nan)
+            about = (
+                7,
+                graphs.digest_of("bias"),
+                x,
+                weight,
+                bias,
+                *[None] * 11,
+            )  # of another process: to Python
+            _run(*about, 0.0, False, 0, uses_pack, False, out)
+            torch.testing.assert_close(out, F.linear(x, weight, bias))
+            assert len(expired) == (not uses_pack)
 
 
 class Model(nn.Module):
@@ -140,6 +157,52 @@ def test_inductor_writes_into_its_own_memory(
         torch.testing.assert_close(found, model(x), rtol=bound, atol=bound)
     assert code.count("epigemm._into.default(") == 4
     assert "clone" not in code and "epigemm.linear.default" not in code
+
+
+class Training(nn.Module):
+    """Public functions, in which Inductor alone finds the operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(K, 32), nn.Linear(32, N)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = epigemm.linear_gelu(x, self.a.weight, self.a.bias)
+        return epigemm.linear(y, self.b.weight, self.b.bias)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["inductor", "epigemm"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_training(
+    monkeypatch: pytest.MonkeyPatch, fresh_compiler: None, backend: str, dynamic: bool, dtype: torch.dtype
+) -> None:
+    """Forward and backward graph hold the native operator alone, and give the bits of the public one."""
+    from torch._inductor.utils import run_and_get_code
+
+    plain = nn.Sequential(nn.Linear(K, 32), nn.ReLU(), nn.Linear(32, N))
+    forward = 3 if backend == "inductor" else 2  # the product of a gelu is kept
+    model = (Training() if backend == "inductor" else plain).to(dtype)
+    x = torch.randn(M, K, dtype=dtype, requires_grad=True)
+    learnt = [x, *model.parameters()]
+
+    def step() -> list[Tensor]:
+        torch.compiler.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            y = torch.compile(model, backend=backend, dynamic=dynamic)(x)
+            return [y.detach(), *torch.autograd.grad(y.float().square().sum(), learnt)]
+
+    expected = step()
+    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+    found, codes = run_and_get_code(step)
+    assert [code.count("epigemm._into.default(") for code in codes] == [forward, 4]
+    for code in codes:
+        assert (
+            "ops.epigemm.linear" not in code and "ops.epigemm.elementwise" not in code and "clone" not in code
+        )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.gpu

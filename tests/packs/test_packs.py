@@ -317,16 +317,16 @@ def test_copies_and_states_carry_no_pack(holder: str, how: str, road: Road) -> N
 @holders
 def test_a_pack_dies_with_its_weight(holder: str, road: Road) -> None:
     gc.collect()  # what earlier tests have left
-    owners = len(weight_packs._owners)
+    owners = len(weight_packs.owners)
     held = HOLDERS[holder](road)
     held.check(few_rows(road))
     parts = held.weight.detach().chunk(2) if holder == "halves" else (held.weight,)
     found = [weight_packs.kept(part) for part in (*parts, held.weight)]
     buffers = [weakref.ref(each[2].buffer) for each in found if each]
-    assert len(weight_packs._owners) > owners
+    assert len(weight_packs.owners) > owners
     del held, parts, found
     gc.collect()
-    assert all(each() is None for each in buffers) and len(weight_packs._owners) == owners
+    assert all(each() is None for each in buffers) and len(weight_packs.owners) == owners
 
 
 def test_a_replaced_weight_frees_its_pack(road: Road) -> None:

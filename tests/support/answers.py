@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,19 @@ from epigemm.planner import plans
 
 
 class Answers:
-    """Answers of one of the entry's functions, one after the other. Linking succeeds, and kernels run anywhere."""
+    """Answers of one of the entry's functions, one after the other. Linking succeeds, and kernels run anywhere.
+
+    `linear`: of the module's, which all of them call.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str, *answers: Any) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.linked: list[str] = []
         self._answers: Iterator[Any] = iter(answers)
-        monkeypatch.setattr(entry, function, self.ask)
+        if function == "linear":
+            monkeypatch.setattr(entry, "_module", SimpleNamespace(linear=self.ask, sees=entry._module.sees))
+        else:
+            monkeypatch.setattr(entry, function, self.ask)
         monkeypatch.setattr(loader, "link", self.link)
         monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
 

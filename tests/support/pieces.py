@@ -133,11 +133,11 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     if not on_gpu:
         pretend_gpu(monkeypatch, DEVICE)
         monkeypatch.setattr(weight_packs, "capturing", lambda device: road.capturing)
-    weight_slices._shortages.clear()
+    weight_slices.shortages.clear()
     try:
         yield road
     finally:
-        weight_slices._shortages.clear()
+        weight_slices.shortages.clear()
         road.forget()
 
 

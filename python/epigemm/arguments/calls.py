@@ -214,7 +214,8 @@ def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
         return (epilogue.name, x, *epilogue.apart(call.operands))
     options: tuple[Any, ...] = (call.precision, call.uses_pack, call.strict, call.invariant)
     if call.eight_bits is not None:
-        options = (*options, *call.eight_bits[:3], call.eight_bits.out_scale)
+        *scales, accumulate, out_scale = call.eight_bits
+        options = (accumulate, *options[1:], *scales, out_scale)
     return (epilogue.name, x, call.weight, *epilogue.apart(call.operands), *options)
 
 

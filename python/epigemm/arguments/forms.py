@@ -34,9 +34,8 @@ def of_types(function: Function, x: Tensor, operands: Operands, dtype: torch.dty
             shared = (*shared[:place], True, *shared[place + 1 :])
     folded: _Choice = function.are_scalars
     if (dtype or getattr(x, "dtype", None)) not in _WIDE:
-        dtypes = [getattr(value, "dtype", None) for value in operands]
-        pairs = zip(function.are_scalars, dtypes, strict=True)
-        folded = tuple([each or dtype is torch.float32 for each, dtype in pairs])
+        pairs = zip(function.are_scalars, operands, strict=True)
+        folded = tuple([each or getattr(value, "dtype", None) is torch.float32 for each, value in pairs])
     if not is_traced():
         found: Epilogue = function.forms.get(folded + shared) or typed(function, folded, shared)
         return found
@@ -63,10 +62,12 @@ def seen(
 
 def _shares_rows(value: object, x: object) -> bool:
     """Whether a matrix has 1 in place of the last leading axes of x."""
-    if not isinstance(value, Tensor) or not isinstance(x, Tensor) or value.is_nested or x.is_nested:
+    if not isinstance(value, Tensor) or value.is_nested:
         return False  # a nested tensor has no shape
     shape = value.shape
-    return len(shape) > 1 and shape[-2] == 1 and KINDS[MATRIX].shares_rows(shape, x.shape[:-1], shape[-1])
+    if len(shape) < 2 or shape[-2] != 1 or not isinstance(x, Tensor) or x.is_nested:
+        return False
+    return KINDS[MATRIX].shares_rows(shape, x.shape[:-1], shape[-1])
 
 
 @at_trace_time

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 DEFAULT = "default"
 """The operators' spelling of `precision=None`: follow torch's setting when the operator runs."""
@@ -47,7 +46,6 @@ class Order(NamedTuple):
     fused: tuple[str, ...]
     tf32_allowed: bool  # whether torch's GEMM may use TF32 there
     slices: int = 0  # of an element in the first arithmetic; 0: that is none on fp16 slices
-    splits_later: bool = False  # whether one behind the first is `SPLIT`
     # whether torch's setting has to be switched for its GEMM to be as accurate as the call asks for
     overrides: bool = False
 
@@ -56,7 +54,7 @@ ORDERS = (
     Order(0, "ieee", (IEEE,), False),
     Order(1, "highest", (SPLIT, IEEE), False, 2),
     Order(2, "high", (SCALED, TF32), True, 1),
-    Order(3, "high", (SCALED, TF32, SPLIT), False, 1, True),
+    Order(3, "high", (SCALED, TF32, SPLIT), False, 1),
     Order(4, "tf32", (TF32,), False),
     Order(5, "tf32", (TF32,), True),
     Order(6, PROMOTED, (PROMOTED,), False),
@@ -143,12 +141,6 @@ def needs_override(precision: str, device_type: str) -> bool:
     If the setting is more accurate than the call asks for, nothing has to be done.
     """
     return order(precision, device_type).overrides
-
-
-def as_asked(precision: str, like: Tensor) -> AbstractContextManager[None]:
-    """Run torch's GEMMs of tensors like this one no less accurately than a call asks for."""
-    needs = like.dtype is torch.float32 and needs_override(precision, like.device.type)
-    return full_fp32(like.device.type) if needs else nullcontext()
 
 
 def full_fp32(device_type: str) -> AbstractContextManager[None]:

@@ -145,17 +145,30 @@ def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tens
     of_operands: list[Tensor | None] = [None] * len(needs_operands)
     if epilogue.is_bias_relu:
         grad, of_operands[0] = _gradients_of_relu(grad, output, needs_operands[0])
-    elif epilogue is SCALE_BATCH_NORM:
-        grad = _derivative_of_scale(grad, saved_operands(ctx, saved, grad))
     elif not epilogue.is_bias:
         given = epilogue.without_bias(saved_operands(ctx, saved, grad))
         applied = ElementwiseCall(epilogue, _unread(grad), given)
         others = [need and number != place for number, need in enumerate(needs_operands)]
         needs_product = needs_x or needs_weight or others != [*needs_operands]
-        of_product, *of_operands = _epilogue_gradients(applied, grad, (needs_product, *others))
+        of_product, *of_operands = elementwise_gradients(applied, grad, (needs_product, *others))
         if of_product is None:
             return [None, None, *of_operands]
         grad = of_product
+    return through_product(grad, x, weight, needs, of_operands, epilogue.bias_place, precision)
+
+
+def through_product(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    needs: Sequence[bool],
+    of_operands: list[Tensor | None],
+    bias_place: int,
+    precision: str,
+) -> list[Tensor | None]:
+    """Gradients of (x, weight, *operands) from that of the product, and from those of the operands behind it."""
+    needs_x, needs_weight, *needs_operands = needs
+    place = bias_place - 1  # among the operands
     needs_bias = place >= 0 and needs_operands[place] and of_operands[place] is None
     found = product_gradients(grad, x, weight, needs_x, needs_weight, needs_bias, precision)
     if needs_bias:
@@ -233,14 +246,6 @@ def _apart(ctx: Any, epilogue: Epilogue, found: Sequence[Tensor | None]) -> tupl
     tensors = [found[at - 1] for at, each in places if each is _SAVED and at != epilogue.bias_place]
     bias = found[epilogue.bias_place - 1] if epilogue.bias_place else None
     return bias, tensors, None if has_numbers else []
-
-
-def _derivative_of_scale(grad: Tensor, operands: Operands) -> Tensor:
-    """grad times scale_batch_norm's derivative, which does not depend on the product."""
-    multiplier, *_ = tensors_of(operands)
-    if _grad_enabled() or not runs_directly(grad, *tensors_of(operands)):
-        return (grad.to(multiplier.dtype) * multiplier).to(grad.dtype)
-    return _derivative(ElementwiseCall(SCALE_BATCH_NORM, grad, operands), grad)
 
 
 def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
@@ -356,23 +361,6 @@ def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
     return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
-
-
-def gradients_of_product(
-    call: ElementwiseCall, grad: Tensor, needs_x: bool, needs_bias: bool, needs_operands: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Gradients with respect to x, to a bias that was added to x before, and to the operands.
-
-    That of the bias is the sum of x's over the rows. None: the caller has to compute it.
-    """
-    needs = [needs_x, *needs_operands]
-    place = call.epilogue.bias_place
-    needs[place] = needs[place] or needs_bias
-    found = elementwise_gradients(call, grad, needs)
-    of_bias = None
-    if needs_bias:
-        of_bias, found[place] = found[place], None
-    return found[0], of_bias, found[1:]
 
 
 def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:

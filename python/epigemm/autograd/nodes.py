@@ -41,8 +41,8 @@ def elementwise_forward(call: ElementwiseCall) -> Tensor:
     return found if isinstance(found, Tensor) else resolve_elementwise.elementwise(call)
 
 
-def record(call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tensor:
-    """A call with a node of autograd; `checked`: whether the arguments are known to fit."""
+def record(call: LinearCall | ElementwiseCall) -> Tensor:
+    """A call with a node of autograd."""
     result: Tensor
     if not isinstance(call, LinearCall):
         result = _elementwise(call, call.x, *call.operands)
@@ -52,9 +52,6 @@ def record(call: LinearCall | ElementwiseCall, *, checked: bool = False) -> Tens
     if not gradients.keeps_product(call):
         result = _linear(call, call.x, call.weight, *call.operands)
         return result
-    if not checked:
-        # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
-        checks.arguments(call)
     result, _ = recorded_with_product(call, call.x, call.weight, *call.operands)
     return result
 
@@ -85,6 +82,8 @@ def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
         if not call.uses_pack and current.log is None:
             weight_packs.expire(call.weight)
         return found
+    # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
+    checks.arguments(call)
     product = linear_forward(call.product())
     return elementwise_forward(call.behind(product)), product
 
@@ -116,52 +115,27 @@ def gradients_with_product(
     needs_bias = place >= 0 and needs_operands[place]
     needs_product = needs_x or needs_weight or needs_bias
     found: list[Tensor | None] = [None] * len(needs_operands)
-    grad_bias = None
     if grad is not None:
         applied = ElementwiseCall(epilogue, product, gradients.saved_operands(ctx, saved, grad))
-        others = [need and number != place for number, need in enumerate(needs_operands)]
-        sums_at_once = needs_bias and grad_product is None
-        of_product, grad_bias, found = gradients.gradients_of_product(
-            applied, grad, needs_product, sums_at_once, others
-        )
+        wanted = [
+            need and (number != place or grad_product is None) for number, need in enumerate(needs_operands)
+        ]
+        of_product, *found = gradients.elementwise_gradients(applied, grad, (needs_product, *wanted))
         grad_product = _sum(of_product, grad_product)
     if grad_product is None or not needs_product:
         return [None, None, *found]
-    wanted = (needs_x, needs_weight, needs_bias and grad_bias is None)
-    grad_x, grad_weight, summed = gradient_products.product_gradients(
-        grad_product, x, weight, *wanted, ctx.precision
+    return gradients.through_product(
+        grad_product, x, weight, needs, found, epilogue.bias_place, ctx.precision
     )
-    if needs_bias:
-        found[place] = summed if grad_bias is None else grad_bias
-    return [grad_x, grad_weight, *found]
 
 
-class _FoldBatchNorm(Function):
-    """A fold. Its values do not depend on those of x, so x is hidden from autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, call: FoldCall, *vectors: Tensor | None) -> tuple[Tensor, ...]:
-        result = elementwise_kernels.fold_batch_norm(call)
-        gradients.save_fold_batch_norm(ctx, call, result)
-        return result.unbind(0)
-
-    @staticmethod
-    def backward(ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor) -> Gradients:
-        needs = ctx.needs_input_grad[1:]
-        _, _, *vectors = ctx.saved_tensors  # the bias as it was saved
-        if torch.is_grad_enabled() or not gradient_products.runs_directly(
-            grad_multiplier, grad_offset, *vectors
-        ):
-            grad = torch.stack((grad_multiplier, grad_offset))
-            return None, *gradients.fold_batch_norm_gradients(ctx, grad, needs)
-        found = gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
-        return None, *found
-
-
-def _apply(node: Any) -> Callable[..., Any]:
-    """`node.apply` without its work for torch.func's transforms: none of them is active here."""
-    found: Callable[..., Any] = super(Function, node).apply
-    return found
+def _gradients_of_fold(
+    ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    _, _, *vectors = ctx.saved_tensors  # the bias as it was saved
+    if torch.is_grad_enabled() or not gradient_products.runs_directly(grad_multiplier, grad_offset, *vectors):
+        return gradients.fold_batch_norm_gradients(ctx, torch.stack((grad_multiplier, grad_offset)), needs)
+    return gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
 
 
 def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any) -> Callable[..., Any]:
@@ -179,7 +153,9 @@ def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any)
         return None, *derivatives(ctx, *grads, ctx.needs_input_grad[1:])
 
     members = {"forward": staticmethod(run), "backward": staticmethod(backward)}
-    return _apply(types.new_class(name, (Function,), {}, lambda space: space.update(members)))
+    node: Any = types.new_class(name, (Function,), {}, lambda space: space.update(members))
+    found: Callable[..., Any] = super(Function, node).apply  # without its work for torch.func's transforms
+    return found
 
 
 _linear = _node("_Linear", linear_forward, gradients.save_linear, gradients.linear_gradients)
@@ -190,7 +166,13 @@ recorded_with_product = _node(
 _elementwise = _node(
     "_Elementwise", elementwise_forward, gradients.save_elementwise, gradients.saved_elementwise_gradients
 )
-_fold_batch_norm = _apply(_FoldBatchNorm)
+# The values of a fold do not depend on those of x, so x is hidden from autograd.
+_fold_batch_norm = _node(
+    "_FoldBatchNorm",
+    lambda call: elementwise_kernels.fold_batch_norm(call).unbind(0),
+    gradients.save_fold_batch_norm,
+    _gradients_of_fold,
+)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

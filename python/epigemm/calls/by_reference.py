@@ -91,23 +91,22 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) ->
 
 def in_derivative(call: LinearCall | ElementwiseCall) -> Tensor:
     """A call under a derivative of torch.func: by plain operations of PyTorch, one kernel each."""
-    if isinstance(call, LinearCall):
-        call = _behind_product(call)
-    else:
-        checks.arguments(call)
-        refuse_out(call.out)
-    return call.epilogue.reference(call.x, call.operands)
-
-
-def _behind_product(call: LinearCall) -> ElementwiseCall:
-    x = call.x
-    if call.invariant:
+    if isinstance(call, LinearCall) and call.invariant:
         raise RuntimeError(
             "batch_invariant: got a call under a derivative of torch.func, where plain PyTorch operations compute it; "
             "accepted there are calls outside of the mode"
         )
     checks.arguments(call)
-    refuse_out(call.out)
+    if call.out is not None:
+        raise RuntimeError(
+            "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
+        )
+    call = _behind_product(call) if isinstance(call, LinearCall) else call
+    return call.epilogue.reference(call.x, call.operands)
+
+
+def _behind_product(call: LinearCall) -> ElementwiseCall:
+    x = call.x
     if call.strict:
         raise RuntimeError(
             "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
@@ -119,14 +118,6 @@ def _behind_product(call: LinearCall) -> ElementwiseCall:
         )
     # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
     return call.behind(_torch_linear(x, call.weight, call.bias))
-
-
-def refuse_out(out: Tensor | None) -> None:
-    """RuntimeError for a call under a derivative of torch.func that has an `out`."""
-    if out is not None:
-        raise RuntimeError(
-            "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
-        )
 
 
 def unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:

@@ -18,9 +18,9 @@ from torch.nn import Parameter
 
 from epigemm import _native
 from epigemm._native import ops
-from epigemm.arguments import forms, invariance
+from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall, Scaled, operand_dtype
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled, tensors_of
 from epigemm.calls import by_reference, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
@@ -38,9 +38,10 @@ NOT_PLAIN: Literal[Reason.NOT_PLAIN] = Reason.NOT_PLAIN
 RECORDED: Literal[Reason.RECORDED] = Reason.RECORDED
 RECORDED_BY_TORCH: Literal[Reason.RECORDED_BY_TORCH] = Reason.RECORDED_BY_TORCH
 Recorded: TypeAlias = Literal[Reason.RECORDED, Reason.RECORDED_BY_TORCH]
-_NOTHING_MORE = (None,) * 7  # no plan, no second weight, nothing beside the result, no 8 bits, no groups
+_CIRCUMSTANCES = 11  # their place among the module's arguments
 # Plain ints: to compare an IntEnum with what the module returns, or to make one, takes several times as long.
-_REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
+REASONS: tuple[Reason, ...] = (NOT_PLAIN, NOT_PLAIN, *Reason)
+"""The reasons, by their numbers."""
 _NOT_PLAIN, _NOT_READY, _RECORDED = int(NOT_PLAIN), int(Reason.NOT_READY), int(RECORDED)
 _OTHER_SETTING, _BY_REFERENCE = int(Reason.OTHER_SETTING), int(Reason.BY_REFERENCE)
 _RECORDED_BY_TORCH = int(RECORDED_BY_TORCH)
@@ -109,7 +110,7 @@ def sees(*tensors: Tensor | None) -> Reason | None:
         return (
             NOT_PLAIN  # enable_grad there turns on the flag that the entry asks for, yet nothing is recorded
         )
-    return _REASONS[found] if found else None
+    return REASONS[found] if found else None
 
 
 def linear(
@@ -124,6 +125,9 @@ def linear(
     strict: bool,  # the call must not run on torch's GEMM
     invariant: bool | None = None,  # the kernel must not depend on M; None: `epigemm.batch_invariant` decides
     uses_pack: bool = True,  # a kept pack of the weight, if it is current
+    scaled: Scaled | None = None,  # of 8-bit numbers
+    weight2: Tensor | None = None,  # this and the next one as of csrc/call/linear.h
+    stored: Tensor | None = None,
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), or the reason. Arguments as of the public functions. Not under a compiler's trace."""
     if _module is None:
@@ -132,72 +136,55 @@ def linear(
         return NOT_PLAIN
     if invariant is None:
         invariant = invariance.active and invariance.enabled()
-    order, packs, circumstances = _precision.ORDERS[0], None, 0
-    if getattr(x, "dtype", None) is _FP32:
+    order, packs, circumstances, eight_bits = _precision.ORDERS[0], None, 0, None
+    if scaled is not None:
+        eight_bits = native(scaled)
+        if eight_bits is None:
+            return NOT_PLAIN
+        order = _precision.OF_8_BITS[scaled[3]]
+    elif getattr(x, "dtype", None) is _FP32:
         order = _precision.order(precision, "cuda" if x.is_cuda else "cpu")
         if order.overrides:
             circumstances = dry_runs.OTHER_SETTING
         # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
-            if weight_slices.has_been_short():
-                tensors = [
-                    each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)
-                ]
+            if weight_slices.shortages:
+                tensors = tensors_of((x, weight, *operands, *(fold or ()), out))
                 return sees(*tensors) or Reason.NO_MEMORY  # as it may be again
-            packs = weight_packs.buffers(weight) if uses_pack else None
-    call = (epilogue.number, x, weight, operands, fold, out, order.number, packs, 0, strict, invariant)
-    found: Any = _module.linear(*call, circumstances, *_NOTHING_MORE)
+            packs = weight_packs.buffers(weight) if uses_pack and weight_packs.owners else None
+    # One display of a tuple, because to join several takes half as long as the call.
+    # fmt: off
+    call = (
+        epilogue.number, x, weight, operands, fold, out, order.number, packs, 0, strict, invariant, circumstances,
+        None, weight2, stored, None, None, eight_bits, None,
+    )
+    # fmt: on
+    found: Any = _module.linear(*call)
     if type(found) is not int:
         return found  # type: ignore[no-any-return]
     if found == _NOT_READY:
         if not plans.has_gpu_kernels(x):  # the question makes the device known
             return Reason.NOT_READY
-        found = _module.linear(*call, circumstances, *_NOTHING_MORE)
+        found = _module.linear(*call)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    if found == _BY_REFERENCE:
+    if found == _BY_REFERENCE and scaled is None and weight2 is None and stored is None:
         return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
     if found == _NOT_PLAIN and current.log is not None:
         tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]
         with current.log.closed():  # a recorded call is not made here
             if _module.sees(*tensors) == _RECORDED:
-                found = _module.linear(*call, circumstances, *_NOTHING_MORE)
+                found = _module.linear(*call)
     if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
         return NOT_PLAIN  # as in `sees`
     if found == _RECORDED_BY_TORCH:
-        return RECORDED_BY_TORCH if _may_torch_record(x, precision) else RECORDED
+        return RECORDED_BY_TORCH if scaled is None and _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
         with _precision.full_fp32(x.device.type):
-            found = _module.linear(*call, 0, *_NOTHING_MORE)
+            found = _module.linear(*call[:_CIRCUMSTANCES], 0, *call[_CIRCUMSTANCES + 1 :])
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    return _REASONS[int(found)]
-
-
-def scaled(
-    function: forms.Function,
-    x: Tensor,
-    weight: Tensor,
-    operands: Operands,
-    out: Tensor | None,
-    strict: bool,
-    given: Scaled,
-) -> Tensor | Reason:
-    """A product of 8-bit numbers on a fused kernel, or a reason; arguments as of the public functions.
-
-    With memory for the scales of blocks as `out_scale`.
-    """
-    x_scale, weight_scale, dtype, accumulate, out_scale = given
-    order = _precision.OF_8_BITS.get(accumulate) if type(accumulate) is str else None
-    dtype = torch.bfloat16 if dtype is None else dtype
-    if _module is None or order is None or dtype not in dry_runs.ELEMENTS:
-        return NOT_PLAIN
-    about_types = EightBits(x_scale, weight_scale, dtype, accumulate, out_scale)
-    epilogue, values = forms.seen(function, x, operands, operand_dtype(about_types))
-    invariant = invariance.active and invariance.enabled()
-    about = (None, out, order.number, None, 0, strict, invariant, 0, *_NOTHING_MORE[:-2])
-    found = _module.linear(epilogue.number, x, weight, values, *about, native(about_types), None)
-    return found if type(found) is not int else _REASONS[found]
+    return REASONS[int(found)]
 
 
 def ask(*arguments: Any) -> Any:
@@ -228,7 +215,7 @@ def products(
     order = _precision.ORDERS[0]
     if rows.dtype is _FP32:
         order = _precision.order(precision, "cuda" if rows.is_cuda else "cpu")
-        if order.slices and weight_slices.has_been_short():
+        if order.slices and weight_slices.shortages:
             return None, None
     found = _module.products(rows, x, weight, order.number, dry_runs.OTHER_SETTING if order.overrides else 0)
     if type(found) is int:
@@ -244,28 +231,27 @@ def products(
     return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight
 
 
-def call_linear(call: LinearCall) -> Tensor | Reason:
+def call_linear(call: LinearCall, stored: Tensor | None = None) -> Tensor | Reason:
     """`linear`, with the arguments of a call."""
-    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, *_ = call
+    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, weight2, *_ = call
     if is_traced() or current.log is not None:
         return NOT_PLAIN
-    if call.eight_bits is not None:
-        return _of_eight_bits(call, call.eight_bits)
-    asked = None if precision == _precision.DEFAULT else precision
-    return linear(epilogue, x, weight, tuple(operands), None, asked, out, strict, invariant, uses_pack)
+    asked = None if precision == _precision.DEFAULT or call.eight_bits is not None else precision
+    about = (asked, out, strict, invariant, uses_pack, call.eight_bits, weight2, stored)
+    return linear(epilogue, x, weight, tuple(operands), None, *about)
 
 
-def native(eight_bits: EightBits) -> tuple[Any, ...]:
-    """What the module takes of 8 bits (csrc/python/entry.cpp)."""
-    x_scale, weight_scale, dtype, _, out_scale = eight_bits
+def native(scaled: Scaled) -> tuple[Any, ...] | None:
+    """What the module takes of 8 bits (csrc/python/entry.cpp); None of what no call may have."""
+    x_scale, weight_scale, dtype, accumulate, out_scale = scaled
+    dtype = torch.bfloat16 if dtype is None else dtype
+    if (
+        dtype not in dry_runs.ELEMENTS
+        or type(accumulate) is not str
+        or accumulate not in _precision.OF_8_BITS
+    ):
+        return None
     return x_scale, weight_scale, out_scale, dtype, dry_runs.ELEMENTS[dtype]
-
-
-def _of_eight_bits(call: LinearCall, about_types: EightBits) -> Tensor | Reason:
-    about = (call.order.number, None, 0, call.strict, call.invariant, 0)
-    tensors = (call.epilogue.number, call.x, call.weight, tuple(call.operands), None, call.out)
-    found = ask(*tensors, *about, *_NOTHING_MORE[:-2], native(about_types), None)
-    return found if type(found) is not int else _REASONS[found]
 
 
 def elementwise(
@@ -286,7 +272,7 @@ def elementwise(
         return by_reference.elementwise_by_reference(epilogue, x, operands, fold, out)
     if found == _RECORDED and _inference():
         return NOT_PLAIN
-    return _REASONS[found]
+    return REASONS[found]
 
 
 def call_elementwise(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
@@ -305,4 +291,4 @@ def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) 
     if _module is None or is_traced():
         return NOT_PLAIN
     found: Any = _module.derivative(call.epilogue.number, grad, call.x, tuple(call.operands), sums, 0)
-    return _REASONS[found] if type(found) is int else found
+    return REASONS[found] if type(found) is int else found

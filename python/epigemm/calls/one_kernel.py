@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -19,23 +17,16 @@ from epigemm.calls import entry, resolve
 from epigemm.calls.log import current
 from epigemm.calls.resolve import Beside
 from epigemm.planner import dry_runs, plans
+from epigemm.planner.reasons import Reason
 
 
-class Both(NamedTuple):
-    """The two matrices of a call."""
+def pair(call: LinearCall) -> Tensor | Reason:
+    """The result of a pair of products by one kernel, or the reason why the caller has to make two calls.
 
-    result: Tensor
-    stored: Tensor
-
-
-def pair(call: LinearCall) -> Tensor | None:
-    """The result of a pair of products by one kernel; None if the caller has to make two calls.
-
-    That is so if something has to intercept the call, if two calls are expected to be faster, or if the kernel cannot
-    read or write the tensors as they lie. `call` has None for the first matrix, which is the second product.
+    `NO_PAIR` if two plain calls are expected to be faster, or if the kernel cannot read or write the tensors as they
+    lie; all arguments fit then. `call` has None for the first matrix, which is the second product.
     """
-    found = resolve.one_kernel(call, Beside()) if _is_direct(call) else None
-    return found if isinstance(found, Tensor) else None
+    return _made(call)
 
 
 def may_store(call: LinearCall) -> bool:
@@ -50,8 +41,8 @@ def may_store(call: LinearCall) -> bool:
     return dry_runs.order_on(call, device_type).slices != 1
 
 
-def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
-    """Both matrices by one kernel; None if the caller has to compute them one after the other.
+def both(call: LinearCall, *, is_recorded: bool = False) -> tuple[Tensor, Tensor] | None:
+    """The result and the second matrix by one kernel; None if the caller has to compute them one after the other.
 
     That is so if something has to intercept the call, if several kernels are expected to be faster, or if the kernel
     cannot read or write the tensors as they lie.
@@ -60,11 +51,23 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> Both | None:
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
-    if not may_store(call) or not plans.has_gpu_kernels(call.x) or not (is_recorded or _is_direct(call)):
+    if not may_store(call) or not plans.has_gpu_kernels(call.x):
         return None
     stored = call.new_out()
-    found = resolve.one_kernel(call, Beside(stored))
-    return Both(found, stored) if isinstance(found, Tensor) else None
+    found = _made(call, stored, is_recorded=is_recorded)
+    return (found, stored) if isinstance(found, Tensor) else None
+
+
+_NEEDS_MORE = (Reason.NOT_LINKED, Reason.NO_MEMORY)
+
+
+def _made(call: LinearCall, stored: Tensor | None = None, *, is_recorded: bool = False) -> Tensor | Reason:
+    """The result by the entry, which sees itself what has to intercept a call; of the resolver if it needs more."""
+    found: Tensor | Reason = Reason.NOT_PLAIN if is_recorded else entry.call_linear(call, stored)
+    if isinstance(found, Tensor):
+        return found
+    is_hidden = found is Reason.NOT_PLAIN and (is_recorded or _is_direct(call))  # autocast hides a call, too
+    return resolve.one_kernel(call, Beside(stored)) if is_hidden or found in _NEEDS_MORE else found
 
 
 def _is_direct(call: LinearCall) -> bool:

@@ -10,7 +10,8 @@ running out of memory raises `torch.OutOfMemoryError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +62,12 @@ _NOTHING = Beside()
 class _Linear:
     """A linear call that is in progress: its arguments for the next attempt, and the reasons so far."""
 
+    circumstances = dry_runs.ROUTED
+    met: frozenset[Reason] = frozenset()
+    is_copied = False  # whether the call's tensors are copies that every kernel can read
+    choices: Mapping[str, Choice] = MappingProxyType({})  # as the last dry run found them
+    short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
+
     def __init__(
         self,
         call: LinearCall,
@@ -75,11 +82,6 @@ class _Linear:
         self.may_split = self.order.slices > 0 and plans.has_gpu_kernels(call.x)
         self.out = call.out  # as the kernels write it
         self.read(call)
-        self.circumstances = dry_runs.ROUTED
-        self.met: set[Reason] = set()
-        self.is_copied = False  # whether the call's tensors are copies that every kernel can read
-        self.choices: dict[str, Choice] = {}  # as the last dry run found them
-        self.short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
         if self.out is None and _any_autocast():
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
             self.circumstances |= dry_runs.OUT_APART
@@ -98,11 +100,11 @@ class _Linear:
             found = self._ask()
             if type(found) is not int:
                 return found if self.has_other_way else self._stored(found)
-            reason = Reason(found)
+            reason = entry.REASONS[found]
             if self.has_other_way and (reason in self.met or reason not in _PREPARATIONS):
                 return reason
             result = _REMEDIES[reason](self)
-            self.met.add(reason)
+            self.met |= {reason}
             if result is not None:
                 return result
         raise RuntimeError(
@@ -133,11 +135,11 @@ class _Linear:
         call, packs, short, ran_short = self.call, None, self.short, None
         if self.may_split and call.uses_pack:
             packs = weight_packs.buffers(call.weight)
-        if self.may_split and weight_slices.has_been_short():
+        if self.may_split and weight_slices.shortages:
             ran_short = self.dry()
             short |= weight_slices.number_of(self.choices) & ~dry_runs.ALL_KEPT
         more = dry_runs.OTHER_SETTING if self.order.overrides else 0
-        more |= dry_runs.RAISES_SHORTAGE if self.insists and not self.has_other_way else 0
+        more |= dry_runs.RAISES_SHORTAGE if not self.has_other_way and self.insists else 0
         about = (self.order.number, packs, short, call.strict, call.invariant)
         fold = None if call.fold is None else (*call.fold.vectors, call.fold.eps)
         tensors = (call.epilogue.number, self.x, call.weight, self.given, fold, self.out)

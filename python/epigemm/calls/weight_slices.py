@@ -48,7 +48,8 @@ def number_of(choices: Mapping[str, Choice]) -> int:
 
 
 _Sizes = tuple[torch.device, int, int, int, str, bool]
-_shortages: dict[_Sizes, int] = {}  # calls that found no memory, and the bytes that they needed
+shortages: dict[_Sizes, int] = {}
+"""Calls that found no memory, and no call of the same sizes has run on slices since; and the bytes that they needed."""
 _MOST_SHORTAGES = 256
 
 
@@ -57,30 +58,25 @@ def ran_out_of_memory(call: LinearCall, arithmetic: str, is_kept: bool, reads_we
 
     `reads_weight`: as it lies, so that it needs none for the weight's.
     """
-    if len(_shortages) >= _MOST_SHORTAGES:
-        _shortages.clear()
+    if len(shortages) >= _MOST_SHORTAGES:
+        shortages.clear()
     n, k = call.weight.shape
     slices = weight_packs.SLICES[arithmetic]
     size = weight_packs.pack_bytes(call.rows, k, slices)
     if not is_kept and not reads_weight:
         size += weight_packs.pack_bytes(n, k, slices)
-    _shortages[_sizes(call, arithmetic, is_kept)] = size
+    shortages[_sizes(call, arithmetic, is_kept)] = size
     weight_packs.look_in_python()
 
 
 def ran(call: LinearCall, arithmetic: str, is_kept: bool) -> None:
     """A call ran on fp16 slices."""
-    _shortages.pop(_sizes(call, arithmetic, is_kept), None)
-
-
-def has_been_short() -> bool:
-    """Whether some call found no memory for its slices, and no call of the same sizes has run on slices since."""
-    return bool(_shortages)
+    shortages.pop(_sizes(call, arithmetic, is_kept), None)
 
 
 def lacked_memory(call: LinearCall, arithmetic: str) -> bool:
     """Whether the last call of these sizes found no memory for slices."""
-    return any(_sizes(call, arithmetic, is_kept) in _shortages for is_kept in (True, False))
+    return any(_sizes(call, arithmetic, is_kept) in shortages for is_kept in (True, False))
 
 
 def _sizes(call: LinearCall, arithmetic: str, is_kept: bool) -> _Sizes:
@@ -90,7 +86,7 @@ def _sizes(call: LinearCall, arithmetic: str, is_kept: bool) -> _Sizes:
 
 def _is_short(call: LinearCall, arithmetic: str, is_kept: bool) -> bool:
     """Whether a call of these sizes found no memory, and would find none now."""
-    needed = _shortages.get(_sizes(call, arithmetic, is_kept)) if _shortages else None
+    needed = shortages.get(_sizes(call, arithmetic, is_kept)) if shortages else None
     device = call.x.device
     return needed is not None and (weight_packs.capturing(device) or _free_bytes(device) < needed)
 

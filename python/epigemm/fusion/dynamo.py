@@ -6,7 +6,6 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ from epigemm import compilers
 from epigemm.arguments import checks
 from epigemm.fusion.report import FusionReport
 from epigemm.fusion.rewrite import first_line, fuse_module, warn_once
-from epigemm.operators.graphs import for_inductor
 
 _log = logging.getLogger(__name__)
 INDUCTOR = "inductor"
@@ -62,8 +60,7 @@ class Settings(NamedTuple):
         is_inductor = self.inner == INDUCTOR
         was = copy.deepcopy(graph_module.graph) if is_inductor else None  # Inductor changes the graph
         try:
-            with for_inductor() if is_inductor else nullcontext():
-                compiled: Callable[..., Any] = self.compiler(graph_module, list(example_inputs))
+            compiled: Callable[..., Any] = self.compiler(graph_module, list(example_inputs))
             return compiled
         except Exception as error:  # any error of Inductor: no compiler, no Triton, one of its own
             if was is None or self.strict or compilers.is_request(error):

@@ -161,7 +161,7 @@ class TwoSites(Site):
         is_invariant = invariance.active and invariance.enabled()
         call = LinearCall(self._linked, x, weight, operands, invariant=is_invariant, weight2=weight2)
         found = one_kernel.pair(call)
-        if found is not None:
+        if isinstance(found, Tensor):
             return found
         others, own = given[: self._others], given[self._others :]
         own[self._place] = self._second(x, weight2, *others)

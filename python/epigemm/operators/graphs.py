@@ -1,19 +1,16 @@
 """Calls in compiled graphs: an operator in C++, which runs without Python.
 
 `torch.ops.epigemm.linear` works everywhere, but its kernel is in Python and takes the host longer than a GPU kernel.
-While Dynamo traces, plain calls become the operator `_into` instead, and so do others in graphs that Inductor compiles.
-It writes into a tensor that the graph allocates. If it gets a reason instead of a result (`planner.reasons`), it calls
-`_cold`, which is in this module. Exported programs hold the public operators, because a file needs names that do not
-change.
+While Dynamo traces, plain calls become the operator `_into` instead. So do the others in graphs that Inductor compiles,
+those of derivatives included. It writes into a tensor that the graph allocates. If it gets a reason instead of a result
+(`planner.reasons`), it calls `_cold`, which is in this module. Exported programs hold the public operators, because a
+file needs names that do not change.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, TypeGuard
 
 import torch
@@ -23,8 +20,9 @@ from torch.nn import Parameter
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall, tensors_of
-from epigemm.calls import elementwise_kernels, resolve, resolve_elementwise
+from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
+from epigemm.autograd import nodes
+from epigemm.calls import elementwise_kernels, one_kernel, resolve, resolve_elementwise
 from epigemm.compilers import at_trace_time, is_exporting, is_traced
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
@@ -63,7 +61,7 @@ def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: o
     if device.type == "cpu":
         # Dynamo does not guard the CPU setting. Such a call may have to switch it later, which only Python does.
         return _NOT_NATIVE if _precision.is_full(precision) else order.number
-    return _NOT_NATIVE if order.overrides or _takes_slices(device, order) else order.number
+    return _NOT_NATIVE if order.overrides else order.number
 
 
 @at_trace_time
@@ -85,11 +83,6 @@ def _is_native(has_scalar: bool, tensors: tuple[Seen | None, ...]) -> bool:
         # This loads what was measured on the device, as a first call does.
         return plans.usable(torch.cuda.current_device() if device.index is None else device.index)
     return bool(device.type == "cpu")
-
-
-def _takes_slices(device: torch.device, order: _precision.Order) -> bool:
-    """Whether an fp32 call may run on fp16 slices, whose packs are kept in Python."""
-    return device.type == "cuda" and bool(order.slices) and not plans.no_gemm_kernels()
 
 
 def resolved(precision: str, x: Tensor) -> str:
@@ -177,7 +170,8 @@ def native(
     if order == _NOT_NATIVE:
         return Reason.NOT_PLAIN
     out = torch.empty_like(x) if weight is None else x.new_empty((*x.shape[:-1], weight.shape[0]))
-    _write(epilogue, x, weight, *_apart(epilogue, operands, fold, x), fold is not None, order, strict, out)
+    tensors, number = _apart(epilogue, operands, fold, x)
+    _write(epilogue, x, weight, tensors, number, fold is not None, order, True, strict, out)
     return out
 
 
@@ -203,6 +197,7 @@ def _write(
     number: float,
     folds: bool,
     order: int,
+    uses_pack: bool,
     strict: bool,
     out: Tensor,
 ) -> None:
@@ -216,7 +211,7 @@ def _write(
         x = x if all(reached) else x.contiguous()
     places = (*tensors, *[None] * (_MOST_OPERANDS - len(tensors)))
     name = digest_of(epilogue.name)
-    _into(epilogue.number, name, x, weight, *places, number, folds, order, strict, out)
+    _into(epilogue.number, name, x, weight, *places, number, folds, order, uses_pack, strict, out)
 
 
 @at_trace_time
@@ -238,45 +233,41 @@ def _digest_of(name: str) -> int:
 
 # --- in graphs that Inductor compiles ---------------------------------------------------------------------------------
 
-_is_for_inductor = ContextVar("_is_for_inductor", default=False)
 NATIVE_ON = ("cuda",)
 """The devices whose calls become `_into` there. On a CPU a linked epilogue runs in Python."""
 
 
-@contextmanager
-def for_inductor() -> Iterator[None]:
-    """In the block, traces are compiled by Inductor, which allocates the tensor that the operator writes."""
-    token = _is_for_inductor.set(True)
-    try:
-        yield
-    finally:
-        _is_for_inductor.reset(token)
+def in_inductor(call: LinearCall | ElementwiseCall) -> Any:
+    """A call in a graph for Inductor, by `_into`; NotImplemented if its public operator has to compute it.
 
-
-def in_inductor(call: LinearCall | ElementwiseCall) -> Tensor | None:
-    """A linear call in a trace for Inductor, by `_into`; None if its public operator has to compute a call."""
-    if not isinstance(call, LinearCall) or not _is_for_inductor.get():
-        return None
-    epilogue, x, weight, given, _, uses_pack, strict, invariant, out, *_ = call
+    Autograd has seen it, also one of a derivative.
+    """
+    epilogue, x, given = call.epilogue, call.x, call.operands
     tensors = [each if isinstance(each, Tensor) else None for each in given]
     number, *more = [each for each in given if each is not None and not isinstance(each, Tensor)] or [0.0]
-    if (
-        more
-        or type(number) is not float
-        or not uses_pack
-        or strict
-        or invariant
-        or out is not None
-        or weight.dim() != 2
-    ):
-        return None
-    every = (x, weight, *tensors_of(given))
-    seen = tuple((each.dtype, each.device, each.dim(), each.requires_grad) for each in every)
-    if x.device.type not in NATIVE_ON or not _is_native(False, seen) or call.order.overrides:
-        return None
+    seen = tuple((each.dtype, each.device, each.dim(), False) for each in call.inputs)
+    if more or type(number) is not float or x.device.type not in NATIVE_ON or not _is_native(False, seen):
+        return NotImplemented
+    if not isinstance(call, LinearCall):
+        out = torch.empty_like(x)
+        _write(epilogue, x, None, tensors, number, False, 0, True, False, out)
+        return out
+    if call.invariant or call.weight.dim() != 2 or call.order.overrides:
+        return NotImplemented
     out = call.new_out()
-    _write(epilogue, x, weight, tensors, number, False, call.order.number, False, out)
+    order = call.order.number
+    _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out)
     return out
+
+
+def with_product_in_inductor(call: LinearCall) -> Any:
+    """The same of a call and its product, as two calls: not where one kernel may store both."""
+    both = call._replace(epilogue=call.epilogue.with_product)
+    if plans.has_gpu_kernels(call.x) and one_kernel.may_store(both):
+        return NotImplemented
+    product = in_inductor(call.product())
+    result = product if product is NotImplemented else in_inductor(call.behind(product))
+    return result if result is NotImplemented else (result, product)
 
 
 # --- what the operator calls where it cannot compute a call, and its fake kernel -------------------------------------
@@ -284,7 +275,7 @@ def in_inductor(call: LinearCall | ElementwiseCall) -> Tensor | None:
 
 def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> LinearCall | ElementwiseCall:
     """The call, from the arguments of the operator; without operands if it folds them."""
-    *places, number, folds, order, strict, out = rest
+    *places, number, folds, order, uses_pack, strict, out = rest
     every = (*EPILOGUES.values(), *LINKED.values())
     epilogue = next((each for each in every if digest_of(each.name) == digest), None)
     if epilogue is None:
@@ -302,12 +293,12 @@ def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> 
         return ElementwiseCall(epilogue, x, operands, out)
     is_fp32 = x.dtype is torch.float32 and x.is_cuda
     precision = _precision.ORDERS[order].name if is_fp32 else _precision.DEFAULT
-    return LinearCall(epilogue, x, weight, operands, precision, strict=strict, out=out)
+    return LinearCall(epilogue, x, weight, operands, precision, uses_pack, strict, out=out)
 
 
 def _fold(call: LinearCall | ElementwiseCall, arguments: tuple[Any, ...]) -> FoldCall | None:
     """What the call's operands are folded from; all is checked then."""
-    *places, eps, folds, _, _, _ = arguments[4:]
+    *places, eps, folds, _, _, _, _ = arguments[4:]
     if not folds:
         return None
     vectors, x = places[: len(FOLDED)], call.x
@@ -323,7 +314,7 @@ def _run(*arguments: Any) -> None:
     call = _call(*arguments)
     fold = _fold(call, arguments)
     if isinstance(call, LinearCall):
-        resolve.run_linear(call) if fold is None else resolve.linear(call._replace(fold=fold))
+        nodes.linear_forward(call) if fold is None else resolve.linear(call._replace(fold=fold))
         return
     if fold is not None:
         call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))

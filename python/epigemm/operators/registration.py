@@ -1,4 +1,4 @@
-"""Registers the operators' implementation, fake kernels, derivatives and vmap rules with torch.
+"""Registers the operators' implementation, fake kernels, derivatives, vmap rules and flops with torch.
 
 The schemas come from the C++ module. With these registrations `torch.ops.epigemm.*` work when they are called directly,
 under autograd, `torch.compile` and `torch.func`.
@@ -7,6 +7,8 @@ under autograd, `torch.compile` and `torch.func`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +29,9 @@ from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, resolve, resolve_elementwise
 from epigemm.calls.log import current
+from epigemm.compilers import decompose_in_inductor, when_imported
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
-from epigemm.operators import vmap
+from epigemm.operators import graphs, vmap
 from epigemm.planner.reasons import Reason
 
 # --- arguments -> calls ----------------------------------------------------------------------------------------------
@@ -356,6 +359,28 @@ def _register() -> None:
         ("fold_batch_norm", vmap.fold_batch_norm_vmap),
     ):
         torch.library.register_vmap(f"epigemm::{name}", rule, lib=_LIBRARY)
+    decompose_in_inductor(
+        {
+            ops.linear.default: _after(linear_call, graphs.in_inductor),
+            ops.linear_with_product.default: _after(linear_call, graphs.with_product_in_inductor),
+            ops.elementwise.default: _after(elementwise_call, graphs.in_inductor),
+        }
+    )
+
+
+def _count_flops(counter: ModuleType) -> None:
+    """What `torch.utils.flop_counter` counts: the products, as for the PyTorch that they replace."""
+    for name in ("linear", "linear_in_blocks", "linear_with_product", "linear_out", "_into"):
+        operator = getattr(ops, name)
+        before = [each.name for each in operator.default._schema.arguments].index("x")
+
+        def formula(*args: Any, before: int = before, **_: Any) -> int:
+            x, weight = args[before : before + 2]  # their shapes
+            return 2 * int(prod(x)) * int(weight[0]) if weight else 0
+
+        counter.register_flop_formula(operator)(formula)
 
 
 _register()
+# It imports Triton, which takes longer than the rest of epigemm.
+when_imported("torch.utils.flop_counter", _count_flops)

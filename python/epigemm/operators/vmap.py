@@ -1,15 +1,10 @@
-"""Rules for flops, and for batches of calls: `torch.vmap`, and `torch.autograd.grad(is_grads_batched=True)`."""
+"""Rules for batches of calls: `torch.vmap`, and `torch.autograd.grad(is_grads_batched=True)`."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from math import prod
-from types import ModuleType
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +23,7 @@ _BEFORE_X_SCALE = 10  # arguments of `linear`
 def linear_batched(call: LinearCall) -> Tensor:
     """For `torch.autograd.grad(is_grads_batched=True)`, whose batches support only torch's own operators."""
     x, weight = call.x, call.weight
-    with _precision.as_asked(call.precision, x):
+    with _precision.full_fp32(x.device.type) if call.order.overrides else nullcontext():
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         product = unflattened(torch.mm(rows, weight.t()), (*x.shape[:-1], weight.shape[0]))
     return call.epilogue.reference(product, call.operands)
@@ -85,51 +80,3 @@ def _select(args: Sequence[Any], in_dims: Sequence[Any], index: int | None) -> l
         return arg.sum(dim) if index is None else arg.select(dim, index)
 
     return [pick(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
-
-
-# --- flops ------------------------------------------------------------------------------------------------------------
-
-# What `torch.utils.flop_counter` counts: the products, as for the PyTorch that they replace. That module imports
-# Triton, which takes longer than the rest of epigemm. So the formulas are registered when somebody imports it.
-
-
-_COUNTER = "torch.utils.flop_counter"
-_PRODUCTS = ("linear", "linear_in_blocks", "linear_with_product", "linear_out", "_into")
-
-
-def _register(counter: ModuleType) -> None:
-    for name in _PRODUCTS:
-        operator = getattr(ops, name)
-        before = [each.name for each in operator.default._schema.arguments].index("x")
-
-        def formula(*args: Any, before: int = before, **_: Any) -> int:
-            x, weight = args[before : before + 2]  # their shapes
-            return 2 * int(prod(x)) * int(weight[0]) if weight else 0
-
-        counter.register_flop_formula(operator)(formula)
-
-
-class _WhenImported(MetaPathFinder):
-    """Registers the formulas at the end of the counter's import."""
-
-    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
-        if fullname != _COUNTER or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            _register(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-if _COUNTER in sys.modules:
-    _register(sys.modules[_COUNTER])
-else:
-    sys.meta_path.insert(0, _WhenImported())

@@ -61,7 +61,8 @@ class _Owner:
 
 
 # By id: a weakref dictionary would cost microseconds a call. An id is reused only after `_forget` ran.
-_owners: dict[int, _Owner] = {}
+owners: dict[int, _Owner] = {}
+"""The packs that there are; empty: no call has any to read, or to make stale."""
 _lock = threading.RLock()
 _watching_optimisers = False
 _WHOLE = -1
@@ -69,9 +70,9 @@ _WHOLE = -1
 
 def _forget(key: int, reference: Any) -> None:
     # Without the lock: the garbage collector may call this at any moment. Each step is one operation of a dictionary.
-    owner = _owners.get(key)
+    owner = owners.get(key)
     if owner is not None and owner.weight is reference:
-        _owners.pop(key, None)
+        owners.pop(key, None)
 
 
 def _place(weight: Tensor) -> tuple[Tensor, int]:
@@ -88,13 +89,13 @@ def _place(weight: Tensor) -> tuple[Tensor, int]:
 
 
 def _owner_at(weight: Tensor) -> _Owner | None:
-    owner = _owners.get(id(weight))
+    owner = owners.get(id(weight))
     return owner if owner is not None and owner.weight() is weight else None
 
 
 def kept(weight: Tensor) -> dict[int, KeptPack]:
     """The weight's packs by number of slices, current or not."""
-    if not _owners:
+    if not owners:
         return {}
     of, place = _place(weight)
     owner = _owner_at(of)
@@ -104,7 +105,7 @@ def kept(weight: Tensor) -> dict[int, KeptPack]:
 
 def buffers(weight: Tensor) -> tuple[Tensor | None, ...] | None:
     """Those that are current, as the entry takes them: in the order of `SLICES`. None if there are none."""
-    packs = kept(weight) if _owners and isinstance(weight, Tensor) else None
+    packs = kept(weight) if owners and isinstance(weight, Tensor) else None
     if not packs:
         return None
     found = (packs.get(slices) for slices in SLICES.values())
@@ -144,7 +145,7 @@ def drop(weight: Tensor) -> None:
 
 def expire(weight: Tensor) -> None:
     """Make the weight's packs and those of its halves stale, and of a half those of the whole weight."""
-    owner = _owner_at(_place(weight)[0]) if _owners else None
+    owner = _owner_at(_place(weight)[0]) if owners else None
     if owner is not None:
         for pack in [*owner.packs.values()]:  # another thread may make one
             pack.expire()
@@ -154,7 +155,7 @@ def _owner_of(weight: Tensor) -> _Owner:
     global _watching_optimisers
     owner = _owner_at(weight)
     if owner is None:
-        owner = _owners[id(weight)] = _Owner(weight)
+        owner = owners[id(weight)] = _Owner(weight)
         look_in_python()  # compiled graphs then ask Python for the pack of their weight
     if not _watching_optimisers:
         # Before and after: a step may write and then raise, and a closure may make a pack.
@@ -166,9 +167,9 @@ def _owner_of(weight: Tensor) -> _Owner:
 
 def _at_optimiser_step(optimiser: Any, args: Any, kwargs: Any) -> None:
     # Fused optimisers write parameters without increasing the version counter, also that of views and aliases.
-    groups = optimiser.param_groups if _owners else ()
+    groups = optimiser.param_groups if owners else ()
     written = {_storage_of(parameter) for group in groups for parameter in group["params"]}
-    for owner in [*_owners.values()] if written else ():
+    for owner in [*owners.values()] if written else ():
         weight = owner.weight()
         if weight is not None and _storage_of(weight) in written:
             expire(weight)
