@@ -19,11 +19,10 @@ from epigemm.arguments.calls import (
     LinearCall,
     OutScale,
     Scaled,
-    is_scaled,
     operand_dtype,
     scales_read,
 )
-from epigemm.arguments.precision import DEFAULT
+from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
@@ -191,8 +190,10 @@ def linear_glu(
         weight = weight.weight
     other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
     given = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
+    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
+    is_8_bits = is_any or accumulate != PROMOTED
     found: Tensor | Reason | None = None
-    is_usual = precision is None and strict is False and current.log is None and not is_scaled(given)
+    is_usual = precision is None and strict is False and current.log is None and not is_8_bits
     if is_usual and other is not None and not is_traced() and not autocast.is_any_on():
         types = {getattr(each, "dtype", None) for each in (x, bias, bias2) if each is not None}
         if len(types) == 1 and types < _OF_PAIRS:
@@ -213,7 +214,7 @@ def linear_glu(
         checks.flag("strict", strict)
     if autocast.is_any_on():
         x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
-    scaled = _scaled(x, weight, bias, other, bias2, out, given) if is_scaled(given) else None
+    scaled = _scaled(x, weight, bias, other, bias2, out, given) if is_8_bits else None
     checks.pair(x, weight, bias, other, bias2, out, scaled)
     if other is None:
         # Views, by one node of autograd, which writes both gradients into one tensor.

@@ -63,8 +63,9 @@ UNSCALED: Scaled = (None, None, None, PROMOTED, None)
 
 def is_scaled(given: Scaled) -> bool:
     """Whether anything is given."""
-    *tensors, accumulate, out_scale = given
-    return accumulate != PROMOTED or any(each is not None for each in (*tensors, out_scale))
+    x_scale, weight_scale, out_dtype, accumulate, out_scale = given
+    is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
+    return is_any or accumulate != PROMOTED
 
 
 class Options(NamedTuple):
@@ -162,7 +163,7 @@ class LinearCall(NamedTuple):
 
     def new_out(self) -> Tensor:
         """An empty contiguous tensor for the result."""
-        x, columns = self.x, self.columns
+        x, columns = self.x, self.weight.shape[-2]
         dtype = x.dtype if self.eight_bits is None else self.dtype
         if x.dim() == 2:
             # Twice as fast as new_empty with a tuple.

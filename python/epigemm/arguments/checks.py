@@ -64,13 +64,14 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
         product(x, call.weight)
     else:
         shapes(x, call.weight)
-    _require_operands(call, call.columns, "x")
+    columns = call.weight.shape[-2]
+    _require_operands(call, columns, "x")
     if call.eight_bits is None and call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
     if out is not None:
         _require_out(
             out,
-            (*x.shape[:-1], call.columns),
+            (*x.shape[:-1], columns),
             x,
             "x",
             None if call.eight_bits is None else call.dtype,

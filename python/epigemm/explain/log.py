@@ -262,7 +262,7 @@ class Log(TorchFunctionMode):
             return call.out
         if isinstance(call, LinearCall):
             dtype = call.x.dtype if call.eight_bits is None else call.dtype
-            found = call.x.new_zeros((*call.x.shape[:-1], call.columns), dtype=dtype)
+            found = call.x.new_zeros((*call.x.shape[:-1], call.weight.shape[-2]), dtype=dtype)
         else:
             found = torch.zeros_like(call.x)
         told.results = (found,)
