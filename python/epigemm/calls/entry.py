@@ -126,8 +126,9 @@ def linear(
     invariant: bool | None = None,  # the kernel must not depend on M; None: `epigemm.batch_invariant` decides
     uses_pack: bool = True,  # a kept pack of the weight, if it is current
     scaled: Scaled | None = None,  # of 8-bit numbers
-    weight2: Tensor | None = None,  # this and the next one as of csrc/call/linear.h
+    weight2: Tensor | None = None,  # this and the next two as of csrc/call/linear.h
     stored: Tensor | None = None,
+    group_ends: Tensor | None = None,
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), or the reason. Arguments as of the public functions. Not under a compiler's trace."""
     if _module is None:
@@ -156,7 +157,7 @@ def linear(
     # fmt: off
     call = (
         epilogue.number, x, weight, operands, fold, out, order.number, packs, 0, strict, invariant, circumstances,
-        None, weight2, stored, None, None, eight_bits, None,
+        None, weight2, stored, None, None, eight_bits, group_ends,
     )
     # fmt: on
     found: Any = _module.linear(*call)
@@ -168,7 +169,8 @@ def linear(
         found = _module.linear(*call)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    if found == _BY_REFERENCE and scaled is None and weight2 is None and stored is None:
+    is_usual = scaled is None and weight2 is None and stored is None and group_ends is None
+    if found == _BY_REFERENCE and is_usual:
         return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
     if found == _NOT_PLAIN and current.log is not None:
         tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]
@@ -237,7 +239,7 @@ def call_linear(call: LinearCall, stored: Tensor | None = None) -> Tensor | Reas
     if is_traced() or current.log is not None:
         return NOT_PLAIN
     asked = None if precision == _precision.DEFAULT or call.eight_bits is not None else precision
-    about = (asked, out, strict, invariant, uses_pack, call.eight_bits, weight2, stored)
+    about = (asked, out, strict, invariant, uses_pack, call.eight_bits, weight2, stored, call.group_ends)
     return linear(epilogue, x, weight, tuple(operands), None, *about)
 
 
