@@ -47,8 +47,9 @@ bench: $(installed)/package
 	$(python) -m benchmarks --output build/bench $(BENCH_FLAGS)
 
 # worksteal: neighbours run in one process, which makes what a file's tests share once.
+# A process for each core: with more threads, which PyTorch would start, they wait for each other.
 test: $(installed)/package
-	$(python) -m pytest tests -n auto --maxprocesses 4 --dist worksteal $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(python) -m pytest tests -n auto --maxprocesses 4 --dist worksteal $(PYTEST_FLAGS)
 
 # How much of other people's models `epigemm.fuse` takes. torch is named, as it is: pip would take the newest torchvision,
 # and the torch that belongs to it.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
+from epigemm.calls import groups
 from epigemm.epilogues.library import BIAS
 from epigemm.planner import dry_runs
 from epigemm.planner.gpus import KNOWN
@@ -121,6 +122,49 @@ def test_gradients() -> None:
     assert not grads[0][8:].any() and not grads[1][1].any() and not grads[2][1].any()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n"), [(torch.bfloat16, 8), (torch.bfloat16, 12), (torch.float32, 3)], ids=str
+)
+def test_what_is_undefined_reaches_no_gradient(
+    dtype: torch.dtype, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's product leaves rows behind the last group as they were, and refuses some sizes' derivatives."""
+
+    def poisoned(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+        found = F.grouped_mm(x, weight, offs=offs)
+        return torch.where((torch.arange(len(found)) < offs[-1])[:, None], found, float("nan"))
+
+    monkeypatch.setattr(groups, "_grouped_mm", poisoned)
+    x, weight, bias = tensors = [each.requires_grad_() for each in draw(dtype, n, 16)]
+    found = epigemm.grouped_linear(x, weight, bias, offs=offs(2, 2, 4), epilogue="silu")
+    grads = torch.autograd.grad(found.float().sum(), tensors)
+    inputs = [each.detach().double().requires_grad_() for each in tensors]
+    exact = F.silu(products(inputs[0], inputs[1], inputs[2], (2, 2, 4)))
+    expected = torch.autograd.grad(exact.sum(), inputs)
+    for grad, wanted in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad.double(), wanted, rtol=0.05, atol=0.05)
+    assert not grads[0][4:].any()
+
+
+def test_no_rows() -> None:
+    x, weight, bias = draw(torch.bfloat16)
+    for given in (x[:0], x[:0].clone().requires_grad_()):
+        assert epigemm.grouped_linear(given, weight, bias, offs=offs(0, 0, 0)).shape == (0, N)
+
+
+def test_scalars_are_those_of_other_calls() -> None:
+    x, weight, bias = draw(torch.float32)
+    share, rest = torch.randn(ROWS), torch.randn(ROWS, N)
+    whole = weighted(x, weight, bias, share, rest, 0.5, offs=offs())
+    again = weighted(x, weight, bias, share, rest, torch.tensor(0.5, dtype=torch.float64), offs=offs())
+    assert torch.equal(whole[:8], again[:8])
+    with pytest.raises(TypeError, match="s: got str"):
+        weighted(x, weight, bias, share, rest, "a", offs=offs())  # type: ignore[arg-type]
+    for refused in ({"precision": "ieee"}, {"x_scale": torch.tensor(1.0)}, {"accumulate": "fast"}):
+        with pytest.raises(RuntimeError, match="offs: got a tensor beside"):
+            weighted(x, weight, bias, share, rest, offs=offs(), **refused)
+
+
 def test_a_compiled_graph() -> None:
     """In bf16, where PyTorch's product needs nothing of the host, it is one graph."""
     x, weight, bias = draw(torch.bfloat16)
@@ -135,6 +179,7 @@ def _errors() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
     leaf = x.detach().clone().requires_grad_()
     short, held = x[:, :N].contiguous(), torch.zeros(ROWS * N // 2, dtype=torch.int32)
     return {
+        "no epilogue": ({"epilogue": 3}, TypeError, "epilogue: got 3"),
         "an unknown epilogue": ({"epilogue": "swish"}, ValueError, "epilogue: got 'swish'"),
         "offs of another type": ({"offs": offs().long()}, RuntimeError, "offs: got dtype torch.int64"),
         "offs of another length": ({"offs": offs(1, 2)}, RuntimeError, r"offs: got shape \[2\]"),
@@ -172,7 +217,17 @@ def test_errors_of_pairs() -> None:
     with pytest.raises(RuntimeError, match="even number of rows a group"):
         epigemm.grouped_linear_glu(x, weight, offs=offs())
     with pytest.raises(RuntimeError, match="bias2: got a tensor without a weight2"):
-        epigemm.grouped_linear_glu(x, weight[:, :32], offs=offs(), bias2=bias)
+        epigemm.grouped_linear_glu(x, weight[:, :32], offs=offs(), bias2=bias[:, :32])
+    x, weight, bias = draw(torch.bfloat16, 32)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"bias": bias[0]}, r"bias: got shape \[32\]; accepted is \[3, 32\]"),
+        ({"bias": bias[:, :16]}, r"bias: got shape \[3, 16\]"),
+        ({"weight2": weight[:, :16]}, r"weight2: got shape \[3, 16, 64\]"),
+        ({"weight2": weight.float()}, "weight2: got dtype torch.float32"),
+    )
+    for changed, words in wrong:
+        with pytest.raises(RuntimeError, match=words):
+            epigemm.grouped_linear_glu(x, weight, offs=offs(), **changed)
     with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch-invariant mode"):
         epigemm.grouped_linear(x, weight, offs=offs())
 
@@ -188,10 +243,10 @@ def test_errors_of_pairs() -> None:
     ids=str,
 )
 def test_what_runs_on_a_gpu(dtype: torch.dtype, sizes: tuple[int, ...], fused: bool) -> None:
-    groups, m, n, k = sizes
-    shapes = ((m, k), (groups, n, k), (groups, n))
+    count, m, n, k = sizes
+    shapes = ((m, k), (count, n, k), (count, n))
     x, weight, bias = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
-    ends = torch.empty(groups, dtype=torch.int32, device="meta")
+    ends = torch.empty(count, dtype=torch.int32, device="meta")
     call = LinearCall(BIAS, x, weight, (bias,), group_ends=ends)
     found = dry_runs.dry_run(call, gpu=KNOWN["H200"].numbers, tried=True)
     assert found.fused is fused

@@ -61,6 +61,7 @@ def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Ten
 
 def of_8_bits(seed: int, count: int) -> Iterator[Contest]:
     """GELU behind products of e4m3, by tensors' and rows' scales, both accumulations, against `_scaled_mm`."""
+    torch.manual_seed(seed)
     draw = random.Random(seed)
     drawn = [
         (round(2 ** draw.uniform(0, 15)), 16 * draw.randint(3, 640), 16 * draw.randint(3, 640))
@@ -102,6 +103,7 @@ def _gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str) -> Con
 
 def of_experts(seed: int, count: int) -> Iterator[Contest]:
     """SwiGLU of all experts in bf16, at layers of models and random routings, against PyTorch's grouped product."""
+    torch.manual_seed(seed)
     draw = random.Random(seed)
     for name, (tokens, experts, chosen, hidden, between) in LAYERS.items():
         shares = torch.rand(experts) + 0.2

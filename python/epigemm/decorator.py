@@ -11,6 +11,7 @@ from torch import Tensor
 
 from epigemm import progress
 from epigemm import route as _route
+from epigemm.arguments.calls import is_scaled
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.signatures import call_doc, call_signature
@@ -127,7 +128,8 @@ class UserEpilogue(Decorated):
             out_scale: see x_scale.
             accumulate: see x_scale.
             offs: int32 `[groups]`: rows of x are in groups that end there, as for `epigemm.grouped_linear`. The weight
-                is `[groups, N, K]` then, and PerColumn operands `[groups, N]`.
+                is `[groups, N, K]` then, and PerColumn operands `[groups, N]`. The result has x's dtype, under autocast
+                autocast's.
             named: operands by name.
 
         Returns:
@@ -143,9 +145,13 @@ class UserEpilogue(Decorated):
             >>> y = swish_clamp(x, weight, bias, residual, limit=0.5)
         """
         traced, given = self.form(operands, named)
-        if offs is not None:
-            return _route.grouped(traced, x, weight, given, offs, out, strict)
         scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
+        if offs is not None:
+            if precision is not None or is_scaled(scaled):
+                raise RuntimeError(
+                    "offs: got a tensor beside a precision or an argument of 8 bits; accepted is one or the other"
+                )
+            return _route.grouped(traced, x, weight, given, offs, out, strict)
         return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
 
     def elementwise(

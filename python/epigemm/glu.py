@@ -212,7 +212,7 @@ def linear_glu(
         checks.precision(precision)
     if strict is not False:
         checks.flag("strict", strict)
-    if autocast.is_any_on():
+    if autocast.is_any_on() and not is_8_bits:
         x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
     scaled = _scaled(x, weight, bias, other, bias2, out, given) if is_8_bits else None
     checks.pair(x, weight, bias, other, bias2, out, scaled)

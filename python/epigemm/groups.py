@@ -1,8 +1,8 @@
 """`grouped_linear`: rows in groups, each multiplied by a weight of its own, as the experts of a mixture are.
 
-Where nothing records or traces a call in 16 bits, one kernel computes all groups and the epilogue. It reads on the
-device where the groups end, so nothing waits for the host. Every other call is one of PyTorch's grouped product and its
-pointwise operators.
+On Hopper, where nothing records or traces a call in 16 bits, one kernel computes all groups and the epilogue. It reads
+on the device where the groups end, so nothing waits for the host. Every other call is one of PyTorch's grouped product
+and its pointwise operators.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from epigemm import route as _route
 from epigemm.arguments import autocast, checks, invariance
 from epigemm.calls import one_kernel
 from epigemm.compilers import is_traced
+from epigemm.decoration import Decorated
+from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.library import BIAS, BIAS_RELU, BIAS_SILU, BIAS_TANH, gelu_epilogue
 from epigemm.functional import gate_function
 from epigemm.glu import pair_call
@@ -73,11 +75,16 @@ def grouped_linear(
         >>> epigemm.grouped_linear(x, weight, offs=offs, epilogue="silu").shape
         torch.Size([6, 32])
     """
-    if not isinstance(epilogue, str):
+    if isinstance(epilogue, Decorated) and isinstance(epilogue.traced, Traced):
         operands = (bias,) if bias is not None else ()
         return epilogue(x, weight, *operands, offs=offs, out=out, strict=strict)
+    names = ", ".join(map(repr, _ACTIVATIONS))
+    if not isinstance(epilogue, str):
+        raise TypeError(
+            f"epilogue: got {epilogue!r}; accepted are {names}, and functions with one result made by epigemm.epilogue"
+        )
     if epilogue not in _ACTIVATIONS:
-        raise ValueError(f"epilogue: got {epilogue!r}; accepted are {', '.join(map(repr, _ACTIVATIONS))}")
+        raise ValueError(f"epilogue: got {epilogue!r}; accepted are {names}")
     return _route.grouped(_ACTIVATIONS[epilogue], x, weight, (bias,), offs, out, strict)
 
 
@@ -94,8 +101,8 @@ def grouped_linear_glu(
 ) -> Tensor:
     """D[m] = activation(x[m] @ W1[g].T + b1[g]) * (x[m] @ W2[g].T + b2[g]): `linear_glu` of rows in groups.
 
-    With one weight of 2N rows a group W1 is its first half, W2 its second one, and so of the bias. Where nothing
-    records or traces a call in 16 bits, one kernel computes both products of all groups.
+    With one weight of 2N rows a group W1 is its first half, W2 its second one, and so of the bias. On Hopper,
+    where nothing records or traces a call in 16 bits, one kernel computes both products of all groups.
 
     Args:
         x: `[M, K]`, fp16, bf16, fp32 or fp64.
@@ -127,7 +134,10 @@ def grouped_linear_glu(
     if autocast.is_any_on():
         x, weight, (bias, weight2, bias2) = autocast.cast(x, weight, bias, weight2, bias2)
     checks.groups(x, weight, offs)
-    if weight2 is None:
+    checks.vectors_of_groups(x, weight, bias=bias, bias2=bias2)
+    if weight2 is not None:
+        checks.second_weight(x, weight, weight2)
+    else:
         if weight.shape[1] % 2:
             raise RuntimeError(
                 f"weight: got shape {list(weight.shape)}; accepted is an even number of rows a group, half of them "
@@ -139,9 +149,9 @@ def grouped_linear_glu(
             )
         weight, weight2 = weight.chunk(2, 1)
         bias, bias2 = (None, None) if bias is None else bias.chunk(2, 1)
-    checks.groups(x, weight2, offs)
     if x.dtype.itemsize == 2 and not is_traced() and not (invariance.active and invariance.enabled()):
-        call = pair_call(function, x, weight, bias, weight2, bias2, out)._replace(group_ends=offs)
+        whole = [None if each is None else each.contiguous() for each in (bias, bias2)]
+        call = pair_call(function, x, weight, whole[0], weight2, whole[1], out)._replace(group_ends=offs)
         found = one_kernel.pair(call)
         if isinstance(found, Tensor):
             return found

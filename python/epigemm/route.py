@@ -31,6 +31,7 @@ from epigemm.arguments.calls import (
     Options,
     Scaled,
     Vectors,
+    blocks_of,
     is_scaled,
     operand_dtype,
     operator_arguments,
@@ -106,7 +107,7 @@ def linear(
         if not is_8_bits and function.is_compiled and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
-    elif not is_8_bits or fold is None:
+    elif not is_8_bits or (fold is None and blocks_of(memory) is None):
         given_scales: Scaled | None = None
         if is_8_bits:
             memory = eight_bits.memory_of_blocks(memory, x, weight)
@@ -203,6 +204,7 @@ def _of_eight_bits(
     call = LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types)
     if out_scale is not BLOCKS:
         return eight_bits.with_blocks(_made(route, call), out_scale)
+    checks.arguments(call)
     result, blocks = ops.linear_in_blocks(*operator_arguments(call)[:-2])
     return eight_bits.with_blocks(result if out is None else out.copy_(result), blocks)
 
@@ -408,11 +410,15 @@ def grouped(
             "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
             "accepted there are functions of one weight"
         )
-    epilogue, given = forms.seen(function, x, operands)
+    epilogue, given = _converted(function, x, operands)
     call = LinearCall(epilogue, x, weight, given, strict=strict, out=out, group_ends=offs)
     checks.arguments(call)
     if not is_traced() and entry.sees(*call.inputs, out) is None:
-        return resolve.linear(call)
+        # Kernels read vectors of all groups without gaps.
+        vectors = [KINDS[each.kind].is_of_columns for each in epilogue.operands]
+        pairs = zip(given, vectors, strict=True)
+        whole = tuple([each.contiguous() if at and isinstance(each, Tensor) else each for each, at in pairs])
+        return resolve.linear(call._replace(operands=whole))
     if strict:
         raise RuntimeError(
             "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "

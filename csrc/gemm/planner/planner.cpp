@@ -304,6 +304,9 @@ std::string why_not_planned(const Problem& given, const Plan& plan) {
   const Family& family = family_of(plan.family);
   if (has_store(problem) && !family.stores())
     return text(family_name(plan.family), " stores nothing beside the result");
+  if (problem.groups && !family.takes_groups()) {
+    return text(family_name(plan.family), " multiplies all rows by one weight");
+  }
   if (!family.computes(problem)) {
     return text(family_name(plan.family), " does not multiply ", problem.is_pair ? "by two weights" : "",
                 problem.is_pair ? " " : "", "in this arithmetic");

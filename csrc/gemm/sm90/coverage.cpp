@@ -1,5 +1,7 @@
 #include "gemm/sm90/coverage.h"
 
+#include <algorithm>
+
 #include "gemm/grid.h"
 #include "gemm/sm90/architecture.h"
 #include "gemm/sm90/tile.h"
@@ -44,9 +46,13 @@ std::string why_not_matrices(const Problem& p) {
   if (p.x.row_stride < p.k || p.weight.row_stride < p.k) {
     return text("the rows of ", p.x.row_stride < p.k ? "x" : "weight", " overlap (an expanded tensor)");
   }
-  if (p.groups && p.groups.weight_stride % p.weight.row_stride != 0) {
+  if (p.groups.count > 1 && p.groups.weight_stride % p.weight.row_stride != 0) {
     return text("the weights of two groups are ", p.groups.weight_stride,
                 " elements apart, which is not a multiple of ", "their row stride, ", p.weight.row_stride);
+  }
+  const int64_t rows_apart = p.groups.count > 1 ? std::max(p.n, p.groups.weight_stride / p.weight.row_stride) : p.n;
+  if (p.groups && p.groups.count * rows_apart > kLargestExtent) {
+    return text("all groups' weights together must have at most ", kLargestExtent, " rows");
   }
   if (p.groups && p.m > kGroupedRows) return text("rows in groups must be at most ", kGroupedRows);
   if (!p.are_operands_contiguous) return "a per-column operand is not contiguous";

@@ -444,7 +444,8 @@ struct EpilogueConsumer {
       most = larger_magnitudes(most, most >> 16);
       const float scale = scale_of_block(low_of(most));
       const int row = place.row + warp * 16 + lane / 4 + r * 8;
-      if (lane % 4 == 0 && row < params.rows) {
+      // A cluster's second CTA may have no columns.
+      if (lane % 4 == 0 && row < params.rows && place.column < params.columns) {
         to.blocks[place.column / kBlockColumns * to.blocks_step + row] = scale;
       }
       const Divisor divisor(scale);

@@ -32,7 +32,9 @@ class GroupSearch {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; first_ < groups.count; first_ += 32) {
       // An end that falls, or is not a row's, must not lead out of D: it counts as the end before it, or as m.
-      int end = first_ + lane < groups.count ? min(groups.ends[first_ + lane], m) : 0;
+      // Volatile: not read before the wait for the kernel ahead, which may have written it.
+      const volatile int* const ends = groups.ends;
+      int end = first_ + lane < groups.count ? min(ends[first_ + lane], m) : 0;
       end = scan(max(end, end_), lane, [](int a, int b) { return max(a, b); });
       int begin = __shfl_up_sync(kAll, end, 1);
       if (lane == 0) begin = end_;

@@ -79,6 +79,7 @@ int count_of(const Problem& problem) {
 class Tma final : public Family {
  public:
   bool computes(const Problem& problem) const override {
+    if (problem.groups && epilogue_info(problem.epilogue).has_store) return false;
     if (is_8_bits(problem.x.element)) return multiplies_8_bits(problem) && !problem.groups;
     const bool is_16_bits_alone = problem.is_pair || problem.groups;
     return sm90::multiplies_as_stored(problem) && (!is_16_bits_alone || element_bytes(problem.x.element) == 2);

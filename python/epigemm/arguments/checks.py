@@ -129,6 +129,27 @@ def groups(x: Tensor, weight: Tensor, offs: Tensor) -> None:
         )
 
 
+def vectors_of_groups(x: Tensor, weight: Tensor, **vectors: Tensor | None) -> None:
+    """RuntimeError unless each vector has a number for each row of each group's weight."""
+    for name, vector in vectors.items():
+        if vector is None:
+            continue
+        _require_like(name, vector, x.dtype, x)
+        if vector.shape != weight.shape[:2]:
+            raise RuntimeError(
+                f"{name}: got shape {_shape(vector)}; accepted is {[*weight.shape[:2]]}, a vector for each group"
+            )
+
+
+def second_weight(x: Tensor, weight: Tensor, weight2: Tensor) -> None:
+    """RuntimeError unless weight2 is like weight."""
+    _require_like("weight2", weight2, weight.dtype, x)
+    if weight2.shape != weight.shape:
+        raise RuntimeError(
+            f"weight2: got shape {_shape(weight2)}; accepted is {_shape(weight)}, that of weight"
+        )
+
+
 def pair(
     x: Tensor,
     weight: Tensor,
@@ -152,11 +173,7 @@ def pair(
             "bias2: got a tensor without a weight2; accepted is None, and a bias for all rows of weight"
         )
     if weight2 is not None:
-        _require_like("weight2", weight2, weight.dtype, x)
-        if weight2.shape != weight.shape:
-            raise RuntimeError(
-                f"weight2: got shape {_shape(weight2)}; accepted is {_shape(weight)}, that of weight"
-            )
+        second_weight(x, weight, weight2)
     for name, vector in (("bias", bias), ("bias2", bias2)):
         if vector is not None:
             dtype = x.dtype if scaled is None else operand_dtype(scaled)
@@ -410,12 +427,12 @@ def own_memory(
     """`output_overlap` of a call whose last step writes `out`, and no longer sees the caller's arguments."""
     if out is None or is_traced():
         return
-    seen = [(name, each) for name, each in others if _has_memory(each)]
-    if _has_memory(out) and _has_memory(x):
+    seen = [(name, each) for name, each in others if has_memory(each)]
+    if has_memory(out) and has_memory(x):
         output_overlap(out, x, seen, in_place=in_place, first=first)  # type: ignore[arg-type]
 
 
-def _has_memory(tensor: object) -> bool:
+def has_memory(tensor: object) -> bool:
     """Whether a tensor of its own, none that stands for others or is made of some."""
     return (
         isinstance(tensor, Tensor)

@@ -247,11 +247,8 @@ def native(scaled: Scaled) -> tuple[Any, ...] | None:
     """What the module takes of 8 bits (csrc/python/entry.cpp); None of what no call may have."""
     x_scale, weight_scale, dtype, accumulate, out_scale = scaled
     dtype = torch.bfloat16 if dtype is None else dtype
-    if (
-        dtype not in dry_runs.ELEMENTS
-        or type(accumulate) is not str
-        or accumulate not in _precision.OF_8_BITS
-    ):
+    is_known = type(accumulate) is str and accumulate in _precision.OF_8_BITS
+    if not is_known or type(dtype) is not torch.dtype or dtype not in dry_runs.ELEMENTS:
         return None
     return x_scale, weight_scale, out_scale, dtype, dry_runs.ELEMENTS[dtype]
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments import checks
+from epigemm.arguments.calls import LinearCall, tensors_of
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.registry import Epilogue, Operands
@@ -38,17 +39,20 @@ def launches(call: LinearCall) -> list[str]:
 def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands, ends: Tensor) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
-    What is behind the last group is undefined, and has no gradient.
+    What is behind the last group is undefined, and has no gradient: where calls are recorded, it is zeros.
     """
     ends = _clamped(ends, x.shape[0])
     rows = torch.arange(x.shape[0], device=x.device)
-    if x.requires_grad:
-        x = torch.where(
-            (rows < ends[-1])[:, None], x, 0
-        )  # PyTorch's product leaves the others' gradient undefined
+    inputs = (x, weight, *tensors_of(operands))
+    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+
+    def masked(matrix: Tensor) -> Tensor:
+        # PyTorch's product leaves its rows there undefined, and their gradient.
+        return torch.where((rows < ends[-1])[:, None], matrix, 0) if is_recorded else matrix
+
     group = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=weight.shape[0] - 1)
     bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
-    z = _product(x, weight, ends)
+    z = masked(_product(masked(x), weight, ends, is_recorded=is_recorded))
     if bias is not None:
         z = z + bias[group]
     pairs = zip(epilogue.operands, behind, strict=True)
@@ -56,14 +60,18 @@ def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands,
         value[group] if isinstance(value, Tensor) and KINDS[spec.kind].is_of_columns else value
         for spec, value in pairs
     ]
-    return epilogue.reference(z, of_rows)
+    return masked(epilogue.reference(z, of_rows))
 
 
-def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> Tensor:
     """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host."""
-    if _takes(x, weight):
+    # Its derivative reads rows as long as the result's.
+    is_result_whole = weight.shape[1] * x.element_size() % _ROW_BYTES == 0
+    if _takes(x, weight) and (is_result_whole or not is_recorded):
         result: Tensor = _grouped_mm(x, weight.transpose(-2, -1), offs=ends)
         return result
+    if not x.shape[0]:
+        return torch.nn.functional.linear(x, weight[0])
     begins = [0, *ends.tolist()]
     parts = [
         torch.nn.functional.linear(x[begin:end], matrix)
@@ -75,9 +83,11 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 def _takes(x: Tensor, weight: Tensor) -> bool:
     """Whether PyTorch's grouped product computes them."""
-    dtypes = (torch.bfloat16,) if is_traced() else _DTYPES  # its fake kernel knows one type
+    dtypes = _DTYPES if _has_memory(x) else (torch.bfloat16,)  # its fake kernel knows one type
     is_weight_whole = _is_whole(weight) or _is_whole(weight.transpose(-2, -1))
-    return _grouped_mm is not None and x.dtype in dtypes and _is_whole(x) and is_weight_whole
+    return (
+        _grouped_mm is not None and x.shape[0] > 0 and x.dtype in dtypes and _is_whole(x) and is_weight_whole
+    )
 
 
 def _clamped(ends: Tensor, rows: int) -> Tensor:
@@ -85,9 +95,13 @@ def _clamped(ends: Tensor, rows: int) -> Tensor:
     return ends.clamp(0, rows).cummax(0).values
 
 
+def _has_memory(tensor: Tensor) -> bool:
+    return not is_traced() and checks.has_memory(tensor)
+
+
 def _is_whole(matrix: Tensor) -> bool:
     """Whether PyTorch's product takes a matrix, or one for each group: its rows are whole 16 bytes."""
     stride, size = matrix.stride(-2), matrix.element_size()
-    is_aligned = is_traced() or matrix.data_ptr() % _ROW_BYTES == 0
+    is_aligned = not _has_memory(matrix) or matrix.data_ptr() % _ROW_BYTES == 0
     is_row_major = matrix.stride(-1) == 1 and stride >= matrix.shape[-1]
     return is_row_major and stride * size % _ROW_BYTES == 0 and is_aligned

@@ -1,8 +1,8 @@
 """Calls of which one kernel gives more than a plain one gives: where that does not pay, the caller makes several calls.
 
 - A pair of products of one x (`LinearCall.weight2`): epilogue(x @ weight.T, ..., x @ weight2.T, ...). The epilogue's
-  first matrix is the second product, which is never stored. There are kernels for 16 bits. The planner compares one
-  kernel with two calls (`alternative_microseconds` in csrc/gemm/planner).
+  first matrix is the second product, which is never stored. There are kernels for 16 and 8 bits. The planner compares
+  one kernel with two calls (`alternative_microseconds` in csrc/gemm/planner).
 - An epilogue with two values for each element (`Traced.stored`): both matrices are stored.
 """
 
@@ -51,7 +51,7 @@ def both(call: LinearCall, *, is_recorded: bool = False) -> tuple[Tensor, Tensor
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
-    if not may_store(call) or not plans.has_gpu_kernels(call.x):
+    if not may_store(call) or not plans.has_gpu_kernels(call.x) or call.weight.dim() != 2:
         return None
     stored = call.new_out()
     found = _made(call, stored, is_recorded=is_recorded)

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: the experts of its mixtures by `epigemm.grouped_linear` (transformers 5).
+"""Hugging Face transformers: the experts of its mixtures by `epigemm.grouped_linear` (transformers 5.24 and newer).
 
 `register()` puts "epigemm" among the implementations of experts that transformers knows:
 
@@ -21,7 +21,7 @@ from epigemm.epilogues.kinds import PerColumn, PerRow
 from epigemm.groups import grouped_linear, grouped_linear_glu
 
 _NAME = "epigemm"
-_LEAST_VERSION = 5
+_LEAST_VERSION = (5, 24)
 _OF_CLASSES = {
     "SiLUActivation": "silu",
     "SiLU": "silu",
@@ -43,14 +43,15 @@ def register() -> None:
     """Make "epigemm" an `experts_implementation` of transformers. A second call changes nothing.
 
     Raises:
-        ImportError: transformers is missing, or older than version 5.
+        ImportError: transformers is missing, or older than version 5.24.
     """
     try:
         import transformers
     except ImportError:
-        raise ImportError("transformers: got none; accepted is version 5 or newer") from None
-    if int(transformers.__version__.partition(".")[0]) < _LEAST_VERSION:
-        raise ImportError(f"transformers: got version {transformers.__version__}; accepted is 5 or newer")
+        raise ImportError("transformers: got none; accepted is version 5.24 or newer") from None
+    first, second, *_ = transformers.__version__.split(".")
+    if (int(first), int(second)) < _LEAST_VERSION:
+        raise ImportError(f"transformers: got version {transformers.__version__}; accepted is 5.24 or newer")
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(_NAME, experts_forward)
@@ -77,20 +78,21 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     x = hidden_states[order // chosen].to(first.dtype)
     share = top_k_weights.reshape(-1)[order]
     elsewhere = (experts >= self.num_experts)[:, None] if self._is_expert_parallel else None
-    hidden = _zeroed(_activated(self, x, offs), elsewhere)
+    hidden = _zeroed(_activated(self, x, offs, elsewhere), elsewhere)
     down, bias = _as_rows(self, self.down_proj), self.down_proj_bias if self.has_bias else None
     if self.has_post_expert_norm:
         product = _zeroed(grouped_linear(hidden, down, bias, offs=offs), elsewhere)
         result = self.post_expert_norm(product) * share[:, None]
     else:
-        result = _zeroed(_weighted(hidden, down, share.to(hidden.dtype), bias, offs=offs), elsewhere)
+        wide = torch.float32 if hidden.element_size() == 2 else hidden.dtype  # as transformers multiplies
+        result = _zeroed(_weighted(hidden, down, share.to(wide), bias, offs=offs), elsewhere)
     by_token = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     tokens = hidden_states.shape[0]
     summed: Tensor = result[by_token].view(tokens, chosen, result.shape[-1]).sum(1)
     return summed.to(hidden_states.dtype)
 
 
-def _activated(self: Any, x: Tensor, offs: Tensor) -> Tensor:
+def _activated(self: Any, x: Tensor, offs: Tensor, elsewhere: Tensor | None) -> Tensor:
     """What stands between the two products of each expert."""
     from transformers.integrations.moe import _default_apply_gate
 
@@ -103,7 +105,7 @@ def _activated(self: Any, x: Tensor, offs: Tensor) -> Tensor:
     weight, bias = _as_rows(self, self.gate_up_proj), self.gate_up_proj_bias if self.has_bias else None
     if activation and self.is_concatenated and type(self)._apply_gate is _default_apply_gate:
         return grouped_linear_glu(x, weight, bias, offs=offs, activation=activation)
-    return self._apply_gate(grouped_linear(x, weight, bias, offs=offs))  # type: ignore[no-any-return]
+    return self._apply_gate(_zeroed(grouped_linear(x, weight, bias, offs=offs), elsewhere))  # type: ignore[no-any-return]
 
 
 def _as_rows(self: Any, weight: Tensor) -> Tensor:

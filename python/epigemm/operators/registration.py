@@ -57,7 +57,7 @@ def linear_call(
     spec = checks.epilogue_named(epilogue, linear=True)
     given = _in_order(spec, bias, operands, scalars)
     call = LinearCall(spec, x, weight, given, precision, uses_pack, strict, invariant)
-    if x_scale is None and weight_scale is None and out_dtype is None:
+    if x_scale is None and weight_scale is None and out_dtype is None and out_scale is None:
         return call
     accumulate = PROMOTED if precision == DEFAULT else precision
     asked = EightBits(x_scale, weight_scale, out_dtype, accumulate, out_scale)
