@@ -2,8 +2,8 @@
 
 `epigemm.explain.log.Log` is the only kind.
 
-A log is a mode of torch functions. So the entry makes no call while one is open, and calls take the road in Python. On
-that road nothing but this mode is hidden from the entry: autograd, other modes and tracers have their say.
+A log is a mode of torch functions. So the entry makes no call while one is open, and Python makes all of them. Nothing
+but this mode is hidden from the entry then: autograd, other modes and tracers have their say.
 """
 
 from __future__ import annotations
