@@ -133,8 +133,8 @@ class UserEpilogue(Decorated):
             named: operands by name.
 
         Returns:
-            `[..., N]`, of x's dtype; under autocast of what PyTorch promotes the product and the operands to; of an x of
-            8 bits of `out_dtype`, and with `out_scale="1x128"` a pair of it and the scales of its blocks.
+            `[..., N]`, of x's dtype; under autocast of what PyTorch promotes the product and the operands to; in 8 bits
+            of `out_dtype`, and with `out_scale="1x128"` a pair of it and the scales of its blocks.
 
         Raises:
             TypeError: an operand that is missing, unknown or given twice, or no tensor or number.
