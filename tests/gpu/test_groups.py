@@ -194,7 +194,7 @@ def test_random_routings(rng: torch.Generator) -> None:
     for _ in range(40):
         sizes = [number(1 + number(600)) for _ in range(1 + number(70))]
         experts = Experts(
-            sizes, 8 * (1 + number(150)), 8 * (1 + number(150)), (BF16, FP16)[number(2)], number(9)
+            sizes, 8 * (1 + number(150)), 8 * (1 + number(150)), (BF16, FP16)[number(2)], 1 + number(9)
         )
         bias = random(len(sizes), experts.n, dtype=experts.x.dtype)
         found = epigemm.grouped_linear(
