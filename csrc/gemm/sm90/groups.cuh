@@ -32,9 +32,7 @@ class GroupSearch {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; first_ < groups.count; first_ += 32) {
       // An end that falls, or is not a row's, must not lead out of D: it counts as the end before it, or as m.
-      // Volatile: not read before the wait for the kernel ahead, which may have written it.
-      const volatile int* const ends = groups.ends;
-      int end = first_ + lane < groups.count ? min(ends[first_ + lane], m) : 0;
+      int end = first_ + lane < groups.count ? min(read(groups.ends + first_ + lane), m) : 0;
       end = scan(max(end, end_), lane, [](int a, int b) { return max(a, b); });
       int begin = __shfl_up_sync(kAll, end, 1);
       if (lane == 0) begin = end_;
@@ -53,6 +51,13 @@ class GroupSearch {
 
  private:
   static constexpr unsigned kAll = ~0u;
+
+  // By a load that compilers leave behind the wait for the kernel ahead, which may have written the end.
+  CUTLASS_DEVICE static int read(const int* end) {
+    int value;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(end) : "memory");
+    return value;
+  }
 
   template <class Combine>
   CUTLASS_DEVICE static int scan(int value, int lane, Combine const& combine) {
