@@ -146,6 +146,24 @@ def test_what_is_undefined_reaches_no_gradient(
     assert not grads[0][4:].any()
 
 
+@epigemm.epilogue
+def gated_by_what_is_fixed(acc: Tensor, bias: epigemm.PerColumn, gate: epigemm.Matrix) -> Tensor:
+    result: Tensor = (acc + bias) * torch.sigmoid(gate.detach())
+    return result
+
+
+def test_a_gradient_ends_where_the_function_ends_it() -> None:
+    x, weight, bias = (each.requires_grad_() for each in draw(torch.float64))
+    gate = torch.randn(ROWS, N, dtype=torch.float64, requires_grad=True)
+    found = gated_by_what_is_fixed(x, weight, bias, gate, offs=offs())
+    grads = torch.autograd.grad(found.sum(), (x, weight, bias, gate), allow_unused=True)
+    exact = products(x, weight, bias) * torch.sigmoid(gate.detach()[:8])
+    expected = torch.autograd.grad(exact.sum(), (x, weight, bias))
+    assert grads[3] is None
+    for grad, wanted in zip(grads, expected, strict=False):
+        torch.testing.assert_close(grad, wanted)
+
+
 def test_no_rows() -> None:
     x, weight, bias = draw(torch.bfloat16)
     for given in (x[:0], x[:0].clone().requires_grad_()):

@@ -394,6 +394,10 @@ def grouped(
     strict: bool,
 ) -> Tensor:
     """D[m] = function(x[m] @ weight[g].T, operands...), g the group of row m: see `epigemm.grouped_linear`."""
+    if isinstance(function, Traced) and function.ends:
+        operands = _unrecorded(function, operands)
+        if 0 in function.ends:
+            x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
         raise TypeError(
             "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
@@ -401,10 +405,7 @@ def grouped(
     checks.tensors(x=x, weight=weight, offs=offs)
     checks.optional_tensors(out=out)
     checks.flag("strict", strict)
-    place = function.bias_place
-    if autocast.is_any_on():
-        x, weight, bias = autocast.cast(x, weight, *operands[place - 1 : place] if place else ())
-        operands = (*operands[: place - 1], *bias, *operands[place:]) if place else operands
+    x, weight, operands, _ = _cast(function, x, weight, operands, None)
     if invariance.active and invariance.enabled():
         raise RuntimeError(
             "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
