@@ -166,13 +166,12 @@ def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
     shapes = [[], [count]] if len(lead) == 1 else [[], [count], [*lead]]
     of_torch = [count, 1] if name == "x_scale" else [1, count]
     shapes.append(of_torch)
-    accepted = " or ".join(map(str, shapes))
     if scale is None:
         raise RuntimeError(
-            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {accepted}"
+            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {_either(shapes)}"
         )
     if not isinstance(scale, Tensor):
-        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {accepted}")
+        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {_either(shapes)}")
     checks.strided(name, scale)
     if scale.dtype is not torch.float32:
         raise RuntimeError(f"{name}: got dtype {scale.dtype}; accepted is torch.float32")
@@ -184,6 +183,12 @@ def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
     if shape not in shapes and shape != [*lead, 1]:
         blocks = "; scales of blocks are not supported" if scale.dim() > 1 else ""
         raise RuntimeError(
-            f"{name}: got shape {shape}; accepted is {accepted}, one number for the tensor or one for each row{blocks}"
+            f"{name}: got shape {shape}; accepted is {_either(shapes)}, one number for the tensor or one for each row"
+            f"{blocks}"
         )
     return scale if scale.dim() == 1 and scale.is_contiguous() else scale.reshape(-1).contiguous()
+
+
+def _either(shapes: list[list[int]]) -> str:
+    # Only for an error: Dynamo traces no text of a list of symbols.
+    return " or ".join(map(str, shapes))
