@@ -95,6 +95,21 @@ def quantised(y: Tensor, scale: Tensor | float) -> Tensor:
     return whole.view(rows, blocks * _BLOCK)[:, : y.shape[-1]].contiguous().view(y.shape)
 
 
+def scaled(tensor: Tensor, *, of_rows: bool) -> tuple[Tensor, Tensor]:
+    """A tensor in e4m3, and the fp32 scale of each row, `[..., 1]`, or of all: as those of a result's blocks."""
+    largest = torch.linalg.vector_norm(tensor, math.inf, -1, keepdim=True, dtype=torch.float32)
+    if not of_rows:
+        largest = largest.amax() if tensor.numel() else largest.new_zeros(())
+    scale = largest.clamp(min=2.0**-100) / largest.new_full((), torch.finfo(E4M3).max)
+    # By a 0-d tensor torch would divide 16 bits in 16 bits.
+    return (tensor / (scale if of_rows else scale.reshape(1))).to(E4M3), scale
+
+
+def divides(weight: Tensor) -> bool:
+    """Whether K is a multiple of what products of 8 bits have."""
+    return weight.shape[-1] % _MULTIPLE == 0
+
+
 def types(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight are e4m3, or one of them is e5m2, on a device that computes with them."""
     accepted = " and ".join(map(str, EIGHT_BITS))
