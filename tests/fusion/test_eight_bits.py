@@ -108,6 +108,8 @@ TAKEN = {
         "relu(acc + c1) * m1",
     "torch.tanh(mm(x, w.t(), rs, cs, out_dtype=FP32) * row) + rw": "tanh(acc * r1) + m1",
     "torch.tanh(mm(x, w.t(), rs, cs, out_dtype=FP32) + bw) * one": "tanh(acc + c1) * s1",
+    "(mm(x, w.t(), one, one, out_dtype=FP32) * row * t + bw).to(BF16)": "copy(((acc * r1) * s1) + c1)",
+    "torch.relu(mm(x, w.t(), rs, cs, out_dtype=FP32) + rw).half()": "copy(relu(acc + m1))",
     "torch.relu(mm(x, w.t(), rs, cs, out_dtype=HALF) - 0.5)": "relu(acc - 0.5)",
     "torch.relu(mm(x5, w.t(), s, s, out_dtype=BF16)) * 2": "relu(acc) * 2",
     "torch.relu(aten(x, w.t(), rs, cs, b, None, BF16))": "relu(acc + c1)",

@@ -92,7 +92,7 @@ class Chain:
     @property
     def dtype(self) -> torch.dtype:
         """That of its result."""
-        return self.product.value.dtype if self.out_scale is None else EIGHT_BITS[0]
+        return value_at(self.nodes[-1]).dtype
 
     @property
     def matrices(self) -> list[fx.Node]:
@@ -145,7 +145,9 @@ class ChainFinder:
     def chain(self, product: Product) -> Chain:
         """The longest chain that begins with a product and has no node of another chain."""
         region = self._grow(product)
-        ended = ""
+        ended, types = "", {product.value.dtype}
+        if product.scales is not None and types == {torch.float32}:
+            types = {*matmuls.DTYPES}  # of which its call gives any
         for tail in reversed([node for node in region.members if node not in region.views]):
             nodes = _needed(region, tail)
             if nodes is None:
@@ -154,8 +156,7 @@ class ChainFinder:
                 ended = ended or f"{outside} reads a value in between"
                 continue
             quantised = region.quantised.get(tail)
-            of_type = product.value.dtype if quantised is None else value_at(quantised.nodes[-1]).dtype
-            if value_at(tail).dtype != of_type:
+            if value_at(tail).dtype not in (types if quantised is None else {EIGHT_BITS[0]}):
                 continue
             own = nodes if quantised is None else tuple(each for each in nodes if each not in quantised.nodes)
             try:

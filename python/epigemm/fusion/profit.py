@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.arguments import forms
-from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.arguments.calls import EightBits, LinearCall, operand_dtype
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
@@ -190,7 +190,8 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
             operands.append(empty(*shape, of=value.dtype))
     epilogue: Epilogue = BIAS
     if chain.epilogue is not None:
-        epilogue = forms.of_types(chain.epilogue.traced, factors[0], operands, dtype)
+        of_operands = dtype if of_8_bits is None else operand_dtype(of_8_bits)
+        epilogue = forms.of_types(chain.epilogue.traced, factors[0], operands, of_operands)
     elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, operands[-2:]
     else:
