@@ -292,6 +292,38 @@ def test_other_quantisations_stay(text: str) -> None:
         torch.testing.assert_close(got.float(), wanted.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+# With the formulas of the fused calls: what is read elsewhere, written on the way, or made of the product itself stays.
+AROUND = {
+    "(lambda z: [z.float(), z.view(2, 3, -1).float()])(({} / q).clamp(-448, 448).to(E4M3))": ["e4m3(({}) / scale)"],
+    "({}.t() / q).clamp(-448, 448).to(E4M3).float()": ["e4m3(({}) / scale)"],
+    "(lambda z: z.div_(q).clamp_(-448, 448).to(E4M3).float())({})": ["e4m3(({}) / scale)"],
+    "({} * mm(x, w.t(), rs, cs, out_dtype=FP32) / q).clamp(-448, 448).to(E4M3).float()":
+        ["{}", "e4m3((m1 * acc) / scale)"],
+    "(lambda z: [(z / q).clamp(-448, 448).to(E4M3).float(), z])({})": ["{}"],
+    "(lambda z: [z, q.mul_(2)][0].to(E4M3).float())(({} / q).clamp(-448, 448))": ["{}"],
+    "(lambda z: [z, q.mul_(2)][0].clamp(-448, 448).to(E4M3).float())({} / q)": ["{}"],
+    "(lambda z: (z / z.abs().amax()).clamp(-448, 448).to(E4M3).float())({})": ["{}"],
+    "(lambda z: (z / z[0, 0]).clamp(-448, 448).to(E4M3).float())({})": ["{}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", AROUND)
+@torch.no_grad()
+def test_what_is_around_a_quantisation(text: str) -> None:
+    value, formula = "torch.relu(mm(x, w.t(), s, t, out_dtype=FP32))", "relu(acc)"
+    layer, plain = Layer(text.format(value)), Layer(text.format(value))
+    found, report = layer.fused()
+    expected = plain(*plain.given.values())
+    assert [each.formula for each in report.sites] == [each.format(formula) for each in AROUND[text]], report
+    for got, wanted in zip(
+        *((each if isinstance(each, list) else [each]) for each in (found, expected)), strict=True
+    ):
+        # Another order of the sums may make a number the next one in 8 bits.
+        torch.testing.assert_close(got, wanted, rtol=2.0**-3, atol=1e-5)
+        assert got.stride() == wanted.stride()
+    assert torch.equal(layer.given["q"], plain.given["q"])
+
+
 @torch.no_grad()
 def test_a_result_that_the_next_product_reads() -> None:
     text = "(lambda z: mm(z.view(M, N), w[:, :N].contiguous().t(), q, s, out_dtype=BF16))"
