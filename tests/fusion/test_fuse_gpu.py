@@ -44,6 +44,24 @@ def test_weights_that_nobody_counts_the_writes_of(road: str) -> None:
                 layer.weight.data.mul_(1.5)
 
 
+@hopper
+@pytest.mark.parametrize("recipe", ["row", "tensor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_products_of_eight_bits(backend: str, recipe: str) -> None:
+    """What follows a product is part of its call; a product alone stays as it is."""
+    torch._dynamo.reset()
+    layers = [nn.Linear(1024, 2048), nn.GELU(), nn.Linear(2048, 1024)]
+    model = epigemm.nn.quantise(nn.Sequential(*layers).cuda().bfloat16().eval(), recipe)
+    reports: list[FusionReport] = []
+    fast = compiled(model, backend=backend, report=reports.append, strict=True)
+    x = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        # One call rounds GELU's argument to bf16 first, so some numbers are the next ones in 8 bits.
+        torch.testing.assert_close(fast(x), model(x), rtol=4e-2, atol=4e-2)
+    (report,) = reports
+    assert [site.formula for site in report.sites] == ["gelu(acc + c1)"], report
+
+
 MODES = [None, "reduce-overhead", "max-autotune"]
 ROADS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
     "fuse": lambda model, options: epigemm.fuse(model, options=options),

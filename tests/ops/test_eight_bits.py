@@ -155,6 +155,14 @@ def test_vmap(rng: torch.Generator) -> None:
     assert torch.equal(found, torch.stack([call(x, each) for each in scales]))
 
 
+def test_compiled_for_any_sizes(rng: torch.Generator) -> None:
+    given = of_linear(rng) | {"weight_scale": scaled((N,), rng)}
+    compiled = torch.compile(epigemm.linear_silu, fullgraph=True, dynamic=True, backend="aot_eager")
+    for lead in ((2, 3), (3, 3)):
+        given["x"], given["x_scale"] = torch.randn(*lead, K, generator=rng).to(E4M3), scaled(lead, rng)
+        assert torch.equal(compiled(**given), epigemm.linear_silu(**given))
+
+
 @rows("eight_bits_compiled", lambda op: takes_8_bits(op) and few(op) and op.is_exported)
 def test_compiled_and_exported(op: Op, rng: torch.Generator) -> None:
     given, _ = drawn(op, rng)

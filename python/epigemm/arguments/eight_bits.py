@@ -95,6 +95,21 @@ def quantised(y: Tensor, scale: Tensor | float) -> Tensor:
     return whole.view(rows, blocks * _BLOCK)[:, : y.shape[-1]].contiguous().view(y.shape)
 
 
+def scaled(tensor: Tensor, *, of_rows: bool) -> tuple[Tensor, Tensor]:
+    """A tensor in e4m3, and the fp32 scale of each row, `[..., 1]`, or of all: as those of a result's blocks."""
+    largest = torch.linalg.vector_norm(tensor, math.inf, -1, keepdim=True, dtype=torch.float32)
+    if not of_rows:
+        largest = largest.amax() if tensor.numel() else largest.new_zeros(())
+    scale = largest.clamp(min=2.0**-100) / largest.new_full((), torch.finfo(E4M3).max)
+    # By a 0-d tensor torch would divide 16 bits in 16 bits.
+    return (tensor / (scale if of_rows else scale.reshape(1))).to(E4M3), scale
+
+
+def divides(weight: Tensor) -> bool:
+    """Whether K is a multiple of what products of 8 bits have."""
+    return weight.shape[-1] % _MULTIPLE == 0
+
+
 def types(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight are e4m3, or one of them is e5m2, on a device that computes with them."""
     accepted = " and ".join(map(str, EIGHT_BITS))
@@ -166,13 +181,12 @@ def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
     shapes = [[], [count]] if len(lead) == 1 else [[], [count], [*lead]]
     of_torch = [count, 1] if name == "x_scale" else [1, count]
     shapes.append(of_torch)
-    accepted = " or ".join(map(str, shapes))
     if scale is None:
         raise RuntimeError(
-            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {accepted}"
+            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {_either(shapes)}"
         )
     if not isinstance(scale, Tensor):
-        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {accepted}")
+        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {_either(shapes)}")
     checks.strided(name, scale)
     if scale.dtype is not torch.float32:
         raise RuntimeError(f"{name}: got dtype {scale.dtype}; accepted is torch.float32")
@@ -184,6 +198,12 @@ def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
     if shape not in shapes and shape != [*lead, 1]:
         blocks = "; scales of blocks are not supported" if scale.dim() > 1 else ""
         raise RuntimeError(
-            f"{name}: got shape {shape}; accepted is {accepted}, one number for the tensor or one for each row{blocks}"
+            f"{name}: got shape {shape}; accepted is {_either(shapes)}, one number for the tensor or one for each row"
+            f"{blocks}"
         )
     return scale if scale.dim() == 1 and scale.is_contiguous() else scale.reshape(-1).contiguous()
+
+
+def _either(shapes: list[list[int]]) -> str:
+    # Only for an error: Dynamo traces no text of a list of symbols.
+    return " or ".join(map(str, shapes))

@@ -11,15 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
+import torch
 from torch import fx
 
+from epigemm.arguments.calls import EIGHT_BITS
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, too_many
 from epigemm.fusion import matmuls
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.formula import ChainFormula, epilogue_of, name_of
-from epigemm.fusion.matmuls import Product
+from epigemm.fusion.matmuls import Product, Scales
 from epigemm.fusion.operands import ChainOperand, Refused, Region, formula_of, is_norm_alone
+from epigemm.fusion.quantisation import quantisation_of
 from epigemm.fusion.values import (
     is_contiguous,
     is_same_memory,
@@ -35,6 +38,8 @@ from epigemm.fusion.values import (
 # Reasons that are given only if there is no other: most results are read by other products.
 _TAKEN = "is a part of another product's chain"
 _PRODUCT = "is another product"
+_IN_8_BITS = "reads a result in 8 bits"
+_NO_ENDS = (_TAKEN, _PRODUCT, _IN_8_BITS)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Chain:
         computes: whether the call computes something pointwise other than the product's bias.
         is_followed: whether something pointwise follows the product, in the chain or not.
         splits_rows: whether matrices that share rows are read beside a view of the product with other leading axes.
+        out_scale: of a result that is quantised to 8 bits: by which it is divided.
     """
 
     product: Product
@@ -64,6 +70,7 @@ class Chain:
     computes: bool = False
     is_followed: bool = False
     splits_rows: bool = False
+    out_scale: fx.Node | float | None = None
 
     @property
     def norm(self) -> ChainOperand | None:
@@ -74,7 +81,18 @@ class Chain:
     def sources(self) -> tuple[fx.Node, ...]:
         """The arguments of its call: x, the weight, and the nodes of which the operands are made."""
         given = [source for operand in self.operands for source in operand.sources if source is not None]
-        return self.product.x, self.product.weight, *given
+        scales = () if self.product.scales is None else self.scales(self.product.scales)
+        return self.product.x, self.product.weight, *scales, *given
+
+    def scales(self, given: Scales) -> tuple[fx.Node, ...]:
+        """Those of a product of 8-bit numbers, and of its result if that is divided by a tensor."""
+        of_result = (self.out_scale,) if isinstance(self.out_scale, fx.Node) else ()
+        return given.x, given.weight, *of_result
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of its result."""
+        return value_at(self.nodes[-1]).dtype
 
     @property
     def matrices(self) -> list[fx.Node]:
@@ -127,7 +145,9 @@ class ChainFinder:
     def chain(self, product: Product) -> Chain:
         """The longest chain that begins with a product and has no node of another chain."""
         region = self._grow(product)
-        ended = ""
+        ended, types = "", {product.value.dtype}
+        if product.scales is not None and types == {torch.float32}:
+            types = {*matmuls.DTYPES}  # of which its call gives any
         for tail in reversed([node for node in region.members if node not in region.views]):
             nodes = _needed(region, tail)
             if nodes is None:
@@ -135,19 +155,22 @@ class ChainFinder:
                 outside = next((user for user in readers if user not in region.members), product.node)
                 ended = ended or f"{outside} reads a value in between"
                 continue
-            value = value_at(tail)
-            if value.dtype != product.value.dtype:
+            quantised = region.quantised.get(tail)
+            if value_at(tail).dtype not in (types if quantised is None else {EIGHT_BITS[0]}):
                 continue
+            own = nodes if quantised is None else tuple(each for each in nodes if each not in quantised.nodes)
             try:
-                made = self._made(region, nodes)
+                made = self._made(region, own)
             except Refused as refusal:
                 ended = str(refusal)
                 continue
+            if quantised is not None:
+                made = replace(made, nodes=nodes, out_scale=quantised.scale)
             self._taken.update(made.nodes)
-            computes = not region.arithmetic.isdisjoint(made.nodes)
+            computes = quantised is not None or not region.arithmetic.isdisjoint(made.nodes)
             is_followed = computes or self._is_followed(product.node)
             reasons = dict.fromkeys(region.refused.values())
-            ended = "; ".join(each for each in reasons if not each.endswith((_TAKEN, _PRODUCT))) or ended
+            ended = "; ".join(each for each in reasons if not each.endswith(_NO_ENDS)) or ended
             if is_followed and not computes:
                 ended = ended or "; ".join(reasons) or "what follows is of another type"
             return replace(made, ended=ended, computes=computes, is_followed=is_followed)
@@ -201,9 +224,13 @@ class ChainFinder:
         if value is None or not effects.known:
             return f"{node} is not known to be pointwise"
         carried = region.carried(node)
+        if node not in region.quantised and not region.quantised.keys().isdisjoint(carried):
+            return f"{node} {_IN_8_BITS}"
         learns = any(value_at(n).requires_grad for n in carried)  # comparisons do not
         if value.is_floating_point() and learns and not value.requires_grad:
             return f"{node} ends a derivative"
+        if region.product.scales is not None and value.requires_grad:
+            return f"{node} has a gradient, which products of 8 bits do not have"
         if effects.writes and not self._may_write(region, node, carried, effects.writes):
             return f"{node} writes to memory that others read"
         # An operator such as view_as reads only the shape of its other argument.
@@ -222,6 +249,11 @@ class ChainFinder:
             if effects.returns == read == {storage_of(value_at(carried[0]))}:
                 region.idle.add(node)
                 return ""
+        if node in region.quantised:
+            return ""
+        if region.product.scales is not None and (found := quantisation_of(node, region)) is not None:
+            region.quantised.update(dict.fromkeys(found.nodes, found))
+            return ""
         try:
             formula, operands, _ = formula_of(region, (node,), alone=True)
         except Refused as refusal:

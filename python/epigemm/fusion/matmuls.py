@@ -5,15 +5,36 @@ from __future__ import annotations
 import inspect
 import operator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from epigemm._native import ops
+from epigemm.arguments.calls import EIGHT_BITS
+from epigemm.arguments.precision import FAST, PROMOTED
+from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.tracer.program import words
 from epigemm.fusion.values import is_contiguous, known, same_sizes, storage_of, tensor_of, value_at
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_scaled_mm: Any = torch._scaled_mm
 _FUNCTIONS = (F.linear, torch.matmul, operator.matmul, operator.imatmul, torch.mm, torch.addmm, torch.bmm)
+# The arguments of products of 8 bits: PyTorch's, the same with lists of scales, and epigemm's operator.
+_SCALED_MM = words("input mat2 scale_a scale_b bias scale_result out_dtype use_fast_accum")
+_WITH_LISTS = words(
+    "input mat2 scale_a recipe_a swizzle_a scale_b recipe_b swizzle_b bias out_dtype contraction_dim use_fast_accum"
+)
+_OWN = words(
+    "epilogue input mat2 bias operands scalars accumulate uses_pack strict invariant scale_a scale_b out_dtype "
+    "scale_result"
+)
+_OF_8_BITS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys((_scaled_mm, torch.ops.aten._scaled_mm, torch.ops.aten._scaled_mm.default), _SCALED_MM),
+    getattr(torch, "_scaled_mm_v2", None): _WITH_LISTS,  # the torch of later versions
+    **dict.fromkeys((ops.linear, ops.linear.default), _OWN),
+}
 _METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
 # PyTorch's signatures: the names of x, of the weight and of the summand come first. A call that fits none of them is of
 # another overload, such as `addmm(beta, input, mat1, mat2)`, and is left alone.
@@ -30,6 +51,19 @@ _SIGNATURES: dict[str, tuple[tuple[str, str, str], inspect.Signature]] = {
 }
 
 
+class Scales(NamedTuple):
+    """What a product of 8-bit numbers has besides.
+
+    Attributes:
+        x, weight: fp32: one number, or one for each row.
+        accumulate: as of `epigemm.linear`.
+    """
+
+    x: fx.Node
+    weight: fx.Node
+    accumulate: str
+
+
 @dataclass(frozen=True)
 class Product:
     """D = alpha * (x @ weight.T) + beta * bias.
@@ -42,6 +76,7 @@ class Product:
         is_kn: whether the weight is the right operand itself, `[K, N]`.
         is_batch: whether the weight is the first of a batch.
         alpha, beta: numbers; 1 for all functions but `addmm`.
+        scales: of a product of 8-bit numbers; else None.
     """
 
     node: fx.Node
@@ -52,6 +87,7 @@ class Product:
     is_batch: bool = False
     alpha: float = 1
     beta: float = 1
+    scales: Scales | None = None
 
     @property
     def is_scaled(self) -> bool:
@@ -72,11 +108,13 @@ class Product:
 
 def is_product(node: fx.Node) -> bool:
     """Whether a node calls one of PyTorch's matrix products."""
-    return _name(node) is not None
+    return _name(node) is not None or (node.op == "call_function" and node.target in _OF_8_BITS)
 
 
 def understand(node: fx.Node) -> Product | str | None:
     """A node as a product, or why it cannot be fused; None if it is no product, or multiplies two batches."""
+    if node.op == "call_function" and node.target in _OF_8_BITS:
+        return _of_8_bits(node)
     name = _name(node)
     if name is None:
         return None
@@ -150,3 +188,66 @@ def _transposed(weight: fx.Node, value: Tensor, product: fx.Node) -> fx.Node | N
     same = turned and known(matrix.storage_offset() == value.storage_offset())
     learns = matrix.requires_grad == value.requires_grad and matrix.dtype == value.dtype
     return origin if same and learns and isinstance(origin, fx.Node) else None
+
+
+# --- 8 bits -----------------------------------------------------------------------------------------------------------
+
+_MULTIPLE = 16  # of K
+_NO_RECIPE = "its scales are not those of tensors or rows in fp32"
+
+
+def _of_8_bits(node: fx.Node) -> Product | str | None:
+    """A product of 8-bit numbers, as of `understand`."""
+    given: dict[str, Any] = {**dict(zip(_OF_8_BITS[node.target], node.args, strict=False)), **node.kwargs}
+    is_own = "epilogue" in given
+    if is_own and (given["epilogue"] != BIAS.name or given.get("scale_a") is None):
+        return None  # a fused call already, or of other types
+    scales: list[Any] = [given.get("scale_a"), given.get("scale_b")]
+    if "recipe_a" in given:
+        if any(len(each) != 1 for each in scales):
+            return _NO_RECIPE
+        scales = [each for (each,) in scales]
+    operands: list[Any] = [given.get("input"), given.get("mat2"), *scales]
+    result, read = tensor_of(node), [tensor_of(each) for each in operands]
+    if result is None or any(each is None for each in read):
+        return "an operand is no plain tensor"
+    reason = _why_not_in_8_bits(result, read, given)
+    if reason or (reason := "" if is_own else _why_not_scaled(result, read, given)):
+        return reason
+    x, weight, x_scale, weight_scale = operands
+    origin = weight if is_own else _transposed(weight, value_at(weight), node)
+    of_torch = FAST if given.get("use_fast_accum") else PROMOTED
+    found = Scales(x_scale, weight_scale, given.get("accumulate", of_torch))
+    return Product(node, x, origin or weight, given.get("bias"), origin is None, scales=found)
+
+
+def _why_not_in_8_bits(result: Tensor, read: list[Any], given: dict[str, Any]) -> str:
+    left, right, *_ = read
+    if result.device.type not in ("cpu", "cuda"):
+        return f"it is on {result.device}"
+    if result.dtype not in DTYPES or given.get("scale_result") is not None:
+        return f"its result is in {str(result.dtype).removeprefix('torch.')}"
+    if not {left.dtype, right.dtype} <= {*EIGHT_BITS} or left.dtype == right.dtype == EIGHT_BITS[1]:
+        return "epigemm multiplies no such types"
+    if result.requires_grad:
+        return "its bias requires a gradient, which products of 8 bits do not have"
+    return "it is strict, or batch-invariant" if given.get("strict") or given.get("invariant") else ""
+
+
+def _why_not_scaled(result: Tensor, read: list[Any], given: dict[str, Any]) -> str:
+    """Why epigemm does not accept the arguments of a product of PyTorch's; empty if it does."""
+    _, right, *scales = read
+    m, n, k = *result.shape, right.shape[0]
+    if not known(k % _MULTIPLE == 0) or not is_contiguous(right.t()):
+        return f"its weight is no [N, K] without gaps, or its K not of whole {_MULTIPLE}"
+    are_single = all(known(each.numel() == 1) for each in scales)
+    shapes = zip(scales, ((m, 1), (1, n)), strict=True)
+    are_of_rows = all(same_sizes(each.shape, shape) for each, shape in shapes)
+    recipes = {0: are_single, 1: are_of_rows}  # by the numbers of `torch.nn.functional.ScalingType`
+    if "recipe_a" in given:
+        asked = [*given["recipe_a"], *given["recipe_b"]]
+        options = (given.get(name) or () for name in ("swizzle_a", "swizzle_b", "contraction_dim"))
+        fits = all(recipes.get(each, False) for each in asked) and not any(map(any, options))
+    else:
+        fits = are_single or are_of_rows
+    return "" if fits and all(each.dtype == torch.float32 for each in scales) else _NO_RECIPE

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,18 @@ class ChainOperand:
     eps: float | None = None
 
 
+class Quantisation(NamedTuple):
+    """What casts a value to 8 bits.
+
+    Attributes:
+        nodes: the cast; or a division of the value, a clamp, and the cast.
+        scale: by which it is divided: a number, or a tensor of one.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    scale: fx.Node | float
+
+
 class Refused(Exception):
     """The error: why a node is not part of a chain."""
 
@@ -64,6 +76,7 @@ class Region:
         idle: members that give back their argument, as a dropout in eval mode, which Dynamo does not note.
         arithmetic: members that compute something: no views, no idle ones, no casts.
         refused: nodes that read a member but are not members, with the reasons.
+        quantised: members that quantise others, by each of their nodes.
     """
 
     product: Product
@@ -72,6 +85,7 @@ class Region:
     idle: set[fx.Node] = field(default_factory=set)
     arithmetic: set[fx.Node] = field(default_factory=set)
     refused: dict[fx.Node, str] = field(default_factory=dict)
+    quantised: dict[fx.Node, Quantisation] = field(default_factory=dict)
 
     def carried(self, node: fx.Node) -> list[fx.Node]:
         """The members that a node reads."""
@@ -233,6 +247,8 @@ def _substituted(part: Any, of_node: Callable[[fx.Node], fx.Node], most: float) 
 
 def kind_of(value: Tensor, beside: Tensor, product: Tensor) -> str | None:
     """The kind of an operand for an epilogue, next to a value `beside`; None if it cannot be one."""
+    if value.dim() == 0 and beside.dtype == torch.float32 and value.is_floating_point():
+        return SCALAR if value.device == product.device else None
     return _kind_of(value, value.shape, beside.shape, product)
 
 
@@ -309,6 +325,8 @@ def _norm_of(node: fx.Node, region: Region) -> tuple[fx.Node, ChainOperand]:
     origin, eps = given["input"], given["eps"]
     if given["training"] is not False or given["running_mean"] is None or given["running_var"] is None:
         raise Refused(f"{node} needs the batch's statistics")
+    if region.product.scales is not None:
+        raise Refused(f"{node} is a BatchNorm behind a product of 8 bits")
     product, value = region.product.value, value_at(node)
     is_rows = value.dim() == 2 and is_contiguous(value) and known(value.shape[-1] == product.shape[-1])
     if origin not in region.members or not is_rows:

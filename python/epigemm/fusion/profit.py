@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from epigemm.arguments import forms
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import EightBits, LinearCall, operand_dtype
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
@@ -21,7 +21,7 @@ from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion.chains import Chain
 from epigemm.fusion.effects import effects_of
 from epigemm.fusion.operands import ChainOperand
-from epigemm.fusion.values import hint, tensor_of, value_at
+from epigemm.fusion.values import hint, known, tensor_of, value_at
 from epigemm.linker import loader
 from epigemm.planner import dry_runs, plans
 
@@ -75,9 +75,12 @@ def judged(chain: Chain, *, is_eager: bool = True) -> Judged:
     place = place_of(chain)
     if place is None:
         return Judged("epigemm's kernels do not run on this GPU")
+    is_8_bits = chain.product.scales is not None
+    if is_8_bits and not chain.computes:
+        return Judged(SLOWER)  # at best as fast as PyTorch's
     recorded = chain.product.value.requires_grad
     found = judged_there(call_of(chain), place, is_recorded=recorded)
-    if is_eager and found.why_not in (SLOWER, RECORDED):
+    if is_eager and not is_8_bits and found.why_not in (SLOWER, RECORDED):
         return in_two_kernels(chain, found, place)
     return found
 
@@ -147,7 +150,9 @@ def judged_there(call: LinearCall, place: Tensor, *, is_recorded: bool = False) 
     way = Way.FUSED if found.fused else Way.FALLBACK
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
-    elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
+    elif way is Way.FALLBACK and (
+        is_recorded or call.eight_bits is not None or found.gemm != dry_runs.WITH_BIAS_AND_RELU
+    ):
         why_not = SLOWER
     else:
         why_not = loader.would_link(call.epilogue, ",".join(found.missing), place.device)
@@ -170,7 +175,9 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device="meta")
 
-    stored = empty(k, n).t() if product.is_kn else empty(n, k)
+    factors = empty(m, k), empty(k, n).t() if product.is_kn else empty(n, k)
+    if (of_8_bits := _of_8_bits(chain, m, n)) is not None:
+        factors = empty(m, k, of=x.dtype), empty(n, k, of=weight.dtype)
     operands: list[Tensor | float | None] = []
     for operand in chain.operands:
         value = tensor_of(operand.sources[0])
@@ -183,15 +190,29 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
             operands.append(empty(*shape, of=value.dtype))
     epilogue: Epilogue = BIAS
     if chain.epilogue is not None:
-        epilogue = forms.of_types(chain.epilogue.traced, empty(m, k), operands)
+        of_operands = dtype if of_8_bits is None else operand_dtype(of_8_bits)
+        epilogue = forms.of_types(chain.epilogue.traced, factors[0], operands, of_operands)
     elif chain.norm is not None:
         epilogue, operands = SCALE_BATCH_NORM, operands[-2:]
     else:
         operands = [None if product.bias is None else empty(n)]
-    call = LinearCall(epilogue, empty(m, k), stored, operands)
+    call = LinearCall(epilogue, *factors, operands, eight_bits=of_8_bits)
     if is_product_alone is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
     return call.product() if is_product_alone else call
+
+
+def _of_8_bits(chain: Chain, m: int, n: int) -> EightBits | None:
+    scales = chain.product.scales
+    if scales is None:
+        return None
+
+    def like(scale: fx.Node, count: int) -> Tensor:
+        shape = () if known(value_at(scale).numel() == 1) else (count,)
+        return torch.empty(shape, dtype=torch.float32, device="meta")
+
+    out_scale = like(chain.out_scale, 1) if isinstance(chain.out_scale, fx.Node) else chain.out_scale
+    return EightBits(like(scales.x, m), like(scales.weight, n), chain.dtype, scales.accumulate, out_scale)
 
 
 # --- elementwise kernels, by the bytes that they move ----------------------------------------------------------------

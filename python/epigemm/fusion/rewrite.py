@@ -234,6 +234,8 @@ def _replacement(chain: Chain, estimate: profit.Judged) -> Replacement:
         text = formula.text_of(chain.epilogue)
     elif chain.norm is not None:
         text = f"batch_norm({text})"
+    if chain.out_scale is not None:
+        text = f"e4m3(({text}) / scale)" if isinstance(chain.out_scale, fx.Node) else f"e4m3({text})"
     matched = tuple(node.name for node in chain.nodes)
     site = FusedSite(name_of(chain.product.node), chain.function, matched, text, notes)
     if both is None:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from epigemm import batch_statistics
 from epigemm import route as _route
 from epigemm.arguments import forms
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import UNSCALED, LinearCall, Scaled
 from epigemm.autograd.batch_norm import BatchNormCall
 from epigemm.calls import entry
 from epigemm.calls.batch_norm import Norm, Running
@@ -26,6 +26,7 @@ from epigemm.epilogues.registry import Epilogue
 from epigemm.fusion import profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.effects import is_quiet
+from epigemm.fusion.matmuls import Scales
 from epigemm.fusion.operands import arguments_of
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.report import FusedSite
@@ -67,6 +68,25 @@ def name_of(node: fx.Node) -> str:
     return ".".join(filter(None, parts)) or node.name
 
 
+class _OfEightBits:
+    """What a call of a product of 8-bit numbers gets besides."""
+
+    def __init__(self, chain: Chain, scales: Scales) -> None:
+        # Which scales are one number; the result's type, and its scale if no argument; how sums are added.
+        self._are_single = [known(value_at(each).numel() == 1) for each in chain.scales(scales)]
+        self._dtype, self._accumulate = chain.dtype, scales.accumulate
+        self._out_scale = chain.out_scale if isinstance(chain.out_scale, float) else None
+
+    def taken(self, sources: tuple[Tensor, ...]) -> tuple[Scaled, tuple[Tensor, ...]]:
+        """That, and the operands."""
+        pairs = zip(sources, self._are_single, strict=False)
+        given = [each.reshape(()) if is_single and each.dim() else each for each, is_single in pairs]
+        out_scale = given[2] if len(given) > 2 else self._out_scale
+        scaled = (given[0], given[1], self._dtype, self._accumulate, out_scale)
+        # No result has a gradient, though gradients may be on and an operand have one: of a comparison.
+        return scaled, tuple([each.detach() for each in sources[len(given) :]])
+
+
 class Site:
     """A chain as one call, with x, the weight, and the sources of the chain's operands as arguments."""
 
@@ -89,8 +109,9 @@ class Site:
         # The positions of matrices that share rows. Their call needs the leading axes beside which they are read.
         self._shared = [place for place, each in enumerate(of_sources) if each.shared]
         self._splits_rows = chain.splits_rows
-        # Recorded calls, BatchNorms and operands of other shapes need more work.
-        self._is_direct = not product.value.requires_grad and chain.norm is None
+        self._of_8_bits = None if product.scales is None else _OfEightBits(chain, product.scales)
+        # Recorded calls, BatchNorms, 8 bits and operands of other shapes need more work.
+        self._is_direct = not (product.value.requires_grad or chain.norm or self._of_8_bits)
         self._direct: Epilogue | None = None
 
     def __repr__(self) -> str:
@@ -102,14 +123,17 @@ class Site:
             weight = weight[0]
         if self._is_kn:
             weight = weight.t()
+        scaled = UNSCALED
+        if self._of_8_bits is not None:
+            scaled, sources = self._of_8_bits.taken(sources)
         if self._orders:
             sources = self._in_order(x, sources)
         if self._splits_rows:
             parts, given = self._split(x, weight, sources)
-            return unflattened(self._run(parts, weight, given), (*x.shape[:-1], weight.shape[0]))
-        return self._run(x, weight, sources)
+            return unflattened(self._run(parts, weight, given, scaled), (*x.shape[:-1], weight.shape[0]))
+        return self._run(x, weight, sources, scaled)
 
-    def _run(self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
+    def _run(self, x: Tensor, weight: Tensor, sources: tuple[Tensor, ...], scaled: Scaled) -> Tensor:
         if self._is_direct:  # most calls need nothing else, which saves the host's time
             made = self._epilogue
             if self._direct is None:  # the operands' types are the same at each call of a graph
@@ -136,9 +160,9 @@ class Site:
             given += _route.fold(x, (None, None, *vectors), eps, columns)
         if self._epilogue is None:
             bias = given[0] if given else None
-            return _route.linear(BIAS, x, weight, (bias,))
+            return _route.linear(BIAS, x, weight, (bias,), scaled=scaled)
         traced = self._epilogue.traced
-        return _route.linear(traced, x, weight, given, promotes=False)
+        return _route.linear(traced, x, weight, given, scaled=scaled, promotes=False)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources with their axes in the product's order."""
@@ -228,7 +252,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Replacement | None:
     product, last = chain.product, chain.nodes[-1]
     if product.is_kn or product.is_batch or product.value.dim() != 2 or len(chain.nodes) > 2:
         return None
-    if product.is_scaled or chain.views or not product.adds_columns:
+    if product.is_scaled or product.scales is not None or chain.views or not product.adds_columns:
         return None
     scale = None if last is product.node else _scale_of(last, product.node)
     norm = _only_reader(last)

@@ -28,6 +28,7 @@ from epigemm.nn.layers import (
     LinearTanh,
     Sigmoid,
 )
+from epigemm.nn.quantisation import quantise
 
 __all__ = [
     "Linear",
@@ -45,4 +46,5 @@ __all__ = [
     "LinearTanh",
     "Sigmoid",
     "linear_scale_batch_norm1d",
+    "quantise",
 ]

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from epigemm import functional
 from epigemm import route as _route
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import checks, eight_bits, invariance
 from epigemm.arguments.forms import Function
+from epigemm.arguments.precision import PROMOTED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -167,6 +168,12 @@ class FusedLinear(Layer):
         bias: Tensor | None = self._parameters.get("bias")
         if bias is None:
             bias = self.bias
+        if (scale := self._buffers.get("weight_scale")) is not None:
+            x, given = in_8_bits(x, scale)
+            scaled = (given["x_scale"], scale, given["out_dtype"], PROMOTED, None)
+            return _route.linear(
+                self._function, x, weight, (bias, *operands), None, None, self.strict, scaled
+            )
         return _route.linear(self._function, x, weight, (bias, *operands), None, self.precision, self.strict)
 
     @property
@@ -176,7 +183,20 @@ class FusedLinear(Layer):
     def extra_repr(self) -> str:
         """The constructor's arguments, as `nn.Linear` prints them."""
         features = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{features}, bias={self.bias is not None}, {super().extra_repr()}"
+        scale = self._buffers.get("weight_scale")
+        quantised = "" if scale is None else f", quantised={'row' if scale.dim() else 'tensor'!r}"
+        return f"{features}, bias={self.bias is not None}, {super().extra_repr()}{quantised}"
+
+
+def in_8_bits(x: Tensor, weight_scale: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """x for a layer that `quantise` has made, and what its call gets besides."""
+    checks.tensors(x=x)
+    if x.dtype not in eight_bits.RESULTS[:3]:
+        accepted = "torch.bfloat16, torch.float16 and torch.float32"
+        raise RuntimeError(f"x: got dtype {x.dtype} beside a quantised weight; accepted are {accepted}")
+    eight_bits.refuse_gradients(x=x)
+    x8, x_scale = eight_bits.scaled(x, of_rows=weight_scale.dim() > 0)
+    return x8, {"x_scale": x_scale, "weight_scale": weight_scale, "out_dtype": x.dtype}
 
 
 class Activated(FusedLinear):

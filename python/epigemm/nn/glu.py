@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from epigemm import docstrings, glu
-from epigemm.nn.base import Activated, CallOptions, reset_linear
+from epigemm.nn.base import Activated, CallOptions, in_8_bits, reset_linear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,6 +88,9 @@ class LinearGLU(Activated):
         """Apply the layer."""
         second: Any = {"weight2": self.weight2, "bias2": self.bias2, "activation": self.activation}
         options: Any = {"precision": self.precision, "strict": self.strict}
+        if (scale := self._buffers.get("weight_scale")) is not None:
+            x, scales = in_8_bits(x, scale)
+            options.update(scales)
         return glu.linear_glu(x, self.weight, self.bias, **second, **options)
 
     def extra_repr(self) -> str:

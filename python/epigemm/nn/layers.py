@@ -13,7 +13,7 @@ from epigemm.arguments.forms import Function
 from epigemm.decoration import Decorated
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import library
-from epigemm.nn.base import Activated, CallOptions, FusedLinear, Options
+from epigemm.nn.base import Activated, CallOptions, FusedLinear, Options, in_8_bits
 from epigemm.results_epilogue import ResultsEpilogue
 
 if TYPE_CHECKING:
@@ -328,6 +328,9 @@ class Linear(FusedLinear):
                 raise TypeError(f"operands: got {sorted(twice)} twice; accepted is one value each")
             operands, named = (), {**by_place, **named, **({} if bias is None else {"bias": bias})}
         given: Any = {**named, "precision": self.precision, "strict": self.strict}
+        if (scale := self._buffers.get("weight_scale")) is not None:
+            x, scales = in_8_bits(x, scale)
+            given.update(scales)
         return self.epilogue(x, weight, *operands, **given)
 
     @property

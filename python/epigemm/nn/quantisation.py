@@ -1,0 +1,129 @@
+"""`quantise`: layers whose weights have 8 bits, for inference. `FusedLinear` quantises x at each call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from epigemm.arguments import eight_bits
+from epigemm.nn.base import FusedLinear, Layer, require_plain
+from epigemm.nn.layers import Linear
+from epigemm.results_epilogue import ResultsEpilogue
+
+_RECIPES = ("row", "tensor")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WEIGHTS = ("weight", "weight2")
+# They read the weights of the layers within: epigemm's with a BatchNorm, and the fast path of torch's.
+_READ_WEIGHTS = (Layer, nn.TransformerEncoderLayer)
+
+
+class _Found(NamedTuple):
+    """A layer that can be quantised, and where it is: empty for the module itself."""
+
+    path: str
+    layer: nn.Linear | FusedLinear
+
+
+def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
+    """Give the linear layers of a model weights in `float8_e4m3fn`, for inference.
+
+    A weight becomes `weight / scale`, rounded, and the scale a buffer `weight_scale`. At each call x is quantised in
+    the same way, and both scales multiply the sums. The result has x's dtype, and the bias stays as it is. A scale is
+    the largest magnitude, at least 2^-100, over 448:
+
+    - "row": of each row of the weight, and of each row of x; `weight_scale` is `[out_features]`.
+    - "tensor": of the whole weight, and of the whole x; `weight_scale` is `[]`.
+
+    Quantised are `torch.nn.Linear` itself, which becomes an `epigemm.nn.Linear`, and epigemm's layers of one result
+    without a BatchNorm, with in_features of whole 16 and weights in fp32, bf16 or fp16. All else stays, also subclasses
+    of `torch.nn.Linear` and `torch.nn.TransformerEncoderLayer`, which reads its weights itself. To quantise a part of a
+    model, give that.
+
+    The layers have no gradients: their parameters do not require one, and an x that does is an error. A state dict has
+    the weights in 8 bits with their scales. A model that has been quantised in the same way loads it. Casting a
+    quantised layer to another dtype is not supported.
+
+    Args:
+        module: the model, which is changed in place.
+        recipe: "row" or "tensor".
+
+    Returns:
+        `module`; if that is itself a `torch.nn.Linear`, the layer in its place.
+
+    Raises:
+        TypeError: `module` is no module; `recipe` is no string.
+        ValueError: unknown `recipe`; no layer of `module` can be quantised; a `torch.nn.Linear` has hooks, a `forward`
+            of its own, or other parameters, buffers or modules. Nothing is changed then.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.GELU()).eval()
+        >>> with torch.no_grad():
+        ...     y = epigemm.nn.quantise(model)(torch.randn(8, 64))
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module: got {type(module).__name__}; accepted is a torch.nn.Module")
+    if not isinstance(recipe, str):
+        raise TypeError(f"recipe: got {type(recipe).__name__}; accepted are 'row' and 'tensor'")
+    if recipe not in _RECIPES:
+        raise ValueError(f"recipe: got {recipe!r}; accepted are 'row' and 'tensor'")
+    found = [*_layers(module, "", set())]
+    if not found:
+        raise ValueError(
+            f"module: got a {type(module).__name__} without a layer that can be quantised; accepted is one with a "
+            "torch.nn.Linear or a layer of epigemm.nn, with in_features of whole 16 and weights in fp32, bf16 or fp16"
+        )
+    made = {each: _quantised(each, recipe) for each in dict.fromkeys(each.layer for each in found)}
+    for path, layer in found:
+        if path:
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, made[layer])
+    return made.get(module, module)  # type: ignore[call-overload, no-any-return]
+
+
+def _layers(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[_Found]:
+    """The layers to quantise, one for each of their names."""
+    if _is_taken(module, path):
+        yield _Found(path, module)  # type: ignore[arg-type]
+    elif module not in seen and not isinstance(module, _READ_WEIGHTS):
+        seen.add(module)
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from _layers(child, f"{path}.{name}" if path else name, seen)
+
+
+def _is_taken(module: nn.Module, path: str) -> bool:
+    is_own = isinstance(module, FusedLinear) and not isinstance(
+        getattr(module, "epilogue", None), ResultsEpilogue
+    )
+    if not is_own and type(module) is not nn.Linear:
+        return False
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dtype not in _DTYPES or not weight.shape[1] or not eight_bits.divides(weight):
+        return False
+    if not is_own:
+        try:
+            require_plain("linear", module)
+        except ValueError as error:
+            text = str(error).removeprefix("linear: ")
+            raise ValueError(f"module: in {path or 'it'} {text}") from None
+    return True
+
+
+def _quantised(layer: nn.Linear | FusedLinear, recipe: str) -> FusedLinear:
+    """One of epigemm's layers itself, or one in the place of PyTorch's; it shares no parameter objects."""
+    made: FusedLinear = layer if isinstance(layer, FusedLinear) else Linear.from_linear(layer)
+    for name, each in made._parameters.items():
+        if each is not None:
+            made._parameters[name] = nn.Parameter(each.detach(), requires_grad=False)
+    names = [name for name in _WEIGHTS if made._parameters.get(name) is not None]
+    weights: list[Tensor] = [getattr(made, name) for name in names]
+    whole, scale = eight_bits.scaled(
+        torch.cat(weights) if weights[1:] else weights[0], of_rows=recipe == "row"
+    )
+    for name, part in zip(names, whole.chunk(len(names)), strict=True):
+        made._parameters[name] = nn.Parameter(part.clone() if weights[1:] else part, requires_grad=False)
+    made.register_buffer("weight_scale", scale.flatten() if scale.dim() else scale)
+    return made
