@@ -200,7 +200,7 @@ def test_within_a_compiled_model(settings: dict[str, Any], backend: str) -> None
 def test_parameters(settings: dict[str, Any]) -> None:
     """Copies and pickles compute the same; new ones are drawn; they may be on the device meta."""
     made, given = layer(torch.float32, **settings), routed("random", torch.float32)
-    names = ["weight", "bias", "down", "down_bias", *["weight2", "bias2"] * ("two" in settings)]
+    names = ["weight", "down", "bias", "down_bias", *["weight2", "bias2"] * ("two" in settings)]
     assert list(made.state_dict()) == names
     expected = made(*given)
     for same in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):

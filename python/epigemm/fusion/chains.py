@@ -72,9 +72,10 @@ class Chain:
 
     @property
     def sources(self) -> tuple[fx.Node, ...]:
-        """The arguments of its call: x, the weight, and the nodes of which the operands are made."""
+        """The arguments of its call: x, the weight, the ends of groups, the nodes of which the operands are made."""
         given = [source for operand in self.operands for source in operand.sources if source is not None]
-        return self.product.x, self.product.weight, *given
+        ends = [] if self.product.ends is None else [self.product.ends]
+        return self.product.x, self.product.weight, *ends, *given
 
     @property
     def matrices(self) -> list[fx.Node]:
@@ -85,10 +86,11 @@ class Chain:
     @property
     def function(self) -> str:
         """The name of what it computes."""
+        linear = "linear" if self.product.ends is None else "grouped_linear"
         if self.epilogue is None:
-            return "linear_batch_norm" if self.norm else "linear"
+            return "linear_batch_norm" if self.norm else linear
         own = 0 if self.product.bias is None or self.product.is_scaled else 1  # a bias has no name
-        return f"linear_{name_of(*self.formula.steps[own:])}"
+        return f"{linear}_{name_of(*self.formula.steps[own:])}"
 
 
 class ChainFinder:

@@ -25,6 +25,7 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linker import loader
+from epigemm.operators.groups import grouped_linear, is_in_graph
 from epigemm.planner import dry_runs, plans
 
 
@@ -45,10 +46,12 @@ class Joined(NamedTuple):
 
     @property
     def sources(self) -> tuple[fx.Node, ...]:
-        """The arguments of the call: x, both weights, then the operands without the second product."""
+        """The arguments of the call: x, both weights, the ends of groups, the operands without the second product."""
         x, weight, *given = self.first.sources
         _, weight2, *others = self.second.sources
-        return (x, weight, weight2, *others, *given[: self.place], *given[self.place + 1 :])
+        groups = 0 if self.first.product.ends is None else 1
+        ends, given, others = given[:groups], given[groups:], others[groups:]
+        return (x, weight, weight2, *ends, *others, *given[: self.place], *given[self.place + 1 :])
 
     def call(self) -> LinearCall:
         """The call of meta tensors."""
@@ -60,13 +63,16 @@ class Joined(NamedTuple):
         return call._replace(epilogue=linked, operands=every, weight2=other.weight)
 
 
-def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
-    """The estimates, with those of two chains changed where one kernel is expected to be faster than two."""
+def judged(graph: fx.Graph, found: Mapping[Chain, Judged], *, traced: bool) -> dict[Chain, Judged]:
+    """The estimates, with those of two chains changed where one kernel is expected to be faster than two.
+
+    `traced`: a compiler traces the graph. Of pairs, it has an operator for rows in groups alone.
+    """
     result = dict(found)
     ends = {chain.nodes[-1]: chain for chain in found}
     order = {node: position for position, node in enumerate(graph.nodes)}
     for first in found:
-        both = _both(first, ends)
+        both = None if traced and first.product.ends is None else _both(first, ends)
         place = profit.place_of(first)
         if both is None or place is None or not _may_join(both, found):
             continue
@@ -117,12 +123,13 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
     value, weight, weight2 = first.value, value_at(first.weight), value_at(second.weight)
     return (
         first.x is second.x
+        and first.ends is second.ends
         and value.element_size() == 2
         # Autocast, which is on where these types differ, casts x for each product.
         and all(each.dtype == value.dtype for each in (value_at(first.x), weight, weight2, second.value))
         and same_sizes(second.value.shape, value.shape)
         and same_sizes(weight2.stride(), weight.stride())
-        and not any(each.is_kn or each.is_batch for each in (first, second))
+        and not any(each.is_batch or (each.is_kn and each.ends is None) for each in (first, second))
         and not any(value_at(chain.nodes[-1]).requires_grad for chain in chains)
         and all(_are_of_its_sizes(chain) for chain in chains)
         and all(found[chain].why_not in ("", profit.SLOWER) for chain in chains)
@@ -134,6 +141,7 @@ def _are_of_its_sizes(chain: Chain) -> bool:
     *lead, columns = chain.product.value.shape
     return all(
         same_sizes(value_at(source).shape, KINDS[each.kind].shape(lead, columns))
+        and not (chain.product.ends is not None and KINDS[each.kind].is_of_columns)
         for each in chain.operands
         for source in each.sources
         if source is not None
@@ -154,15 +162,21 @@ class TwoSites(Site):
     def __call__(self, x: Tensor, weight: Tensor, *sources: Any) -> Tensor:
         """Compute both chains."""
         weight2, *given = sources
+        ends = [given.pop(0)] if self._is_grouped else []
         given.insert(self._others + self._place, None)
         operands = tuple(given)
         if self._linked is None:  # the operands' types are the same at each call of a graph
             self._linked = forms.of_types(self._of_both.traced, x, operands)
         is_invariant = invariance.active and invariance.enabled()
         call = LinearCall(self._linked, x, weight, operands, invariant=is_invariant, weight2=weight2)
+        if ends:
+            weights = {"weight": weight.transpose(1, 2), "weight2": weight2.transpose(1, 2)}
+            call = call._replace(**weights, group_ends=ends[0])
+            if is_in_graph(call):
+                return grouped_linear(call)
         found = one_kernel.pair(call)
         if isinstance(found, Tensor):
             return found
         others, own = given[: self._others], given[self._others :]
-        own[self._place] = self._second(x, weight2, *others)
-        return super().__call__(x, weight, *own)
+        own[self._place] = self._second(x, weight2, *ends, *others)
+        return super().__call__(x, weight, *ends, *own)

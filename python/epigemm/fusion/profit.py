@@ -77,7 +77,7 @@ def judged(chain: Chain, *, is_eager: bool = True) -> Judged:
         return Judged("epigemm's kernels do not run on this GPU")
     recorded = chain.product.value.requires_grad
     found = judged_there(call_of(chain), place, is_recorded=recorded)
-    if is_eager and found.why_not in (SLOWER, RECORDED):
+    if is_eager and found.why_not in (SLOWER, RECORDED) and chain.product.ends is None:
         return in_two_kernels(chain, found, place)
     return found
 
@@ -149,6 +149,10 @@ def judged_there(call: LinearCall, place: Tensor, *, is_recorded: bool = False) 
         why_not = RECORDED
     elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
         why_not = SLOWER
+    elif call.group_ends is not None and (way is Way.FALLBACK or call.epilogue.is_bias):
+        why_not = (
+            SLOWER  # the planner has no time of PyTorch's grouped kernel, which computes a product alone
+        )
     else:
         why_not = loader.would_link(call.epilogue, ",".join(found.missing), place.device)
     chosen = [each.plan for each in found.tried if each.arithmetic == found.arithmetic]
@@ -171,6 +175,11 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
         return torch.empty(shape, dtype=of, device="meta")
 
     stored = empty(k, n).t() if product.is_kn else empty(n, k)
+    ends, groups = None, 1
+    if product.ends is not None:
+        groups, strides = hint(weight.shape[0]), [hint(weight.stride(axis)) for axis in (0, 2, 1)]
+        stored = torch.empty_strided((groups, n, k), strides, dtype=dtype, device="meta")
+        ends = empty(groups, of=torch.int32)
     operands: list[Tensor | float | None] = []
     for operand in chain.operands:
         value = tensor_of(operand.sources[0])
@@ -180,6 +189,8 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
             operands.append(0.0)
         else:  # of rows that are shared one stands for all
             shape = KINDS[operand.kind].shape((1 if operand.shared else m,), n)
+            if ends is not None and KINDS[operand.kind].is_of_columns:
+                shape = (groups, n)
             operands.append(empty(*shape, of=value.dtype))
     epilogue: Epilogue = BIAS
     if chain.epilogue is not None:
@@ -188,8 +199,8 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
         epilogue, operands = SCALE_BATCH_NORM, operands[-2:]
     else:
         operands = [None if product.bias is None else empty(n)]
-    call = LinearCall(epilogue, empty(m, k), stored, operands)
-    if is_product_alone is None:
+    call = LinearCall(epilogue, empty(m, k), stored, operands, group_ends=ends)
+    if is_product_alone is None and ends is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
     return call.product() if is_product_alone else call
 

@@ -108,7 +108,7 @@ class _Settings(NamedTuple):
             elif understood is not None:
                 chain = finder.chain(understood)
                 judged[chain] = profit.judged(chain, is_eager=self.one_by_one)
-        return _Found(graph, finder, skipped, judged if self.traced else gates.judged(graph, judged))
+        return _Found(graph, finder, skipped, gates.judged(graph, judged, traced=self.traced))
 
     def tried(
         self,

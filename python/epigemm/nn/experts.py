@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -122,9 +123,8 @@ class Experts(nn.Module):
         def made(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(experts, *shape, device=device, dtype=dtype))
 
-        first = (made(rows, in_features), made(rows) if bias else None)
-        second = (made(in_features, hidden_features), made(in_features) if bias else None)
-        self._take(first, second, (None, None), activation)
+        biases = (made(rows), made(in_features)) if bias else (None, None)
+        self._take(activation, made(rows, in_features), made(in_features, hidden_features), *biases)
         self.reset_parameters()
 
     @classmethod
@@ -149,12 +149,12 @@ class Experts(nn.Module):
         """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer._take((weight, bias), (down, down_bias), (weight2, bias2), activation)
+        layer._take(activation, weight, down, bias, down_bias, weight2, bias2)
         return layer
 
-    def _take(self, first: Any, second: Any, gate: Any, activation: str | UserEpilogue) -> None:
-        names = ("weight", "bias", "down", "down_bias", "weight2", "bias2")
-        given = dict(zip(names, (*first, *second, *gate), strict=True))
+    def _take(self, activation: str | UserEpilogue, *parameters: nn.Parameter | None) -> None:
+        names = ("weight", "down", "bias", "down_bias", "weight2", "bias2")
+        given = dict(itertools.zip_longest(names, parameters))
         _require_fitting(**given)
         for name, parameter in given.items():
             self.register_parameter(name, parameter)
@@ -173,13 +173,10 @@ class Experts(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters anew: those of each expert as `torch.nn.Linear` draws its own."""
-        for parameter, weight in (
-            *((self.weight, self.weight), (self.bias, self.weight), (self.weight2, self.weight)),
-            *((self.bias2, self.weight), (self.down, self.down), (self.down_bias, self.down)),
-        ):
-            if parameter is not None:
-                bound = 1 / math.sqrt(max(weight.shape[2], 1))
-                nn.init.uniform_(parameter, -bound, bound)
+        for name, parameter in self.named_parameters():
+            columns = (self.down if name.startswith("down") else self.weight).shape[2]
+            bound = 1 / math.sqrt(max(columns, 1))
+            nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
         """Apply the layer to tokens `[T, K]` with the experts and weights of each, `[T, k]`."""
@@ -218,13 +215,8 @@ def _require_fitting(weight: Any, down: Any, **others: Any) -> None:
     fitting = [[count, rows, features] for rows in (hidden, 2 * hidden)[: 1 if is_pair else 2]]
     if list(weight.shape) not in fitting:
         _refuse("weight", weight, f"{' or '.join(map(str, fitting))}, as down has shape {list(down.shape)}")
-    shapes = {
-        "bias": weight.shape[:2],
-        "down_bias": down.shape[:2],
-        "weight2": weight.shape,
-        "bias2": weight.shape[:2],
-    }
-    for name, shape in shapes.items():
+    of_weight = dict.fromkeys(("bias", "bias2"), weight.shape[:2])
+    for name, shape in {**of_weight, "down_bias": down.shape[:2], "weight2": weight.shape}.items():
         if others[name] is not None and others[name].shape != shape:
             _refuse(name, others[name], f"{list(shape)}")
     if others["bias2"] is not None and not is_pair:
