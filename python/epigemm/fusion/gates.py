@@ -25,7 +25,7 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import same_sizes, value_at
 from epigemm.linker import loader
-from epigemm.operators.groups import grouped_linear, is_in_graph
+from epigemm.operators.groups import is_in_graph, one_node
 from epigemm.planner import dry_runs, plans
 
 
@@ -173,7 +173,7 @@ class TwoSites(Site):
             weights = {"weight": weight.transpose(1, 2), "weight2": weight2.transpose(1, 2)}
             call = call._replace(**weights, group_ends=ends[0])
             if is_in_graph(call):
-                return grouped_linear(call)
+                return one_node(call)
         found = one_kernel.pair(call)
         if isinstance(found, Tensor):
             return found

@@ -34,7 +34,7 @@ def is_in_graph(call: LinearCall) -> bool:
     return not is_invariant and entry.sees(*call.inputs) is not None and is_faked()
 
 
-def grouped_linear(call: LinearCall) -> Tensor:
+def one_node(call: LinearCall) -> Tensor:
     """A call of tensors alone. With a weight2 its first matrix is the second product, as of `one_kernel.pair`."""
     arguments = (call.epilogue.name, call.x, call.weight, call.group_ends, list(call.operands), call.weight2)
     result: Tensor = torch.ops.epigemm.grouped_linear(*arguments)
