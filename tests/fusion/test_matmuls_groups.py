@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
+import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
 from epigemm.epilogues.kinds import MATRIX
@@ -87,6 +88,13 @@ def halves(multiply: Any, g: Given) -> Tensor:
     return F.gelu(first) * second
 
 
+def public(multiply: Any, g: Given) -> Tensor:
+    """The package's own function, of which Dynamo's graph has PyTorch's product."""
+    return (
+        gated(multiply, g) if multiply is by_loop else epigemm.grouped_linear_glu(g.x, g.weight, offs=g.offs)
+    )
+
+
 TAKEN: dict[str, tuple[Made, int, str]] = {
     "alone": (mm, 0, "acc"),
     "relu": (lambda multiply, g: torch.relu(mm(multiply, g)), 1, "relu(acc)"),
@@ -97,6 +105,7 @@ TAKEN: dict[str, tuple[Made, int, str]] = {
     "matrix": (lambda multiply, g: g.matrix + torch.sigmoid(mm(multiply, g)) * g.number, 1, "m1 + (sigmoid(acc) * s1)"),
     "two": (gated, 2, "acc * sigmoid(acc)"),
     "halves": (halves, 2, "gelu(acc)"),
+    "public": (public, 2, "copy(copy(acc))"),
 }  # fmt: skip
 """Functions, how many chains they have where no gradient is recorded, and the first one's formula."""
 
@@ -239,17 +248,27 @@ def product(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     return result
 
 
+def cast(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    return product(x, weight, offs).float().clone().bfloat16()
+
+
+def of_wide(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    return (product(x, weight, offs).float() * x.float()).bfloat16()
+
+
 @pytest.mark.parametrize(
     ("made", "n", "is_recorded", "why_not"),
     [
         (relu, 64, False, ""),
         (product, 64, False, profit.SLOWER),
+        (cast, 64, False, profit.SLOWER),
+        (of_wide, 64, False, profit.SLOWER),
         (relu, 64, True, profit.RECORDED),
     ],
     ids=str,
 )
 def test_what_pays(made: Any, n: int, is_recorded: bool, why_not: str, hopper: Tensor) -> None:
-    """A chain does where a kernel computes it; PyTorch's product alone is left."""
+    """A chain does where a kernel computes it, and nothing is cast for it; PyTorch's product alone is left."""
     offs = torch.tensor([10, 20, 30, 64], dtype=torch.int32)
     chain = chain_of(made, torch.randn(64, 64).bfloat16(), torch.randn(4, n, 64).bfloat16(), offs)
     found = profit.judged_there(profit.call_of(chain), hopper, is_recorded=is_recorded)
@@ -257,7 +276,7 @@ def test_what_pays(made: Any, n: int, is_recorded: bool, why_not: str, hopper: T
     assert found.way is profit.Way.FUSED
 
 
-@pytest.mark.parametrize("name", ["two", "halves"])
+@pytest.mark.parametrize("name", ["two", "halves", "public"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_pairs(name: str, backend: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel, and two where it does not run; also where a compiler traces the graph."""

@@ -145,19 +145,32 @@ def judged_there(call: LinearCall, place: Tensor, *, is_recorded: bool = False) 
     """The same for a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
     found = dry_runs.dry_run(call, place=place, tried=True)
     way = Way.FUSED if found.fused else Way.FALLBACK
+    is_as_fast = found.gemm == dry_runs.WITH_BIAS_AND_RELU and not is_recorded and call.group_ends is None
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
-    elif way is Way.FALLBACK and (is_recorded or found.gemm != dry_runs.WITH_BIAS_AND_RELU):
+    elif (way is Way.FALLBACK and not is_as_fast) or (
+        call.group_ends is not None and not _saves_a_pass(call)
+    ):
         why_not = SLOWER
-    elif call.group_ends is not None and (way is Way.FALLBACK or call.epilogue.is_bias):
-        why_not = (
-            SLOWER  # the planner has no time of PyTorch's grouped kernel, which computes a product alone
-        )
     else:
         why_not = loader.would_link(call.epilogue, ",".join(found.missing), place.device)
     chosen = [each.plan for each in found.tried if each.arithmetic == found.arithmetic]
     fallback_us = plans.fallback_us(chosen[0] if chosen else found.tried[0].plan)
     return Judged(why_not, way, fallback_us, min([fallback_us, *map(plans.fused_us, chosen)]))
+
+
+def _saves_a_pass(call: LinearCall) -> bool:
+    """Whether a call of groups saves a pass over memory, for the planner has no time of PyTorch's grouped kernel.
+
+    Nothing is saved if no more than casts follow the product, or if a matrix is cast to fp32 for it.
+    """
+    pairs = zip(call.epilogue.operands, call.operands, strict=True)
+    is_wide = any(
+        each.kind == MATRIX and isinstance(value, Tensor) and value.dtype is torch.float32
+        for each, value in pairs
+    )
+    steps = [] if call.epilogue.is_bias else call.epilogue.traced.program.steps
+    return not is_wide and any(step.op != "copy" for step in steps)
 
 
 def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall:

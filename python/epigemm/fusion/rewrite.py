@@ -238,7 +238,7 @@ def _replacement(chain: Chain, estimate: profit.Judged) -> Replacement:
     site = FusedSite(name_of(chain.product.node), chain.function, matched, text, notes)
     if both is None:
         return Replacement(Site(chain), chain.sources, chain.nodes, site, chain.views)
-    nodes = (*both.second.nodes, *chain.nodes) if chain is both.first else ()
+    nodes = both.nodes if chain is both.first else ()
     return Replacement(gates.TwoSites(both), both.sources, nodes, site, chain.views)
 
 
