@@ -192,6 +192,21 @@ def test_a_compiled_graph() -> None:
     torch.testing.assert_close(found[:8], eager[:8])
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_first_call_may_be_compiled(has_bias: bool) -> None:
+    """Of an epilogue that nobody has called."""
+
+    @epigemm.epilogue
+    def unseen(acc: Tensor, bias: epigemm.PerColumn | None = None) -> Tensor:
+        return torch.sigmoid(acc if bias is None else acc + bias) * 3
+
+    x, weight, bias = draw(torch.bfloat16)
+    operands = (bias,) * has_bias
+    compiled: Any = torch.compile(lambda *given: unseen(*given, offs=offs()), backend="eager", fullgraph=True)
+    found = compiled(x, weight, *operands)[:8]
+    torch.testing.assert_close(found, unseen(x, weight, *operands, offs=offs())[:8])
+
+
 def _errors() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
     x, weight, bias = draw(torch.bfloat16)
     leaf = x.detach().clone().requires_grad_()

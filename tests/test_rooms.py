@@ -19,8 +19,8 @@ ROOMS = (
     *("_native", "compilers", "docstrings", "progress"),
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
     *("route", "batch_statistics", "decoration", "results_epilogue", "decorator"),
-    *("functional", "glu", "groups", "integrations", "precompilation"),
-    *("nn", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
+    *("functional", "glu", "groups", "precompilation"),
+    *("nn", "integrations", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
 )
 MODULES = {
     ".".join(("epigemm", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): file

@@ -51,6 +51,11 @@ def is_exporting() -> bool:
     return mode is not None and mode.fake_tensor_converter.export
 
 
+def is_faked() -> bool:
+    """Whether tensors without data stand for others here, as where AOTAutograd traces."""
+    return torch._guards.detect_fake_mode() is not None
+
+
 def in_functional_derivative() -> bool:
     """Whether this code runs under `torch.func.grad`, `jvp` or a transform that is built on them.
 

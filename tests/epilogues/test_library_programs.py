@@ -45,7 +45,7 @@ def test_a_program_is_what_a_trace_would_make(name: str) -> None:
     traced = library.traced(name)
     assert traced.digest == FUNCTIONS[name].digest and traced.name == name
     acc = torch.randn(M, N)
-    sizes = {"per_column": (N,), "matrix": (M, N)}
+    sizes = {"per_column": (N,), "per_row": (M, 1), "matrix": (M, N)}
     given = [torch.randn(sizes[operand.kind]) for operand in traced.operands]
     assert traced.reference(acc, *given).shape == (M, N)
 

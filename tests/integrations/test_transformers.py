@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from epigemm.fusion import FusionReport
 from epigemm.integrations import transformers as integration
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="transformers is missing")
@@ -88,3 +89,18 @@ def test_without_transformers_5(version: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "transformers", other if version else None)
     with pytest.raises(ImportError, match=f"transformers: got {'version 4' if version else 'none'}"):
         integration.register()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_compiler_fuses_transformers_own() -> None:
+    """Of its grouped products: the halves of the first, which become two, and the second with the weights."""
+    experts, given = layer("qwen3_moe", torch.bfloat16), routed(torch.bfloat16)
+    reports: list[FusionReport] = []
+    experts.config._experts_implementation = "grouped_mm"
+    options: Any = {"backend": "aot_eager", "report": reports.append, "strict": True}
+    compiled: Any = torch.compile(experts, backend="epigemm", options=options)
+    with torch.no_grad():
+        found, expected = compiled(*given), experts(*given)
+    bound = 16 * torch.finfo(torch.bfloat16).eps * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+    assert [report.chains for report in reports] == [(3, 3)]

@@ -7,7 +7,7 @@ in csrc/epilogue, in C++ (registry.def lists them); those of the others are gene
     sigmoid_scale_residual: D = z + scale sigmoid(z)   scale_batch_norm: D = multiplier[n] acc + offset[n]
     residual: D = z + residual   layer_scale_residual: D = residual + layer_scale[n] z
     gated_ACT: D = ACT(z) gate   gated_ACT_bias2: D = ACT(z) (gate + bias2[n])
-    scale_relu: D = relu(multiplier[n] z + offset[n])
+    scale_relu: D = relu(multiplier[n] z + offset[n])   row_scale: D = z scale[m]
 
 The gate may be a second product of x, whose bias is bias2. The build links those of `PRELINKED`
 (build_backend/prelink.py), so this module does not import torch.
@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, SCALAR, Operand
+from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, Operand
 from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
 from epigemm.epilogues.tracer.source import functor_text
 
@@ -101,6 +101,7 @@ def _all() -> Iterator[tuple[str, NamedProgram]]:
         gate = (("g", "add", "gate", "bias2"), ("d", "mul", active, "g"))
         operands = {"bias2": PER_COLUMN, "gate": MATRIX}
         yield f"{GATED}{activation}{BIAS2}", _formula(operands, *before, *gate)
+    yield "row_scale", _formula({"scale": PER_ROW}, ("d", "mul", "z", "scale"))
     scaled = (("scaled", "mul", "multiplier", "z"), ("sum", "add", "scaled", "offset"), ("d", "relu", "sum"))
     yield OF_VECTORS, _formula(vectors, *scaled)
 

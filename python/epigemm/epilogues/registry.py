@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from epigemm._native import ops
+from epigemm.compilers import at_trace_time, is_traced
 from epigemm.epilogues import formulas
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR, Operand
@@ -165,6 +166,8 @@ class Epilogue:
             if value is not None:
                 value = value.to(wide) if isinstance(value, Tensor) else constant(z, value)
             values.append(value)
+        if is_traced():
+            _make_modules(self.name)
         is_absent = self.bias_place > 0 and operands[self.bias_place - 1] is None
         module = self.traced.behind_bias if is_absent else self.traced.graph
         # `forward`, because the module's call takes as long as two operators on a small tensor.
@@ -190,6 +193,13 @@ class Epilogue:
             [operand.folded for operand in self.operands],
             [operand.shared for operand in self.operands],
         )
+
+
+@at_trace_time
+def _make_modules(name: str) -> None:
+    """Make what an epilogue's reference runs, not traced by Dynamo, which then finds it."""
+    traced = (EPILOGUES.get(name) or LINKED[name]).traced
+    _ = traced.graph, traced.behind_bias
 
 
 def bias_of(program: Program, operands: Sequence[Operand]) -> int:

@@ -4,7 +4,7 @@
 a matrix product and the pointwise operators that follow it (`chains`). `formula` makes an epilogue of the operators, in
 the same way as of a user's function. A `Site` is the fused call that replaces a chain.
 
-Imports: `explain`, `decorator`, `batch_statistics`, `route`, `autograd`, `calls`, `linker`,
+Imports: `explain`, `groups`, `decorator`, `batch_statistics`, `route`, `operators`, `autograd`, `calls`, `linker`,
 `planner`, `arguments`, `epilogues`.
 Taken by `explanations`.
 """

@@ -79,10 +79,11 @@ class Chain:
 
     @property
     def sources(self) -> tuple[fx.Node, ...]:
-        """The arguments of its call: x, the weight, and the nodes of which the operands are made."""
+        """The arguments of its call: x, the weight, the ends of groups, the nodes of which the operands are made."""
         given = [source for operand in self.operands for source in operand.sources if source is not None]
         scales = () if self.product.scales is None else self.scales(self.product.scales)
-        return self.product.x, self.product.weight, *scales, *given
+        ends = () if self.product.ends is None else (self.product.ends,)
+        return self.product.x, self.product.weight, *scales, *ends, *given
 
     def scales(self, given: Scales) -> tuple[fx.Node, ...]:
         """Those of a product of 8-bit numbers, and of its result if that is divided by a tensor."""
@@ -103,10 +104,11 @@ class Chain:
     @property
     def function(self) -> str:
         """The name of what it computes."""
+        linear = "linear" if self.product.ends is None else "grouped_linear"
         if self.epilogue is None:
-            return "linear_batch_norm" if self.norm else "linear"
+            return "linear_batch_norm" if self.norm else linear
         own = 0 if self.product.bias is None or self.product.is_scaled else 1  # a bias has no name
-        return f"linear_{name_of(*self.formula.steps[own:])}"
+        return f"{linear}_{name_of(*self.formula.steps[own:])}"
 
 
 class ChainFinder:

@@ -6,6 +6,7 @@ do anything.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ def effects_of(node: fx.Node) -> Effects:
     """What a node does besides its result."""
     if node.op in ("placeholder", "get_attr", "output") or node.target is _COUNT_USE:
         return _NOTHING
+    if node.target is operator.getitem and isinstance(value_of(node.args[0]), (tuple, list)):  # type: ignore[arg-type]
+        return _NOTHING  # one of several results
     # Nodes without a value: those that change a mode, and calls whose value Dynamo did not note.
     runs_graphs = node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator)
     if "example_value" not in node.meta or runs_graphs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from epigemm.arguments import forms, invariance
@@ -23,8 +24,9 @@ from epigemm.fusion.effects import is_quiet
 from epigemm.fusion.formula import composed, epilogue_of
 from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.site import Site
-from epigemm.fusion.values import same_sizes, value_at
+from epigemm.fusion.values import same_layout, same_sizes, tensor_of, value_at
 from epigemm.linker import loader
+from epigemm.operators.groups import is_in_graph, one_node
 from epigemm.planner import dry_runs, plans
 
 
@@ -36,19 +38,28 @@ class Joined(NamedTuple):
         second: the other chain, which reads no matrix.
         epilogue: of both. The second chain's operands come first.
         place: the position of the second chain's result among the first chain's operands.
+        cast: of the second chain's result to fp32, in which the first chain reads it.
     """
 
     first: Chain
     second: Chain
     epilogue: UserEpilogue
     place: int
+    cast: fx.Node | None = None
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The nodes that the call replaces, in order."""
+        return (*self.second.nodes, *([] if self.cast is None else [self.cast]), *self.first.nodes)
 
     @property
     def sources(self) -> tuple[fx.Node, ...]:
-        """The arguments of the call: x, both weights, then the operands without the second product."""
+        """The arguments of the call: x, both weights, the ends of groups, the operands without the second product."""
         x, weight, *given = self.first.sources
         _, weight2, *others = self.second.sources
-        return (x, weight, weight2, *others, *given[: self.place], *given[self.place + 1 :])
+        groups = 0 if self.first.product.ends is None else 1
+        ends, given, others = given[:groups], given[groups:], others[groups:]
+        return (x, weight, weight2, *ends, *others, *given[: self.place], *given[self.place + 1 :])
 
     def call(self) -> LinearCall:
         """The call of meta tensors."""
@@ -60,18 +71,22 @@ class Joined(NamedTuple):
         return call._replace(epilogue=linked, operands=every, weight2=other.weight)
 
 
-def judged(graph: fx.Graph, found: Mapping[Chain, Judged]) -> dict[Chain, Judged]:
-    """The estimates, with those of two chains changed where one kernel is expected to be faster than two."""
+def judged(graph: fx.Graph, found: Mapping[Chain, Judged], *, traced: bool) -> dict[Chain, Judged]:
+    """The estimates, with those of two chains changed where one kernel is expected to be faster than two.
+
+    `traced`: a compiler traces the graph. Of pairs, it has an operator for rows in groups alone.
+    """
     result = dict(found)
     ends = {chain.nodes[-1]: chain for chain in found}
     order = {node: position for position, node in enumerate(graph.nodes)}
     for first in found:
-        both = _both(first, ends)
+        both = None if traced and first.product.ends is None else _both(first, ends)
         place = profit.place_of(first)
         if both is None or place is None or not _may_join(both, found):
             continue
-        products = (chain.product.node for chain in (first, both.second))
-        if not is_quiet(min(products, key=order.__getitem__), first.nodes[-1]):
+        products = (chain.product for chain in (first, both.second))
+        read = [node for product in products for node in (product.node, product.ends) if node is not None]
+        if not is_quiet(min(read, key=order.__getitem__), first.nodes[-1]):
             continue
         call = both.call()
         dry = dry_runs.dry_run(call, 0, place, tried=True)
@@ -89,7 +104,8 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
     if place is None or first.norm is not None or first.operands[place].order is not None:
         return None
     source, epilogue = first.matrices[0], first.epilogue
-    second = ends.get(source)
+    cast = source if source not in ends and _is_cast(source) else None
+    second = ends.get(source if cast is None else cast.all_input_nodes[0])
     if second is None or second is first or epilogue is None:
         return None
     if any(user not in first.nodes for user in source.users):
@@ -108,7 +124,17 @@ def _both(first: Chain, ends: Mapping[fx.Node, Chain]) -> Joined | None:
         if too_many(formula.kinds) or not isinstance(made, UserEpilogue):
             return None
         epilogue = made
-    return Joined(first, second, epilogue, place)
+    return Joined(first, second, epilogue, place, cast)
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a node is the cast of 16 bits to fp32 that alone reads them."""
+    if node.target not in ("to", "float") or len(node.all_input_nodes) != 1:
+        return False
+    value, cast = tensor_of(node.all_input_nodes[0]), value_at(node)
+    if value is None or value.element_size() != 2 or len(node.all_input_nodes[0].users) != 1:
+        return False
+    return cast.dtype is torch.float32 and same_layout(value, cast)
 
 
 def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
@@ -117,16 +143,26 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
     value, weight, weight2 = first.value, value_at(first.weight), value_at(second.weight)
     return (
         first.x is second.x
+        and _is_same(first.ends, second.ends)
         and value.element_size() == 2
         # Autocast, which is on where these types differ, casts x for each product.
         and all(each.dtype == value.dtype for each in (value_at(first.x), weight, weight2, second.value))
         and same_sizes(second.value.shape, value.shape)
         and same_sizes(weight2.stride(), weight.stride())
-        and not any(each.is_kn or each.is_batch for each in (first, second))
+        and not any(each.is_batch or (each.is_kn and each.ends is None) for each in (first, second))
         and not any(value_at(chain.nodes[-1]).requires_grad for chain in chains)
         and all(_are_of_its_sizes(chain) for chain in chains)
         and all(found[chain].why_not in ("", profit.SLOWER) for chain in chains)
     )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two nodes compute the same of the same: each call of `epigemm.grouped_linear` clamps its ends anew."""
+    if one is other or not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return one is other or (type(one) is type(other) is int and one == other)
+    if not one.op.startswith("call") or (one.target, one.kwargs) != (other.target, other.kwargs):
+        return False
+    return len(one.args) == len(other.args) and all(map(_is_same, one.args, other.args))
 
 
 def _are_of_its_sizes(chain: Chain) -> bool:
@@ -134,6 +170,7 @@ def _are_of_its_sizes(chain: Chain) -> bool:
     *lead, columns = chain.product.value.shape
     return all(
         same_sizes(value_at(source).shape, KINDS[each.kind].shape(lead, columns))
+        and not (chain.product.ends is not None and KINDS[each.kind].is_of_columns)
         for each in chain.operands
         for source in each.sources
         if source is not None
@@ -154,15 +191,21 @@ class TwoSites(Site):
     def __call__(self, x: Tensor, weight: Tensor, *sources: Any) -> Tensor:
         """Compute both chains."""
         weight2, *given = sources
+        ends = [given.pop(0)] if self._is_grouped else []
         given.insert(self._others + self._place, None)
         operands = tuple(given)
         if self._linked is None:  # the operands' types are the same at each call of a graph
             self._linked = forms.of_types(self._of_both.traced, x, operands)
         is_invariant = invariance.active and invariance.enabled()
         call = LinearCall(self._linked, x, weight, operands, invariant=is_invariant, weight2=weight2)
+        if ends:
+            weights = {"weight": weight.transpose(1, 2), "weight2": weight2.transpose(1, 2)}
+            call = call._replace(**weights, group_ends=ends[0])
+            if is_in_graph(call):
+                return one_node(call)
         found = one_kernel.pair(call)
         if isinstance(found, Tensor):
             return found
         others, own = given[: self._others], given[self._others :]
-        own[self._place] = self._second(x, weight2, *others)
-        return super().__call__(x, weight, *own)
+        own[self._place] = self._second(x, weight2, *ends, *others)
+        return super().__call__(x, weight, *ends, *own)

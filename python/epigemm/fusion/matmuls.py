@@ -36,6 +36,9 @@ _OF_8_BITS: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((ops.linear, ops.linear.default), _OWN),
 }
 _METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
+_grouped_mm = torch.ops.aten._grouped_mm
+_OF_GROUPS = (torch._grouped_mm, _grouped_mm, _grouped_mm.default)
+_GROUPED = "grouped_mm"
 # PyTorch's signatures: the names of x, of the weight and of the summand come first. A call that fits none of them is of
 # another overload, such as `addmm(beta, input, mat1, mat2)`, and is left alone.
 _MATMUL = inspect.signature(lambda input, other, *, out=None: None)
@@ -48,6 +51,10 @@ _SIGNATURES: dict[str, tuple[tuple[str, str, str], inspect.Signature]] = {
     ),
     **dict.fromkeys(("mm", "bmm"), (("input", "mat2", ""), _MM)),
     **dict.fromkeys(("matmul", "__matmul__", "imatmul"), (("input", "other", ""), _MATMUL)),
+    _GROUPED: (
+        ("self", "mat2", "bias"),
+        inspect.signature(lambda self, mat2, offs=None, bias=None, out_dtype=None: None),
+    ),
 }
 
 
@@ -66,17 +73,18 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Product:
-    """D = alpha * (x @ weight.T) + beta * bias.
+    """D = alpha * (x @ weight.T) + beta * bias; or that of rows in groups, D[m] = x[m] @ weight[g].T.
 
     Attributes:
         node: the product in the graph.
         x: `[..., K]`.
-        weight: `[N, K]`, or `[K, N]` where `is_kn`; where `is_batch` a batch of equal ones.
+        weight: `[N, K]`, or `[K, N]` where `is_kn`; where `is_batch` a batch of equal ones; of groups `[groups, K, N]`.
         bias: the summand, or None.
         is_kn: whether the weight is the right operand itself, `[K, N]`.
         is_batch: whether the weight is the first of a batch.
         alpha, beta: numbers; 1 for all functions but `addmm`.
         scales: of a product of 8-bit numbers; else None.
+        ends: where the groups of rows end, int32 `[groups]`; None: there are none.
     """
 
     node: fx.Node
@@ -88,6 +96,7 @@ class Product:
     alpha: float = 1
     beta: float = 1
     scales: Scales | None = None
+    ends: fx.Node | None = None
 
     @property
     def is_scaled(self) -> bool:
@@ -129,6 +138,8 @@ def understand(node: fx.Node) -> Product | str | None:
         return "an operand is no plain tensor"
     if result is None:
         return "its result is no plain tensor"
+    if name == _GROUPED:
+        return _understand_groups(node, given, result)
     is_batch = right.dim() == 3 and known(right.stride(0) == 0) and known(right.shape[0] != 0)
     if left.dim() < 2 or (right.dim() != 2 and not is_batch):
         return None
@@ -149,10 +160,31 @@ def understand(node: fx.Node) -> Product | str | None:
     return Product(node, x, origin or weight, bias, origin is None, is_batch, alpha, beta)
 
 
+def _understand_groups(node: fx.Node, given: dict[str, Any], result: Tensor) -> Product | str:
+    """A product of rows in groups, or why it cannot be fused."""
+    x, weight, ends = given["self"], given["mat2"], given.get("offs")
+    left, right, rows = value_at(x), value_at(weight), tensor_of(ends)
+    if left.dim() != 2 or right.dim() != 3 or rows is None:
+        return "its groups are not of rows"
+    if given.get("bias") is not None or not left.dtype == right.dtype == result.dtype:
+        return "its bias or its types are others than a product's"
+    if reason := _why_not(result, left, right):
+        return reason
+    is_read = rows.dtype == torch.int32 and is_contiguous(rows) and same_sizes(rows.shape, right.shape[:1])
+    if not is_read or not known(right.shape[0] != 0):
+        return "its ends of groups are of another form"
+    # Kernels read rows of `[groups, N, K]`, and a copy of all weights would take longer than the product.
+    if not known(right.stride(1) == 1):
+        return "the weights of its groups lie column by column"
+    return Product(node, x, weight, None, is_kn=True, ends=ends)
+
+
 def _name(node: fx.Node) -> str | None:
     """The name of the called function, if it multiplies matrices."""
     if node.op == "call_method":
         return str(node.target) if node.target in _METHODS else None
+    if node.op == "call_function" and node.target in _OF_GROUPS:
+        return _GROUPED
     if node.op != "call_function" or node.target not in _FUNCTIONS:
         return None
     return str(getattr(node.target, "__name__", ""))

@@ -178,6 +178,8 @@ class _Maker:
             raise Refused(f"{text}; to repeat it takes as long as to add it" if is_repeated else text)
         padded = (*(1,) * (beside.dim() - value.dim()), *value.shape)
         shared = kind == MATRIX and not same_sizes(padded, beside.shape)
+        if shared and self._region.product.ends is not None:
+            raise Refused(f"{node} is repeated along rows, which are in groups")
         if shared:
             self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
         operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None, shared)
@@ -214,6 +216,8 @@ class _Maker:
 
     def _norm(self, node: fx.Node) -> fx.Node:
         """multiplier * z + offset."""
+        if self._region.product.ends is not None:
+            raise Refused(f"{node} is a BatchNorm of rows in groups")
         origin, norm = _norm_of(node, self._region)
         self.operands.append(norm)
         multiplier, offset = self._new(PER_COLUMN), self._new(PER_COLUMN)

@@ -155,7 +155,12 @@ def _us_of_one(pair: Pair, chains: list[Chain], one_by_one: bool) -> float:
 
 def _may_be_two(product: Product) -> bool:
     value = product.value
-    if product.is_kn or product.is_batch or product.is_scaled or value.requires_grad:
+    if (
+        (product.is_kn and product.ends is None)
+        or product.is_batch
+        or product.is_scaled
+        or value.requires_grad
+    ):
         return False
     read = [tensor_of(each) for each in (product.x, product.weight, product.bias) if each is not None]
     columns = value.shape[-1]
@@ -232,7 +237,9 @@ def _half(value: Any, product: Product) -> int | None:
 def _made_two(product: Product, halves: _Halves, us: float) -> Pair:
     node, whole = product.node, product.value
     graph, inserter = node.graph, Inserter(node)
-    first, second = inserter.run(_two, (product.x, product.weight, product.bias), learns=False)
+    of_groups, last = product.ends is not None, product.ends or product.bias
+    make_two = _two_of_groups if of_groups else _two
+    first, second = inserter.run(make_two, (product.x, product.weight, last), learns=False)
     pair = Pair(first, second, us)
     made = list(inserter.made)
     for each in halves.glus:
@@ -256,6 +263,10 @@ def _made_two(product: Product, halves: _Halves, us: float) -> Pair:
 def _two(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     weights, biases = torch.chunk(weight, 2), (None, None) if bias is None else torch.chunk(bias, 2)
     return tuple(F.linear(x, *each) for each in zip(weights, biases, strict=True))
+
+
+def _two_of_groups(x: Tensor, weight: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch._grouped_mm(x, half, offs=ends) for half in torch.chunk(weight, 2, -1))
 
 
 def _glu(first: Tensor, second: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def judged(chain: Chain, *, is_eager: bool = True) -> Judged:
         return Judged(SLOWER)  # at best as fast as PyTorch's
     recorded = chain.product.value.requires_grad
     found = judged_there(call_of(chain), place, is_recorded=recorded)
-    if is_eager and not is_8_bits and found.why_not in (SLOWER, RECORDED):
+    if is_eager and not is_8_bits and found.why_not in (SLOWER, RECORDED) and chain.product.ends is None:
         return in_two_kernels(chain, found, place)
     return found
 
@@ -148,10 +148,12 @@ def judged_there(call: LinearCall, place: Tensor, *, is_recorded: bool = False) 
     """The same for a call of meta tensors, on the device of `place`; `is_recorded`: by autograd."""
     found = dry_runs.dry_run(call, place=place, tried=True)
     way = Way.FUSED if found.fused else Way.FALLBACK
+    is_usual = call.group_ends is None and call.eight_bits is None
+    is_as_fast = found.gemm == dry_runs.WITH_BIAS_AND_RELU and not is_recorded and is_usual
     if is_recorded and call.x.dtype != torch.float32:
         why_not = RECORDED
-    elif way is Way.FALLBACK and (
-        is_recorded or call.eight_bits is not None or found.gemm != dry_runs.WITH_BIAS_AND_RELU
+    elif (way is Way.FALLBACK and not is_as_fast) or (
+        call.group_ends is not None and not _saves_a_pass(call)
     ):
         why_not = SLOWER
     else:
@@ -159,6 +161,20 @@ def judged_there(call: LinearCall, place: Tensor, *, is_recorded: bool = False) 
     chosen = [each.plan for each in found.tried if each.arithmetic == found.arithmetic]
     fallback_us = plans.fallback_us(chosen[0] if chosen else found.tried[0].plan)
     return Judged(why_not, way, fallback_us, min([fallback_us, *map(plans.fused_us, chosen)]))
+
+
+def _saves_a_pass(call: LinearCall) -> bool:
+    """Whether a call of groups saves a pass over memory, for the planner has no time of PyTorch's grouped kernel.
+
+    Nothing is saved if no more than casts follow the product, or if a matrix is cast to fp32 for it.
+    """
+    pairs = zip(call.epilogue.operands, call.operands, strict=True)
+    is_wide = any(
+        each.kind == MATRIX and isinstance(value, Tensor) and value.dtype is torch.float32
+        for each, value in pairs
+    )
+    steps = [] if call.epilogue.is_bias else call.epilogue.traced.program.steps
+    return not is_wide and any(step.op != "copy" for step in steps)
 
 
 def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall:
@@ -178,6 +194,11 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
     factors = empty(m, k), empty(k, n).t() if product.is_kn else empty(n, k)
     if (of_8_bits := _of_8_bits(chain, m, n)) is not None:
         factors = empty(m, k, of=x.dtype), empty(n, k, of=weight.dtype)
+    ends = None
+    if product.ends is not None:
+        groups, strides = hint(weight.shape[0]), [hint(weight.stride(axis)) for axis in (0, 2, 1)]
+        factors = factors[0], torch.empty_strided((groups, n, k), strides, dtype=dtype, device="meta")
+        ends = empty(groups, of=torch.int32)
     operands: list[Tensor | float | None] = []
     for operand in chain.operands:
         value = tensor_of(operand.sources[0])
@@ -187,6 +208,8 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
             operands.append(0.0)
         else:  # of rows that are shared one stands for all
             shape = KINDS[operand.kind].shape((1 if operand.shared else m,), n)
+            if ends is not None and KINDS[operand.kind].is_of_columns:
+                shape = (groups, n)
             operands.append(empty(*shape, of=value.dtype))
     epilogue: Epilogue = BIAS
     if chain.epilogue is not None:
@@ -196,8 +219,8 @@ def call_of(chain: Chain, *, is_product_alone: bool | None = None) -> LinearCall
         epilogue, operands = SCALE_BATCH_NORM, operands[-2:]
     else:
         operands = [None if product.bias is None else empty(n)]
-    call = LinearCall(epilogue, *factors, operands, eight_bits=of_8_bits)
-    if is_product_alone is None:
+    call = LinearCall(epilogue, *factors, operands, eight_bits=of_8_bits, group_ends=ends)
+    if is_product_alone is None and ends is None:
         is_product_alone = product.value.requires_grad and gradients.keeps_product(call)
     return call.product() if is_product_alone else call
 

@@ -108,7 +108,7 @@ class _Settings(NamedTuple):
             elif understood is not None:
                 chain = finder.chain(understood)
                 judged[chain] = profit.judged(chain, is_eager=self.one_by_one)
-        return _Found(graph, finder, skipped, judged if self.traced else gates.judged(graph, judged))
+        return _Found(graph, finder, skipped, gates.judged(graph, judged, traced=self.traced))
 
     def tried(
         self,
@@ -240,7 +240,7 @@ def _replacement(chain: Chain, estimate: profit.Judged) -> Replacement:
     site = FusedSite(name_of(chain.product.node), chain.function, matched, text, notes)
     if both is None:
         return Replacement(Site(chain), chain.sources, chain.nodes, site, chain.views)
-    nodes = (*both.second.nodes, *chain.nodes) if chain is both.first else ()
+    nodes = both.nodes if chain is both.first else ()
     return Replacement(gates.TwoSites(both), both.sources, nodes, site, chain.views)
 
 

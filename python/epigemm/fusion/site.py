@@ -31,6 +31,8 @@ from epigemm.fusion.operands import arguments_of
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.report import FusedSite
 from epigemm.fusion.values import known, storage_of, tensor_of, value_at
+from epigemm.groups import grouped_linear
+from epigemm.operators.groups import is_in_graph, one_node
 
 _NO_BIAS = (None,)
 
@@ -112,6 +114,7 @@ class Site:
         self._of_8_bits = None if product.scales is None else _OfEightBits(chain, product.scales)
         # Recorded calls, BatchNorms, 8 bits and operands of other shapes need more work.
         self._is_direct = not (product.value.requires_grad or chain.norm or self._of_8_bits)
+        self._is_grouped = product.ends is not None
         self._direct: Epilogue | None = None
 
     def __repr__(self) -> str:
@@ -119,6 +122,10 @@ class Site:
 
     def __call__(self, x: Tensor, weight: Tensor, *sources: Tensor) -> Tensor:
         """Compute the chain."""
+        if self._is_grouped:
+            if self._orders:
+                sources = (sources[0], *self._in_order(x, sources[1:]))
+            return self._in_groups(x, weight.transpose(1, 2), *sources)
         if self._is_batch:
             weight = weight[0]
         if self._is_kn:
@@ -163,6 +170,23 @@ class Site:
             return _route.linear(BIAS, x, weight, (bias,), scaled=scaled)
         traced = self._epilogue.traced
         return _route.linear(traced, x, weight, given, scaled=scaled, promotes=False)
+
+    def _in_groups(self, x: Tensor, weight: Tensor, ends: Tensor, *sources: Tensor) -> Tensor:
+        """A chain of rows in groups, whose vectors are those of all groups."""
+        groups, columns = weight.shape[:2]
+        given: list[Tensor | None] = [None] if self._epilogue is None else []
+        for kind, value in zip(self._operands, sources, strict=True):
+            value = value.reshape(KINDS[kind].callers_shape(x.shape[:-1], columns))
+            given.append(value.expand(groups, columns).contiguous() if KINDS[kind].is_of_columns else value)
+        if self._is_direct:
+            function = BIAS if self._epilogue is None else self._epilogue.traced
+            epilogue, operands = forms.seen(function, x, tuple(given))
+            call = LinearCall(epilogue, x, weight, operands, group_ends=ends)
+            if is_in_graph(call):
+                return one_node(call)
+        if self._epilogue is None:
+            return grouped_linear(x, weight, offs=ends)
+        return self._epilogue(x, weight, *given, offs=ends)
 
     def _in_order(self, x: Tensor, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources with their axes in the product's order."""

@@ -1,4 +1,4 @@
 """epigemm within other libraries, which are imported when they are asked for.
 
-Imports: `decorator`, `groups`. Taken by users.
+Imports: `groups`, `nn`. Taken by users.
 """

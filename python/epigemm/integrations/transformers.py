@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.decorator import epilogue
-from epigemm.epilogues.kinds import PerColumn, PerRow
 from epigemm.groups import grouped_linear, grouped_linear_glu
+from epigemm.nn.experts import mixture, weighted_linear
 
 _NAME = "epigemm"
 _LEAST_VERSION = (5, 24)
@@ -32,11 +31,6 @@ _OF_CLASSES = {
     "Tanh": "tanh",
 }
 """The activations of transformers' `ACT2CLS` that `grouped_linear` has, by the names of their classes."""
-
-
-@epilogue
-def _weighted(acc: Tensor, share: PerRow, bias: PerColumn | None = None) -> Tensor:
-    return (acc if bias is None else acc + bias) * share
 
 
 def register() -> None:
@@ -70,26 +64,21 @@ def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     Returns:
         `[tokens, hidden]`.
     """
-    chosen = top_k_index.shape[-1]
-    experts, order = torch.sort(top_k_index.reshape(-1))
-    every = torch.arange(self.num_experts, device=experts.device, dtype=experts.dtype)
-    offs = torch.searchsorted(experts, every, right=True, out_int32=True)
-    first = self.gate_up_proj if self.has_gate else self.up_proj
-    x = hidden_states[order // chosen].to(first.dtype)
-    share = top_k_weights.reshape(-1)[order]
-    elsewhere = (experts >= self.num_experts)[:, None] if self._is_expert_parallel else None
-    hidden = _zeroed(_activated(self, x, offs, elsewhere), elsewhere)
     down, bias = _as_rows(self, self.down_proj), self.down_proj_bias if self.has_bias else None
-    if self.has_post_expert_norm:
+
+    def expert(rows: Tensor, offs: Tensor, share: Tensor) -> Tensor:
+        is_parallel = self._is_expert_parallel
+        elsewhere = (
+            (torch.arange(len(rows), device=rows.device) >= offs[-1])[:, None] if is_parallel else None
+        )
+        hidden = _zeroed(_activated(self, rows, offs, elsewhere), elsewhere)
+        if not self.has_post_expert_norm:
+            return _zeroed(weighted_linear(hidden, down, bias, share, offs), elsewhere)
         product = _zeroed(grouped_linear(hidden, down, bias, offs=offs), elsewhere)
-        result = self.post_expert_norm(product) * share[:, None]
-    else:
-        wide = torch.float32 if hidden.element_size() == 2 else hidden.dtype  # as transformers multiplies
-        result = _zeroed(_weighted(hidden, down, share.to(wide), bias, offs=offs), elsewhere)
-    by_token = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    tokens = hidden_states.shape[0]
-    summed: Tensor = result[by_token].view(tokens, chosen, result.shape[-1]).sum(1)
-    return summed.to(hidden_states.dtype)
+        return self.post_expert_norm(product) * share[:, None]  # type: ignore[no-any-return]
+
+    x = hidden_states.to(down.dtype)
+    return mixture(x, top_k_index, top_k_weights, self.num_experts, expert).to(hidden_states.dtype)
 
 
 def _activated(self: Any, x: Tensor, offs: Tensor, elsewhere: Tensor | None) -> Tensor:

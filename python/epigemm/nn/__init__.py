@@ -7,13 +7,14 @@ would not run. Hooks that they get later do not fire.
 
 Where fp32 products run on fp16 slices, `epigemm.pack(layer.weight)` keeps those of the weight for the layer's calls.
 
-Imports: `functional`, `glu`, `results_epilogue`, `decorator`, `decoration`, `route`, `batch_statistics`,
-`arguments`, `epilogues`. Taken by no other room.
+Imports: `functional`, `glu`, `groups`, `results_epilogue`, `decorator`, `decoration`, `route`, `batch_statistics`,
+`arguments`, `epilogues`. Taken by `integrations`.
 """
 
 from __future__ import annotations
 
 from epigemm.nn.batch_norm import LinearBatchNormReLU, LinearScaleBatchNorm1d, linear_scale_batch_norm1d
+from epigemm.nn.experts import Experts
 from epigemm.nn.glu import LinearGLU
 from epigemm.nn.layers import (
     Linear,
@@ -31,6 +32,7 @@ from epigemm.nn.layers import (
 from epigemm.nn.quantisation import quantise
 
 __all__ = [
+    "Experts",
     "Linear",
     "LinearBatchNormReLU",
     "LinearGELU",

@@ -1,0 +1,87 @@
+"""Rows in groups in compiled graphs: an operator for calls that no gradient is recorded of.
+
+Its schema is here, and not in C++, because it runs in Python alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm.arguments import checks, invariance
+from epigemm.arguments.calls import LinearCall
+from epigemm.calls import entry, one_kernel, resolve
+from epigemm.calls.log import current
+from epigemm.compilers import is_faked, when_imported
+from epigemm.epilogues.kinds import MATRIX
+from epigemm.epilogues.library import BIAS
+
+_SCHEMA = (
+    "(str epilogue, Tensor x, Tensor weight, Tensor offs, Tensor?[] operands, Tensor? weight2) -> Tensor"
+)
+_LIBRARY = torch.library.Library("epigemm", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(f"grouped_linear{_SCHEMA}")  # type: ignore[no-untyped-call]
+
+
+def is_in_graph(call: LinearCall) -> bool:
+    """Whether a compiler traces a call, which then becomes one node of its graph."""
+    is_invariant = invariance.active and invariance.enabled()  # which calls of groups refuse
+    return not is_invariant and entry.sees(*call.inputs) is not None and is_faked()
+
+
+def one_node(call: LinearCall) -> Tensor:
+    """A call of tensors alone. With a weight2 its first matrix is the second product, as of `one_kernel.pair`."""
+    arguments = (call.epilogue.name, call.x, call.weight, call.group_ends, list(call.operands), call.weight2)
+    result: Tensor = torch.ops.epigemm.grouped_linear(*arguments)
+    return result
+
+
+def _call(
+    epilogue: str,
+    x: Tensor,
+    weight: Tensor,
+    offs: Tensor,
+    operands: Sequence[Tensor | None],
+    weight2: Tensor | None,
+) -> LinearCall:
+    spec = checks.epilogue_named(epilogue, linear=True)
+    return LinearCall(spec, x, weight, tuple(operands), weight2=weight2, group_ends=offs)
+
+
+def _computed(call: LinearCall) -> Tensor:
+    if call.weight2 is None:
+        return resolve.linear(call)
+    found = one_kernel.pair(call)
+    if isinstance(found, Tensor):
+        return found
+    second = call._replace(epilogue=BIAS, weight=call.weight2, operands=(None,), weight2=None)
+    place = [each.kind for each in call.epilogue.operands].index(MATRIX)
+    given = [*call.operands[:place], resolve.linear(second), *call.operands[place + 1 :]]
+    return resolve.linear(call._replace(operands=tuple(given), weight2=None))
+
+
+def _fake(*arguments: object) -> Tensor:
+    call = _call(*arguments)  # type: ignore[arg-type]
+    checks.groups(call.x, call.weight, call.group_ends)  # type: ignore[arg-type]
+    shaped = call.x.new_empty((call.x.shape[0], call.weight.shape[1]))
+    return shaped if current.log is None else current.log.without_values(_computed, call)
+
+
+_LIBRARY.impl("grouped_linear", lambda *arguments: _computed(_call(*arguments)), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("epigemm::grouped_linear", _fake, lib=_LIBRARY)
+
+
+def _count_flops(counter: ModuleType) -> None:
+    def formula(epilogue: str, x: Any, weight: Any, offs: Any, operands: Any, weight2: Any, **_: Any) -> int:
+        products = 1 if weight2 is None else 2  # of shapes
+        return int(2 * products * prod(x) * weight[-2])
+
+    counter.register_flop_formula(torch.ops.epigemm.grouped_linear)(formula)
+
+
+when_imported("torch.utils.flop_counter", _count_flops)
