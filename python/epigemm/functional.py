@@ -100,6 +100,9 @@ __all__ = [
     "sigmoid_scale_residual",
 ]
 
+GATES = {each: FUNCTIONS[GATED + each] for each in ACTIVATIONS}
+"""What multiplies an activation by a gate."""
+
 
 @docstrings.of_linear
 def linear(
@@ -500,7 +503,7 @@ def gate_function(activation: str) -> Traced:
         raise TypeError(f"activation: got {type(activation).__name__}; accepted are {', '.join(ACTIVATIONS)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: got {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
-    return FUNCTIONS[GATED + activation]
+    return GATES[activation]
 
 
 def batch_norm_relu(

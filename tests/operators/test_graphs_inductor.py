@@ -73,7 +73,7 @@ def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(call: LinearCall) -> Tensor:
         raise AssertionError("Python was asked")
 
-    monkeypatch.setattr(resolve, "run_linear", refused)
+    monkeypatch.setattr(resolve, "run", refused)
     x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
     torch.testing.assert_close(call_of(BIAS, x, weight, [bias]), F.linear(x, weight, bias))
     torch.testing.assert_close(call_of(BIAS, x, weight, [None]), F.linear(x, weight))
@@ -217,13 +217,13 @@ def test_on_a_gpu(
     fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
     bound = 1e-4 if dtype is torch.float32 else 4e-2
     asked: list[LinearCall] = []
-    run = resolve.run_linear
+    run = resolve.run
 
     def noted(call: LinearCall) -> Tensor:
         asked.append(call)
         return run(call)
 
-    monkeypatch.setattr(resolve, "run_linear", noted)
+    monkeypatch.setattr(resolve, "run", noted)
     with torch.no_grad():
         for _ in range(3):
             x = torch.randn(4096, 1024, device="cuda", dtype=dtype)
