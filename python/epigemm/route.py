@@ -311,8 +311,8 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
     """A call that the entry has not made, by its route."""
     is_linear = isinstance(call, LinearCall)
     if isinstance(call, LinearCall) and call.group_ends is not None:
-        call = by_groups.prepared(call)
-        return resolve.linear(call) if route is _PLAIN else by_groups.by_operators(call)
+        by_groups.check(call)
+        return resolve.linear(by_groups.readable(call)) if route is _PLAIN else by_groups.by_operators(call)
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:

@@ -28,17 +28,18 @@ def of_call(call: LinearCall) -> Tensor:
     return call.out.copy_(torch.where(is_in_group[:, None], result, call.out))
 
 
-def prepared(call: LinearCall) -> LinearCall:
-    """The call, checked, as kernels read it: with the vectors of all groups without gaps.
-
-    RuntimeError in the batch-invariant mode.
-    """
+def check(call: LinearCall) -> None:
+    """Check the arguments; RuntimeError in the batch-invariant mode."""
     checks.arguments(call)
     if call.invariant:
         raise RuntimeError(
             "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
             "accepted there are functions of one weight"
         )
+
+
+def readable(call: LinearCall) -> LinearCall:
+    """The call as kernels read it: with the vectors of all groups without gaps."""
     pairs = zip(call.operands, call.epilogue.operands, strict=True)
     operands = [
         value.contiguous() if KINDS[spec.kind].is_of_columns and isinstance(value, Tensor) else value
@@ -48,7 +49,7 @@ def prepared(call: LinearCall) -> LinearCall:
 
 
 def by_operators(call: LinearCall) -> Tensor:
-    """A call that has been prepared, and that autograd records or a compiler traces."""
+    """A call that has been checked, and that autograd records or a compiler traces."""
     if call.strict:
         raise RuntimeError(
             "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
