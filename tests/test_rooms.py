@@ -19,7 +19,7 @@ ROOMS = (
     *("_native", "compilers", "docstrings", "progress"),
     *("epilogues", "arguments", "planner", "linker", "packs", "calls", "autograd", "operators"),
     *("route", "batch_statistics", "decoration", "results_epilogue", "decorator"),
-    *("functional", "glu", "groups", "precompilation"),
+    *("elementwise", "folds", "functional", "glu", "groups", "precompilation"),
     *("nn", "integrations", "explain", "tuner", "fusion", "explanations", "__init__", "__main__"),
 )
 MODULES = {
@@ -86,7 +86,8 @@ def test_a_room_says_what_it_is_for(room: str) -> None:
 TESTS = Path(__file__).parent
 TABLES = {
     **dict.fromkeys(
-        ("arguments", "autograd", "batch_statistics", "calls", "nn", "operators"), "ops/table.py"
+        ("arguments", "autograd", "batch_statistics", "calls", "elementwise", "folds", "nn", "operators"),
+        "ops/table.py",
     ),
     "fusion": "fusion/table.py",
     "packs": "packs/test_packs.py",

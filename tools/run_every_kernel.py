@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.gradings.products import SCALED, SPLIT, forced_into
 from epigemm._native import build_info, ops
 from epigemm.arguments.calls import ElementwiseCall, tensors_of
-from epigemm.calls import batch_norm, elementwise_kernels, entry, resolve_elementwise
+from epigemm.calls import batch_norm, elementwise_kernels, entry, resolve
 from epigemm.calls.moments import Moments, column_moments
 from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.library import FUNCTIONS
@@ -238,7 +238,7 @@ def run_elementwise(epilogue: Epilogue, dtype: torch.dtype) -> int:
         x = values.to(dtype)
         drawn = inputs(epilogue, dtype, x.shape[-1])
         out = torch.full_like(x, float("nan"))
-        resolve_elementwise.elementwise(ElementwiseCall(epilogue, x, given_of(epilogue, drawn), out))
+        resolve.elementwise(ElementwiseCall(epilogue, x, given_of(epilogue, drawn), out))
         expected = reference(epilogue, x.double(), drawn)
         expect_close(f"{epilogue.name} {dtype} {name}", out, expected, TOLERANCE[dtype])
     return len(layouts)

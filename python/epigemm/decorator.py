@@ -147,13 +147,11 @@ class UserEpilogue(Decorated):
         """
         traced, given = self.form(operands, named)
         scaled = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
-        if offs is not None:
-            if precision is not None or is_scaled(scaled):
-                raise RuntimeError(
-                    "offs: got a tensor beside a precision or an argument of 8 bits; accepted is one or the other"
-                )
-            return _route.grouped(traced, x, weight, given, offs, out, strict)
-        return _route.linear(traced, x, weight, given, out, precision, strict, scaled)
+        if offs is not None and (precision is not None or is_scaled(scaled)):
+            raise RuntimeError(
+                "offs: got a tensor beside a precision or an argument of 8 bits; accepted is one or the other"
+            )
+        return _route.linear(traced, x, weight, given, out, precision, strict, scaled, offs=offs)
 
     def elementwise(
         self,

@@ -13,15 +13,9 @@ from torch import Tensor
 
 from epigemm import docstrings
 from epigemm import route as _route
-from epigemm.arguments import autocast, checks, eight_bits, forms, invariance
-from epigemm.arguments.calls import (
-    EightBits,
-    LinearCall,
-    OutScale,
-    Scaled,
-    operand_dtype,
-    scales_read,
-)
+from epigemm.arguments import autocast, eight_bits, forms, invariance, pairs
+from epigemm.arguments.calls import UNSCALED, EightBits, LinearCall, OutScale, Scaled, operand_dtype
+from epigemm.arguments.pairs import Pair
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.calls.log import current
@@ -29,112 +23,13 @@ from epigemm.compilers import is_traced
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import BIAS, FUNCTIONS
-from epigemm.functional import gate_function
+from epigemm.functional import GATES, gate_function
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 
 __all__ = ["linear_glu"]
 
 _OF_PAIRS = {torch.float16, torch.bfloat16}
-
-
-def pair_call(
-    function: Traced,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    out: Tensor | None,
-    scaled: EightBits | None = None,
-) -> LinearCall:
-    """A pair in 16 or 8 bits as one call; `function`: what follows the first product."""
-    operands: tuple[Tensor | None, ...] = (bias, None)
-    if bias2 is not None:
-        function, operands = FUNCTIONS[function.name + BIAS2], (bias, bias2, None)
-    is_invariant = invariance.active and invariance.enabled()
-    made = forms.of_types(function, x, operands, None if scaled is None else operand_dtype(scaled))
-    precision = DEFAULT if scaled is None else scaled.accumulate
-    about = {"invariant": is_invariant, "out": out, "weight2": weight2, "eight_bits": scaled}
-    return LinearCall(made, x, weight, operands, precision, **about)  # type: ignore[arg-type]
-
-
-def _require_fused(
-    function: Traced,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    precision: str | None,
-    scaled: EightBits | None = None,
-) -> None:
-    """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
-    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    dtype = x.dtype if scaled is None else operand_dtype(scaled)
-    operands = (bias, x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype))
-    epilogue = forms.of_types(function, x, operands, dtype)
-    call = LinearCall(epilogue, rows, weight, operands, precision or DEFAULT, strict=True, eight_bits=scaled)
-    if not call.is_empty:
-        forecast.require_fused(call)
-
-
-def _check_out(out: Tensor, x: Tensor, others: dict[str, Tensor | None]) -> None:
-    """RuntimeError, before the second product is launched, for an `out` that the first one could not be written to."""
-    tensors = (out, x, *(each for each in others.values() if each is not None))
-    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
-        raise RuntimeError(
-            "linear_glu(): functions with out=... arguments don't support automatic differentiation, but one of the "
-            "arguments requires grad."
-        )
-    checks.own_memory(out, x, others.items())
-
-
-def _scaled(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight2: Tensor | None,
-    bias2: Tensor | None,
-    out: Tensor | None,
-    given: Scaled,
-) -> EightBits:
-    """What a call gives of 8 bits, after its checks."""
-    eight_bits.types(x, weight)
-    scaled = eight_bits.checked(x, weight, given, weight2)
-    others = {"weight": weight, "bias": bias, "weight2": weight2, "bias2": bias2, **dict(scales_read(scaled))}
-    eight_bits.refuse_gradients(x=x, **others)
-    if out is not None:
-        checks.own_memory(out, x, others.items())
-    return scaled
-
-
-def _of_eight_bits(
-    function: Traced,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    out: Tensor | None,
-    strict: bool,
-    scaled: EightBits,
-) -> Tensor:
-    """A pair of 8-bit numbers whose arguments have been checked: one kernel, or two calls."""
-    if not is_traced():
-        memory = eight_bits.memory_of_blocks(scaled.out_scale, x, weight)
-        of_pair = scaled._replace(out_scale=memory)
-        found = one_kernel.pair(pair_call(function, x, weight, bias, weight2, bias2, out, of_pair))
-        if isinstance(found, Tensor):
-            return eight_bits.with_blocks(found, memory)
-    scale: Tensor = scaled.weight_scale  # type: ignore[assignment]
-    first, second = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
-    wide = scaled._replace(out_dtype=operand_dtype(scaled), out_scale=None)
-    if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
-        _require_fused(function, x, weight, bias, scaled.accumulate, wide._replace(weight_scale=first))
-    gate = _route.linear(BIAS, x, weight2, (bias2,), None, None, False, wide._replace(weight_scale=second))
-    operands = (bias, gate)
-    return _route.linear(
-        function, x, weight, operands, out, None, strict, scaled._replace(weight_scale=first)
-    )
 
 
 @docstrings.of_linear
@@ -180,7 +75,6 @@ def linear_glu(
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(32, 64), weight2=torch.randn(32, 64)).shape
         torch.Size([8, 32])
     """
-    function = gate_function(activation)
     if isinstance(weight, PackedWeight):
         if weight2 is None:
             raise TypeError(
@@ -188,46 +82,95 @@ def linear_glu(
                 "each half, the second one as weight2"
             )
         weight = weight.weight
-    other = weight2.weight if isinstance(weight2, PackedWeight) else weight2
+    if isinstance(weight2, PackedWeight):
+        weight2 = weight2.weight
     given = (x_scale, weight_scale, out_dtype, accumulate, out_scale)
+    return glu(activation, (x, weight, bias, weight2, bias2, None), out, precision, strict, given)
+
+
+def glu(
+    activation: str,
+    pair: Pair,
+    out: Tensor | None,
+    precision: str | None = None,
+    strict: bool = False,
+    given: Scaled = UNSCALED,
+) -> Tensor:
+    """D = activation(x @ W1.T + b1) * (x @ W2.T + b2) of a pair: one kernel, or two calls."""
+    function = (GATES.get(activation) if type(activation) is str else None) or gate_function(activation)
+    x_scale, weight_scale, out_dtype, accumulate, out_scale = given
     is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
     is_8_bits = is_any or accumulate != PROMOTED
     found: Tensor | Reason | None = None
-    is_usual = precision is None and strict is False and current.log is None and not is_8_bits
-    if is_usual and other is not None and not is_traced() and not autocast.is_any_on():
-        types = {getattr(each, "dtype", None) for each in (x, bias, bias2) if each is not None}
+    is_usual = pair[3] is not None and precision is None and strict is False and not is_8_bits
+    if is_usual and current.log is None and not is_traced() and not autocast.is_any_on():
+        types = {getattr(each, "dtype", None) for each in pair[::2] if each is not None}
         if len(types) == 1 and types < _OF_PAIRS:
             # Before the checks: the entry makes them faster. But it takes biases in fp32, too.
-            found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
+            found = one_kernel.pair(pair_call(function, pair, out))
     if isinstance(found, Tensor):
         return found
-    if other is not None and found is Reason.NO_PAIR:  # the arguments fit
-        gate = _route.linear(BIAS, x, other, (bias2,))
-        return _route.linear(function, x, weight, (bias, gate), out)
-    checks.tensors(x=x, weight=weight)
-    checks.optional_tensors(bias=bias, weight2=other, bias2=bias2, out=out)
-    if out is not None:
-        _check_out(out, x, {"weight": weight, "bias": bias, "weight2": other, "bias2": bias2})
-    if precision is not None:
-        checks.precision(precision)
-    if strict is not False:
-        checks.flag("strict", strict)
-    if autocast.is_any_on() and not is_8_bits:
-        x, weight, (bias, other, bias2) = autocast.cast(x, weight, bias, other, bias2)
-    scaled = _scaled(x, weight, bias, other, bias2, out, given) if is_8_bits else None
-    checks.pair(x, weight, bias, other, bias2, out, scaled)
-    if other is None:
-        # Views, by one node of autograd, which writes both gradients into one tensor.
-        weight, other = weight.chunk(2)
-        if bias is not None:
-            bias, bias2 = bias.chunk(2)
-    if scaled is not None:
-        return _of_eight_bits(function, x, weight, bias, other, bias2, out, strict, scaled)
-    if found is None and x.dtype in _OF_PAIRS and not is_traced():
-        found = one_kernel.pair(pair_call(function, x, weight, bias, other, bias2, out))
+    scaled: EightBits | None = None
+    if found is not Reason.NO_PAIR:  # else the arguments fit
+        pair, scaled = pairs.checked(pair, out, precision, strict, given if is_8_bits else None)
+    x, weight, bias, weight2, bias2, offs = pair
+    memory: OutScale = None
+    if found is None and not is_traced() and (is_8_bits or x.dtype in _OF_PAIRS):
+        if scaled is not None:
+            memory = eight_bits.memory_of_blocks(scaled.out_scale, x, weight)
+        found = one_kernel.pair(pair_call(function, pair, out, scaled and scaled._replace(out_scale=memory)))
         if isinstance(found, Tensor):
-            return found
+            return eight_bits.with_blocks(found, memory)
+    first, of_gate = UNSCALED, UNSCALED
+    wide: EightBits | None = None
+    if scaled is not None:
+        scale: Tensor = scaled.weight_scale  # type: ignore[assignment]
+        scales = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
+        first = scaled._replace(weight_scale=scales[0])
+        wide = first._replace(out_dtype=operand_dtype(scaled), out_scale=None)
+        of_gate = wide._replace(weight_scale=scales[1])
     if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
-        _require_fused(function, x, weight, bias, precision)
-    gate = _route.linear(BIAS, x, other, (bias2,), None, precision)
-    return _route.linear(function, x, weight, (bias, gate), out, precision, strict)
+        _require_fused(function, pair, precision, wide)
+    assert weight2 is not None
+    gate = _route.linear(BIAS, x, weight2, (bias2,), None, precision, False, of_gate, offs=offs)
+    return _route.linear(function, x, weight, (bias, gate), out, precision, strict, first, offs=offs)
+
+
+def pair_call(
+    function: Traced, pair: Pair, out: Tensor | None, scaled: EightBits | None = None
+) -> LinearCall:
+    """A pair in 16 or 8 bits as one call; `function`: what follows the first product."""
+    x, weight, bias, weight2, bias2, offs = pair
+    if offs is not None:  # kernels read the vectors of all groups without gaps
+        bias, bias2 = (each if each is None else each.contiguous() for each in (bias, bias2))
+    operands: tuple[Tensor | None, ...] = (bias, None)
+    if bias2 is not None:
+        function, operands = FUNCTIONS[function.name + BIAS2], (bias, bias2, None)
+    is_invariant = invariance.active and invariance.enabled()
+    made = forms.of_types(function, x, operands, None if scaled is None else operand_dtype(scaled))
+    precision = DEFAULT if scaled is None else scaled.accumulate
+    about = (precision, True, False, is_invariant, out, weight2)
+    return LinearCall(made, x, weight, operands, *about, eight_bits=scaled, group_ends=offs)
+
+
+def _require_fused(
+    function: Traced, pair: Pair, precision: str | None, scaled: EightBits | None = None
+) -> None:
+    """RuntimeError, before the second product is launched, where no fused kernel would run the first one."""
+    x, weight, bias, _, _, _ = pair
+    rows = x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    dtype = x.dtype if scaled is None else operand_dtype(scaled)
+    operands = (bias, x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype))
+    epilogue = forms.of_types(function, x, operands, dtype)
+    asked = DEFAULT if scaled is None else scaled.accumulate
+    call = LinearCall(
+        epilogue,
+        rows,
+        weight,
+        operands,
+        asked if precision is None else precision,
+        strict=True,
+        eight_bits=scaled,
+    )
+    if not call.is_empty:
+        forecast.require_fused(call)

@@ -12,14 +12,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from epigemm import route as _route
-from epigemm.arguments import autocast, checks, invariance
-from epigemm.calls import one_kernel
-from epigemm.compilers import is_traced
+from epigemm.arguments import checks
 from epigemm.decoration import Decorated
 from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.library import BIAS, BIAS_RELU, BIAS_SILU, BIAS_TANH, gelu_epilogue
-from epigemm.functional import gate_function
-from epigemm.glu import pair_call
+from epigemm.glu import glu
 
 __all__ = ["grouped_linear", "grouped_linear_glu"]
 
@@ -75,6 +72,7 @@ def grouped_linear(
         >>> epigemm.grouped_linear(x, weight, offs=offs, epilogue="silu").shape
         torch.Size([6, 32])
     """
+    checks.tensors(offs=offs)
     if isinstance(epilogue, Decorated) and isinstance(epilogue.traced, Traced):
         operands = (bias,) if bias is not None else ()
         return epilogue(x, weight, *operands, offs=offs, out=out, strict=strict)
@@ -85,7 +83,7 @@ def grouped_linear(
         )
     if epilogue not in _ACTIVATIONS:
         raise ValueError(f"epilogue: got {epilogue!r}; accepted are {names}")
-    return _route.grouped(_ACTIVATIONS[epilogue], x, weight, (bias,), offs, out, strict)
+    return _route.linear(_ACTIVATIONS[epilogue], x, weight, (bias,), out, None, strict, offs=offs)
 
 
 def grouped_linear_glu(
@@ -128,32 +126,5 @@ def grouped_linear_glu(
         >>> epigemm.grouped_linear_glu(x, weight, offs=offs).shape
         torch.Size([6, 32])
     """
-    function = gate_function(activation)
-    checks.tensors(x=x, weight=weight, offs=offs)
-    checks.optional_tensors(bias=bias, weight2=weight2, bias2=bias2, out=out)
-    if autocast.is_any_on():
-        x, weight, (bias, weight2, bias2) = autocast.cast(x, weight, bias, weight2, bias2)
-    checks.groups(x, weight, offs)
-    checks.vectors_of_groups(x, weight, bias=bias, bias2=bias2)
-    if weight2 is not None:
-        checks.second_weight(x, weight, weight2)
-    else:
-        if weight.shape[1] % 2:
-            raise RuntimeError(
-                f"weight: got shape {list(weight.shape)}; accepted is an even number of rows a group, half of them "
-                "for each product, or a weight2 beside it"
-            )
-        if bias2 is not None:
-            raise RuntimeError(
-                "bias2: got a tensor without a weight2; accepted is None, and a bias for all rows"
-            )
-        weight, weight2 = weight.chunk(2, 1)
-        bias, bias2 = (None, None) if bias is None else bias.chunk(2, 1)
-    if x.dtype.itemsize == 2 and not is_traced() and not (invariance.active and invariance.enabled()):
-        whole = [None if each is None else each.contiguous() for each in (bias, bias2)]
-        call = pair_call(function, x, weight, whole[0], weight2, whole[1], out)._replace(group_ends=offs)
-        found = one_kernel.pair(call)
-        if isinstance(found, Tensor):
-            return found
-    gate = _route.grouped(BIAS, x, weight2, (bias2,), offs, None, strict=False)
-    return _route.grouped(function, x, weight, (bias, gate), offs, out, strict=False)
+    checks.tensors(offs=offs)
+    return glu(activation, (x, weight, bias, weight2, bias2, offs), out)

@@ -35,20 +35,19 @@ from epigemm.arguments.calls import (
     is_scaled,
     operand_dtype,
     operator_arguments,
-    scales_read,
     tensors_of,
 )
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import nodes
-from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve, resolve_elementwise
+from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve
 from epigemm.calls import groups as by_groups
 from epigemm.calls.log import current
 from epigemm.compilers import in_functional_derivative, is_exporting, is_traced
 from epigemm.epilogues.declaration import Traced, TracedResults
-from epigemm.epilogues.kinds import KINDS, SCALAR
+from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
-from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, compute_dtype, folded_by_reference
+from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, folded_by_reference
 from epigemm.operators import graphs
 from epigemm.operators import registration as _registration  # noqa: F401
 from epigemm.packs.weight_packs import PackedWeight
@@ -77,6 +76,7 @@ def linear(
     fold: tuple[Any, ...] | None = None,  # of scale_batch_norm, the vectors of `FOLDED` and then eps
     *,
     promotes: bool = True,  # whether under autocast the operands' types count, as in PyTorch
+    offs: Tensor | None = None,  # the ends of groups of rows, each with a weight of its own
 ) -> Tensor:
     """D = function(x @ weight.T, operands...)."""
     x_scale, weight_scale, dtype, accumulate, memory = scaled
@@ -89,22 +89,26 @@ def linear(
         if 0 in function.ends:
             x, weight = _detached(x), _detached(weight)
     if isinstance(weight, PackedWeight):
+        if offs is not None:
+            raise TypeError(
+                "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
+            )
         weight = weight.weight
-    promotes = promotes and _any_autocast() and not is_8_bits
+    promotes = promotes and _any_autocast() and not is_8_bits and offs is None
     if promotes and isinstance(function, Traced) and _promotes(function, x, operands):
         if out is not None:
-            checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands)])
+            checks.own_memory(out, x, [("weight", weight), *forms.by_name(function, operands)])
         z, operands = promoted(function, x, weight, operands, Options(precision, strict))
         return elementwise(function, z, operands, out)
     found: Tensor | Reason | None = None
     if is_traced():
-        if not is_8_bits:
-            x, weight, operands, fold = _cast(function, x, weight, operands, fold)
-        if function.has_scalar:
-            operands = _without_symbols(function, operands, x)
+        if _any_autocast() and not is_8_bits:
+            x, weight, operands, fold = autocast.cast_call(function.bias_place, x, weight, operands, fold)
+        operands = forms.without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
-        if not is_8_bits and function.is_compiled and (not function.is_choice or _are_like(x, operands)):
+        is_native = not is_8_bits and offs is None and function.is_compiled
+        if is_native and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
     elif not is_8_bits or (fold is None and blocks_of(memory) is None):
@@ -117,37 +121,49 @@ def linear(
             if isinstance(function, Epilogue)
             else forms.seen(function, x, operands, dtype)
         )
-        found = entry.linear(epilogue, x, weight, given, fold, precision, out, strict, scaled=given_scales)
+        found = entry.linear(
+            epilogue, x, weight, given, fold, precision, out, strict, scaled=given_scales, group_ends=offs
+        )
     if isinstance(found, Tensor):
         return eight_bits.with_blocks(found, memory) if is_8_bits else found
     if current.log is not None:
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
-    if is_8_bits:
-        return _of_eight_bits(found, function, x, weight, operands, fold, strict, out, scaled)
-    is_recorded = found is _RECORDED and out is None and fold is None
+    is_recorded = found is _RECORDED and out is None and fold is None and offs is None and not is_8_bits
     if is_recorded and epilogue is function and not epilogue.has_scalar:
         # The entry has looked at all that is checked below.
         is_invariant = invariance.active and invariance.enabled()
         about = (DEFAULT if precision is None else precision, not weight.requires_grad, strict, is_invariant)
         return nodes.record(LinearCall(epilogue, x, weight, operands, *about))
-    if out is not None:
-        checks.own_memory(out, x, [("weight", weight), *_by_name(function, operands), *_named(fold).items()])
-    if found is _OPERATOR:
-        vectors = _named(fold)
-        if fold is None and isinstance(function, Epilogue) and function.bias_place:
-            vectors = {"bias": operands[0]}
-        _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
-        x, weight, operands, fold = _cast(function, x, weight, operands, fold)
+    more: dict[str, Any] = {} if offs is None else {"offs": offs}
+    if is_8_bits:
+        more = {"x_scale": x_scale, "weight_scale": weight_scale, "out_scale": scaled[-1]}
+    by_name: list[tuple[str, Any]] = []
+    if out is not None or is_8_bits:
+        operands_by_name = forms.by_name(function, operands)
+        by_name = [("weight", weight), *more.items(), *operands_by_name, *_named(fold).items()]
+        checks.own_memory(out, x, by_name)
+    if found is None or found is _OPERATOR:
+        ends = {} if offs is None else {"offs": offs}
+        _check_tensors(function, operands, fold, out, x=x, weight=weight, **ends)
+        if _any_autocast() and not is_8_bits:
+            x, weight, operands, fold = autocast.cast_call(function.bias_place, x, weight, operands, fold)
+    of_types = None
+    if is_8_bits:
+        of_types = eight_bits.checked(x, weight, scaled)
+        dtype, precision = operand_dtype(of_types), None
+        function, operands = _of_eight_bits(function, x, weight, operands, fold, dtype, by_name)
+        fold = None
     if isinstance(function, Epilogue) and not function.has_scalar:
         epilogue = function
     else:
-        epilogue, operands = _converted(function, x, operands)
-    route = _route_of(found, x, weight, *operands, *(fold or ()), out)
+        epilogue, operands = forms.converted(function, x, operands, dtype=dtype)
+    route = _route_of(found, x, weight, *operands, *(fold or ()), *more.values(), out)
     options = _options(route, x, weight, precision, strict)
     if fold is None:
-        return _made(route, LinearCall(epilogue, x, weight, operands, *options, out))
+        call = LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types, group_ends=offs)
+        return _made(route, call) if of_types is None else _made_of_eight_bits(route, call, of_types)
     # All launches are checked before the first one.
     checks.arguments(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
@@ -162,24 +178,16 @@ def linear(
 
 
 def _of_eight_bits(
-    found: Reason | None,
     function: Function,
     x: Tensor,
     weight: Tensor,
     operands: Operands,
     fold: tuple[Any, ...] | None,
-    strict: bool,
-    out: Tensor | None,
-    scaled: Scaled,
-) -> Tensor:
-    """What the entry has not made of 8-bit numbers: these have a type of their own for the result, and no gradient."""
-    vectors = _named(fold)
-    _check_tensors({"x": x, "weight": weight}, {**vectors, "out": out})
-    of_types = eight_bits.checked(x, weight, scaled)
-    dtype, read = operand_dtype(of_types), scales_read(of_types)
-    by_name = [("weight", weight), *read, *_by_name(function, operands), *vectors.items()]
-    eight_bits.refuse_gradients(x=x, **dict(by_name))
-    checks.own_memory(out, x, by_name)
+    dtype: torch.dtype,
+    by_name: Sequence[tuple[str, Any]],
+) -> tuple[Function, Operands]:
+    """What follows a product of 8-bit numbers, which have no gradient: the fold is made, operands have this type."""
+    eight_bits.refuse_gradients([("x", x), *by_name])
     if in_functional_derivative():
         raise RuntimeError(
             "x: got 8 bits under a derivative of torch.func; accepted there are types with gradients"
@@ -189,77 +197,13 @@ def _of_eight_bits(
         folded = checks.fold_batch_norm(like, fold[:-1], fold[-1], weight.shape[0])
         operands = _fold(entry.sees(*tensors_of((x, *fold))), folded, None)
     # A traced function has forms for fp32 operands; built-ins take operands of the result's type alone.
-    if isinstance(function, Epilogue) and any(
-        each.dtype is torch.float32 is not dtype for each in tensors_of(operands)
-    ):
-        function = function.traced
-    epilogue, operands = _converted(function, x, operands, dtype=dtype)
-    route = _route_of(found, x, weight, *[each for _, each in read], *operands, out)
-    out_scale = of_types.out_scale
-    if route is _PLAIN:
-        out_scale = eight_bits.memory_of_blocks(out_scale, x, weight)
-    elif isinstance(out_scale, float):
-        out_scale = torch.full((), out_scale, dtype=torch.float32, device=x.device)
-    options, of_types = _options(route, x, weight, None, strict), of_types._replace(out_scale=out_scale)
-    call = LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types)
-    if out_scale is not BLOCKS:
-        return eight_bits.with_blocks(_made(route, call), out_scale)
-    checks.arguments(call)
-    result, blocks = ops.linear_in_blocks(*operator_arguments(call)[:-2])
-    return eight_bits.with_blocks(result if out is None else out.copy_(result), blocks)
+    is_wide = any(each.dtype is torch.float32 is not dtype for each in tensors_of(operands))
+    return function.traced if is_wide and isinstance(function, Epilogue) else function, operands
 
 
 def _are_like(x: Tensor, operands: Operands) -> bool:
     """Whether all operands that there are have x's type."""
     return all(each is None or (isinstance(each, Tensor) and each.dtype == x.dtype) for each in operands)
-
-
-def _by_name(function: Function, operands: Operands) -> list[tuple[str, Any]]:
-    """The operands and their names."""
-    return [(spec.name, value) for spec, value in zip(function.operands, operands, strict=False)]
-
-
-def _without_symbols(function: Function, operands: Operands, x: Tensor) -> Operands:
-    """The operands of a trace, with 0-d tensors in place of numbers that are symbols."""
-    pairs = zip(function.operands, operands, strict=True)
-    return tuple(
-        [graphs.scalar(spec.name, value, x) if spec.kind == SCALAR else value for spec, value in pairs]
-    )
-
-
-def _converted(
-    function: Function,
-    x: Tensor,
-    operands: Operands,
-    first: str = "x",
-    dtype: torch.dtype | None = None,
-) -> tuple[Epilogue, Operands]:
-    """The epilogue of a call that the entry has not made, and its operands as calls have them.
-
-    `dtype`: of the result, if it is not x's. Shapes and types are checked by whoever makes the call.
-    """
-    wide = compute_dtype(dtype or x.dtype)
-    given: list[Any] = []
-    # The operators accept all scalars as numbers, or all as tensors.
-    pairs = [*zip(function.operands, operands, strict=True)]
-    has_tensors = any(_is_tensor(value) for spec, value in pairs if spec.kind == SCALAR)
-    for place, (spec, value) in enumerate(pairs, 1):
-        if spec.kind == SCALAR and isinstance(value, Tensor):
-            checks.scalar_tensor(spec.name, value, x, first)
-            value = value.to(wide)
-        elif spec.kind == SCALAR:
-            number = value if graphs.is_symbol(value) else checks.scalar_number(spec.name, value)
-            value = graphs.on_device(number, x).to(wide) if has_tensors else number
-        elif not isinstance(value, Tensor) and (value is not None or place != function.bias_place):
-            got = type(value).__name__
-            raise TypeError(f"{spec.name}: got {got}; accepted is {KINDS[spec.kind].accepted}")
-        given.append(value)
-    return forms.seen(function, x, tuple(given), dtype)
-
-
-def _is_tensor(scalar: Tensor | float | None) -> bool:
-    """Whether a scalar is a tensor, or should become one because each value of a number would be traced again."""
-    return isinstance(scalar, Tensor) or (scalar is not None and graphs.is_symbol(scalar))
 
 
 def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
@@ -311,7 +255,8 @@ def linear_folded(
         # As in PyTorch: the product has autocast's type, and what it is multiplied by makes the result fp32.
         autocast.refuse_strict(options.strict)
         checks.own_memory(out, x, [("weight", weight), *_named(vectors).items()])
-        _check_tensors({"x": x, "weight": weight}, _named(vectors))
+        checks.tensors(x=x, weight=weight)
+        checks.optional_tensors(**_named(vectors))
         like, weight, (first,) = autocast.cast(x, weight, bias)
         checks.arguments(LinearCall(BIAS, like, weight, (first,)))
         checks.fold_batch_norm(like, (first, *others), eps, weight.shape[0])
@@ -364,17 +309,21 @@ def _options(
 
 def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
     """A call that the entry has not made, by its route."""
+    is_linear = isinstance(call, LinearCall)
+    if isinstance(call, LinearCall) and call.group_ends is not None:
+        by_groups.check(call)
+        return resolve.linear(by_groups.readable(call)) if route is _PLAIN else by_groups.by_operators(call)
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:
         return nodes.record(call)
     if route is _PLAIN:
-        return resolve.linear(call) if isinstance(call, LinearCall) else resolve_elementwise.elementwise(call)
+        return resolve.linear(call) if isinstance(call, LinearCall) else resolve.elementwise(call)
     if in_functional_derivative():
         return by_reference.in_derivative(call)
     if route is _OPERATOR and call.epilogue.is_choice:
         checks.arguments(call)  # the operator would name an operand as the package's epilogue does
-    is_linear, arguments = isinstance(call, LinearCall), operator_arguments(call)
+    arguments = operator_arguments(call)
     if call.out is None:
         result: Tensor = (ops.linear if is_linear else ops.elementwise)(*arguments)
         return result
@@ -384,52 +333,19 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
     return call.out
 
 
-def grouped(
-    function: Function,
-    x: Tensor,
-    weight: Tensor | PackedWeight,
-    operands: Operands,
-    offs: Tensor,
-    out: Tensor | None,
-    strict: bool,
-) -> Tensor:
-    """D[m] = function(x[m] @ weight[g].T, operands...), g the group of row m: see `epigemm.grouped_linear`."""
-    if isinstance(function, Traced) and function.ends:
-        operands = _unrecorded(function, operands)
-        if 0 in function.ends:
-            x, weight = _detached(x), _detached(weight)
-    if isinstance(weight, PackedWeight):
-        raise TypeError(
-            "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
-        )
-    checks.tensors(x=x, weight=weight, offs=offs)
-    checks.optional_tensors(out=out)
-    checks.flag("strict", strict)
-    x, weight, operands, _ = _cast(function, x, weight, operands, None)
-    if invariance.active and invariance.enabled():
-        raise RuntimeError(
-            "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
-            "accepted there are functions of one weight"
-        )
-    epilogue, given = _converted(function, x, operands)
-    call = LinearCall(epilogue, x, weight, given, strict=strict, out=out, group_ends=offs)
+def _made_of_eight_bits(route: Reason | None, call: LinearCall, about: EightBits) -> Tensor:
+    """The same of 8-bit numbers; a result in blocks comes with their scales."""
+    x, out, out_scale = call.x, call.out, about.out_scale
+    if route is _PLAIN:
+        out_scale = eight_bits.memory_of_blocks(out_scale, x, call.weight)
+    elif isinstance(out_scale, float):
+        out_scale = torch.full((), out_scale, dtype=torch.float32, device=x.device)
+    call = call._replace(eight_bits=about._replace(out_scale=out_scale))
+    if out_scale is not BLOCKS:
+        return eight_bits.with_blocks(_made(route, call), out_scale)
     checks.arguments(call)
-    if not is_traced() and entry.sees(*call.inputs, out) is None:
-        # Kernels read vectors of all groups without gaps.
-        vectors = [KINDS[each.kind].is_of_columns for each in epilogue.operands]
-        pairs = zip(given, vectors, strict=True)
-        whole = tuple([each.contiguous() if at and isinstance(each, Tensor) else each for each, at in pairs])
-        return resolve.linear(call._replace(operands=whole))
-    if strict:
-        raise RuntimeError(
-            "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
-            "fused kernel; accepted there is False"
-        )
-    if out is not None:
-        raise RuntimeError(
-            "out: got a tensor for rows in groups that autograd records or a compiler traces; accepted there is None"
-        )
-    return by_groups.reference(epilogue, x, weight, given, offs)
+    result, blocks = ops.linear_in_blocks(*operator_arguments(call)[:-2])
+    return eight_bits.with_blocks(result if out is None else out.copy_(result), blocks)
 
 
 def elementwise(
@@ -450,8 +366,7 @@ def elementwise(
         z = x if fold[1] is None else elementwise(SCALE_BATCH_NORM, x, (), None, vectors)
         return by_reference.unfolded(z, fold[2:-1], fold[-1], out)
     if is_traced():
-        if function.has_scalar:
-            operands = _without_symbols(function, operands, x)
+        operands = forms.without_symbols(function, operands, x)
         found = _OPERATOR
         if isinstance(function, Epilogue):
             found = graphs.native(function, x, None, operands, fold, out)
@@ -466,14 +381,11 @@ def elementwise(
         current.log.begin()
     first = "z" if function.is_choice else "x"
     if found is _OPERATOR:
-        named = _named(fold)
-        if fold is None and isinstance(function, Epilogue) and function.bias_place:
-            named = {"bias": operands[0]}
-        _check_tensors({first: x}, {**named, "out": out})
+        _check_tensors(function, operands, fold, out, **{first: x})
     if isinstance(function, Epilogue) and not function.has_scalar:
         epilogue = function
     else:
-        epilogue, operands = _converted(function, x, operands, first)
+        epilogue, operands = forms.converted(function, x, operands, first)
     route = _route_of(found, x, *operands, *(fold or ()), out)
     if fold is not None:
         checks.rows_of_vectors(x)
@@ -528,10 +440,15 @@ def _unrecorded(function: Traced, operands: Operands) -> Operands:
     return tuple([_detached(value) if number in function.ends else value for number, value in numbered])
 
 
-def _check_tensors(required: dict[str, Any], optional: dict[str, Any]) -> None:
-    """TypeError unless a call's arguments are tensors."""
+def _check_tensors(
+    function: Function, operands: Operands, fold: tuple[Any, ...] | None, out: object, **required: object
+) -> None:
+    """TypeError unless a call's arguments are tensors. Other operands than a bias are checked as they are converted."""
+    vectors = _named(fold)
     checks.tensors(**required)
-    checks.optional_tensors(**optional)
+    if fold is None and isinstance(function, Epilogue) and function.bias_place:
+        vectors = {"bias": operands[0]}
+    checks.optional_tensors(**vectors, out=out)
 
 
 def _route_of(found: Reason | None, *arguments: Any) -> Reason | None:
@@ -540,17 +457,3 @@ def _route_of(found: Reason | None, *arguments: Any) -> Reason | None:
         # The entry may have refused an argument that was converted to a tensor or a number since.
         return entry.sees(*tensors_of(arguments))
     return _RECORDED if found is entry.RECORDED or found is entry.RECORDED_BY_TORCH else _PLAIN
-
-
-def _cast(
-    function: Function, x: Tensor, weight: Tensor, operands: Operands, fold: tuple[Any, ...] | None
-) -> tuple[Tensor, Tensor, Operands, tuple[Any, ...] | None]:
-    """The arguments that autocast casts. Beside x and the weight only a bias is: it has the product's type."""
-    if not _any_autocast():
-        return x, weight, operands, fold
-    if fold is not None:
-        x, weight, first = autocast.cast(x, weight, fold[0])
-        return x, weight, operands, (*first, *fold[1:])
-    place = function.bias_place
-    x, weight, bias = autocast.cast(x, weight, *operands[place - 1 : place] if place else ())
-    return x, weight, (*operands[: place - 1], *bias, *operands[place:]) if place else operands, None

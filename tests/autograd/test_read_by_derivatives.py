@@ -1,4 +1,4 @@
-"""Recorded calls have derivatives where PyTorch's operators have. What they save: tests/ops/test_autograd.py."""
+"""Recorded calls have derivatives where PyTorch's operators have. What they save: ops/test_saved_tensors.py."""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ def drawn(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 def pair_call(dtype: torch.dtype = torch.bfloat16) -> LinearCall:
     """Both products have a bias."""
     x, weight, bias = drawn(M, N, K, dtype)
-    return glu.pair_call(FUNCTIONS["gated_silu"], x, weight, bias, torch.empty_like(weight), bias, None)
+    return glu.pair_call(
+        FUNCTIONS["gated_silu"], (x, weight, bias, torch.empty_like(weight), bias, None), None
+    )
 
 
 def both_call(

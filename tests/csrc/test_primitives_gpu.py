@@ -16,7 +16,7 @@ from torch import Tensor
 
 from epigemm._native import ops
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import resolve_elementwise
+from epigemm.calls import resolve
 from epigemm.calls.elementwise_kernels import has_native
 from epigemm.epilogues.registry import Epilogue, typed
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
@@ -139,9 +139,7 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
     add_kernel(function, inputs[0].dtype, False)
     acc, columns = on_device(inputs)
     out = torch.full_like(acc, float("nan"))
-    assert (
-        resolve_elementwise.elementwise(ElementwiseCall(registered(function), acc, columns or (), out)) is out
-    )
+    assert resolve.elementwise(ElementwiseCall(registered(function), acc, columns or (), out)) is out
     return out.cpu()[0]
 
 

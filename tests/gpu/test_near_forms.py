@@ -15,7 +15,7 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar, UserEpilogue
 from epigemm.arguments.calls import ElementwiseCall
-from epigemm.calls import elementwise_kernels, resolve_elementwise
+from epigemm.calls import elementwise_kernels, resolve
 from epigemm.epilogues.registry import typed
 from epigemm.linker import loader
 from epigemm.planner import plans as planned
@@ -144,7 +144,7 @@ def run_elementwise(function: UserEpilogue, x: Tensor) -> Tensor:
     assert planned.has_gpu_kernels(x)
     assert loader.link(spec, elementwise_kernels.missing(spec, x), x.device) == ""
     out = torch.full_like(x, 7.0)
-    assert resolve_elementwise.elementwise(ElementwiseCall(spec, x, (BY,), out)) is out
+    assert resolve.elementwise(ElementwiseCall(spec, x, (BY,), out)) is out
     return out
 
 

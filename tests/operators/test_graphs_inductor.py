@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import forms
-from epigemm.arguments.calls import LinearCall
-from epigemm.calls import resolve
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.autograd import nodes
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
@@ -73,7 +73,7 @@ def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(call: LinearCall) -> Tensor:
         raise AssertionError("Python was asked")
 
-    monkeypatch.setattr(resolve, "run_linear", refused)
+    monkeypatch.setattr(nodes, "forward", refused)
     x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
     torch.testing.assert_close(call_of(BIAS, x, weight, [bias]), F.linear(x, weight, bias))
     torch.testing.assert_close(call_of(BIAS, x, weight, [None]), F.linear(x, weight))
@@ -216,14 +216,14 @@ def test_on_a_gpu(
     model = nn.Sequential(layers[0], nn.GELU(), layers[1]).cuda().eval().to(dtype)
     fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
     bound = 1e-4 if dtype is torch.float32 else 4e-2
-    asked: list[LinearCall] = []
-    run = resolve.run_linear
+    asked: list[LinearCall | ElementwiseCall] = []
+    run = nodes.forward
 
-    def noted(call: LinearCall) -> Tensor:
+    def noted(call: LinearCall | ElementwiseCall) -> Tensor:
         asked.append(call)
         return run(call)
 
-    monkeypatch.setattr(resolve, "run_linear", noted)
+    monkeypatch.setattr(nodes, "forward", noted)
     with torch.no_grad():
         for _ in range(3):
             x = torch.randn(4096, 1024, device="cuda", dtype=dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ops import test_autograd, test_values
+from tests.ops import test_autograd, test_saved_tensors, test_values
 from tests.ops.op import COUNT, Op
 from tests.ops.table import rows
 from tests.support import norm_calls
@@ -29,8 +29,8 @@ CHECKS: dict[str, Callable[..., Any]] = {
     "alone": test_autograd.test_each_operand_alone,
     "nothing recorded": partial(test_autograd.test_nothing_is_recorded_where_none_is_wanted, device=CPU),
     "retained": test_autograd.test_a_retained_graph,
-    "hooks": test_autograd.test_hooks_of_saved_tensors,
-    "saved": test_autograd.test_a_saved_input_changed_in_place_is_noticed,
+    "hooks": test_saved_tensors.test_hooks_of_saved_tensors,
+    "saved": test_saved_tensors.test_a_saved_input_changed_in_place_is_noticed,
     "double backward": test_autograd.test_double_backward,
     "layer": partial(test_autograd.test_a_layer_is_trained_as_pytorchs_program, device=CPU),
 }

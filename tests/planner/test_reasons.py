@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from epigemm.calls import resolve, resolve_elementwise
+from epigemm.calls import resolve
 from epigemm.planner.reasons import Reason
 
 HEADER = Path(__file__).parents[2] / "csrc" / "call" / "torch.h"
@@ -29,4 +29,3 @@ def test_names_and_numbers_are_those_of_the_enumeration() -> None:
 def test_something_is_done_about_each_reason() -> None:
     """But for what is autograd's, which the table's calls are done with."""
     assert set(Reason) - set(resolve._REMEDIES) == {Reason.RECORDED, Reason.RECORDED_BY_TORCH, Reason.NO_PAIR}
-    assert set(resolve_elementwise._REMEDIES) == {Reason.NOT_READABLE, Reason.NOT_LINKED}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.compilers import is_traced
+from epigemm.epilogues.registry import Operands
 
 is_any_on = torch._C._is_any_autocast_enabled
 """Whether autocast is on for some kind of device. If not, no other function here changes anything."""
@@ -31,6 +32,18 @@ def cast(x: Tensor, weight: Tensor, *biases: Any) -> tuple[Tensor, Tensor, tuple
         return value if value.dtype == torch.float64 or not value.is_floating_point() else value.to(dtype)
 
     return as_wanted(x), as_wanted(weight), tuple([as_wanted(bias) for bias in biases])
+
+
+def cast_call(
+    bias_place: int, x: Tensor, weight: Tensor, operands: Operands, fold: tuple[Any, ...] | None
+) -> tuple[Tensor, Tensor, Operands, tuple[Any, ...] | None]:
+    """A call's arguments. Beside x and the weight only a bias is cast, an operand or what is folded: as the product."""
+    if fold is not None:
+        x, weight, first = cast(x, weight, fold[0])
+        return x, weight, operands, (*first, *fold[1:])
+    place = bias_place
+    x, weight, bias = cast(x, weight, *operands[place - 1 : place] if place else ())
+    return x, weight, (*operands[: place - 1], *bias, *operands[place:]) if place else operands, None
 
 
 def promotes(x: Tensor, operands: Sequence[Any]) -> bool:

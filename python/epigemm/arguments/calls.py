@@ -204,6 +204,10 @@ class ElementwiseCall(NamedTuple):
         """Every tensor that is read, but x, and its name."""
         return self.epilogue.named(self.operands)
 
+    def new_out(self) -> Tensor:
+        """An empty tensor for the result."""
+        return torch.empty_like(self.x)
+
 
 def operator_arguments(call: LinearCall | ElementwiseCall) -> tuple[Any, ...]:
     """The arguments of the operator `epigemm::linear`, or `elementwise`, but for `out`.

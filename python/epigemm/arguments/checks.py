@@ -6,11 +6,10 @@ They run before anything is allocated or launched, for calls through the public 
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch import Tensor
 from epigemm.arguments import overlap
 from epigemm.arguments.calls import (
     EIGHT_BITS,
-    EightBits,
     ElementwiseCall,
     FoldCall,
     LinearCall,
@@ -56,7 +54,7 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
             rows_of_vectors(x, first)
         _require_operands(call, x.shape[-1] if x.dim() else 1, first)
         if out is not None:
-            _require_out(out, x.shape, x, first)
+            require_out(out, x.shape, x, first)
         return
     if call.group_ends is not None:
         groups(x, call.weight, call.group_ends)
@@ -69,7 +67,7 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
     if call.eight_bits is None and call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
     if out is not None:
-        _require_out(
+        require_out(
             out,
             (*x.shape[:-1], columns),
             x,
@@ -86,7 +84,7 @@ def product(x: Tensor, weight: Tensor) -> None:
             "which functions of one product and one result take"
         )
     _require_matrix_like("x", x)
-    _require_like("weight", weight, x.dtype, x)
+    require_like("weight", weight, x.dtype, x)
     shapes(x, weight)
 
 
@@ -110,7 +108,7 @@ def groups(x: Tensor, weight: Tensor, offs: Tensor) -> None:
     What `offs` holds is not looked at: that would wait for the GPU.
     """
     _require_matrix_like("x", x)
-    _require_like("weight", weight, x.dtype, x)
+    require_like("weight", weight, x.dtype, x)
     if weight.dim() != 3 or not weight.shape[0]:
         raise RuntimeError(
             f"weight: got shape {_shape(weight)}; accepted is [groups, out_features, in_features] with at least one "
@@ -121,68 +119,12 @@ def groups(x: Tensor, weight: Tensor, offs: Tensor) -> None:
             f"x: got shape {_shape(x)}; accepted is [rows, in_features] with in_features = {weight.shape[2]}, as "
             f"weight has shape {_shape(weight)}"
         )
-    _require_like("offs", offs, torch.int32, x)
+    require_like("offs", offs, torch.int32, x)
     if offs.dim() != 1 or offs.shape[0] != weight.shape[0] or not offs.is_contiguous():
         raise RuntimeError(
             f"offs: got shape {_shape(offs)} and strides {tuple(offs.stride())}; accepted is [{weight.shape[0]}], "
             "contiguous: the row behind each group"
         )
-
-
-def vectors_of_groups(x: Tensor, weight: Tensor, **vectors: Tensor | None) -> None:
-    """RuntimeError unless each vector has a number for each row of each group's weight."""
-    for name, vector in vectors.items():
-        if vector is None:
-            continue
-        _require_like(name, vector, x.dtype, x)
-        if vector.shape != weight.shape[:2]:
-            raise RuntimeError(
-                f"{name}: got shape {_shape(vector)}; accepted is {[*weight.shape[:2]]}, a vector for each group"
-            )
-
-
-def second_weight(x: Tensor, weight: Tensor, weight2: Tensor) -> None:
-    """RuntimeError unless weight2 is like weight."""
-    _require_like("weight2", weight2, weight.dtype, x)
-    if weight2.shape != weight.shape:
-        raise RuntimeError(
-            f"weight2: got shape {_shape(weight2)}; accepted is {_shape(weight)}, that of weight"
-        )
-
-
-def pair(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    weight2: Tensor | None,
-    bias2: Tensor | None,
-    out: Tensor | None,
-    scaled: EightBits | None = None,
-) -> None:
-    """Check the tensors of a pair of products: one weight with the rows of both, or two weights."""
-    if scaled is None:
-        product(x, weight)
-    rows = weight.shape[0]
-    if weight2 is None and rows % 2:
-        raise RuntimeError(
-            f"weight: got shape {_shape(weight)}; accepted is an even number of rows, half of them for each product, "
-            "or a weight2 beside it"
-        )
-    if weight2 is None and bias2 is not None:
-        raise RuntimeError(
-            "bias2: got a tensor without a weight2; accepted is None, and a bias for all rows of weight"
-        )
-    if weight2 is not None:
-        second_weight(x, weight, weight2)
-    for name, vector in (("bias", bias), ("bias2", bias2)):
-        if vector is not None:
-            dtype = x.dtype if scaled is None else operand_dtype(scaled)
-            if scaled is None or vector.dtype is not torch.float32:
-                _require_like(name, vector, dtype, x, of=dtype)
-            _require_length(name, vector, rows)
-    if out is not None:
-        shape = (*x.shape[:-1], rows // 2 if weight2 is None else rows)
-        _require_out(out, shape, x, "x", None if scaled is None else scaled.out_dtype)
 
 
 def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | None) -> FoldCall:
@@ -192,7 +134,7 @@ def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | N
     dtype, device = like.dtype, like.device
     compute = compute_dtype(dtype)
     for name, vector in zip(FOLDED, vectors, strict=True):
-        # As in _require_like, for both dtypes and the length.
+        # As in require_like, for both dtypes and the length.
         if vector is None or (
             (vector.dtype is dtype or vector.dtype is compute)
             and vector.device == device
@@ -210,7 +152,7 @@ def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | N
         _require_device(name, vector, like)
         if columns is None and vector.dim() == 1:
             columns = vector.shape[0]
-        _require_length(name, vector, columns)
+        require_length(name, vector, columns)
     if columns is None:
         raise ValueError(f"{', '.join(FOLDED)}: got None for all; at least one vector is needed")
     return FoldCall(like, columns, vectors, eps)
@@ -296,32 +238,6 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def runs_when_called(func: Callable[..., object], instead: str) -> None:
-    """TypeError for a generator or a coroutine that is to be decorated: its body does not run inside its call.
-
-    `instead`: what the error says to write in the body.
-    """
-    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(is_later(func) for is_later in later):
-        raise TypeError(
-            f"func: got {func!r}, whose body runs after the call; accepted are plain functions (use "
-            f"`{instead}` inside of it)"
-        )
-
-
-def packable(weight: object) -> None:
-    """TypeError unless a tensor, RuntimeError unless an fp32 matrix: what is split into fp16 slices."""
-    tensors(weight=weight)
-    assert isinstance(weight, Tensor)
-    strided("weight", weight)
-    if weight.dtype != torch.float32:
-        raise RuntimeError(f"weight: got dtype {weight.dtype}; accepted is torch.float32")
-    if weight.dim() != 2:
-        raise RuntimeError(
-            f"weight: got shape {_shape(weight)}; accepted is [out_features, in_features] (2 dimensions)"
-        )
-
-
 def number(name: str, value: object, accepted: str = "a number") -> None:
     """TypeError unless `value` is a real number."""
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, torch.SymFloat, torch.SymInt)):
@@ -382,7 +298,7 @@ def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int]
 def element(name: str, value: Tensor, x: Tensor, first: str) -> None:
     """RuntimeError unless dense, on the device of x, and of its type or the arithmetic's."""
     wide = compute_dtype(x.dtype)
-    _require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
+    require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
 
 
 def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) -> None:
@@ -457,15 +373,13 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
             if value is None or operand.kind != SCALAR:
                 raise operands_that_do_not_fit(epilogue, operands)
             continue
-        _require_like(
+        require_like(
             operand.name, value, dtype_of(operand, dtype), x, first, is_choice=epilogue.is_choice, of=dtype
         )
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
         if isinstance(call, LinearCall) and call.group_ends is not None and kind.is_of_columns:
-            if tuple(value.shape) != (call.weight.shape[0], columns):
-                accepted = f"[{call.weight.shape[0]}, {columns}], a vector for each group"
-                raise RuntimeError(f"{operand.name}: got shape {_shape(value)}; accepted is {accepted}")
+            require_vectors(operand.name, value, call.weight)
             continue
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)
         if tuple(value.shape) != kind.shape(lead, columns) and not is_shared:
@@ -491,10 +405,11 @@ def _accepted(kind: str, lead: Sequence[int], columns: int) -> str:
     return " or ".join(f"{list(shape)}" for shape in KINDS[kind].shapes(lead, columns))
 
 
-def _require_out(
+def require_out(
     out: Tensor, shape: Sequence[int], x: Tensor, first: str, dtype: torch.dtype | None = None
 ) -> None:
-    _require_like("out", out, dtype or x.dtype, x, first, of=dtype)
+    """RuntimeError unless `out` receives a result of this shape; `dtype`: of the result, if it is not x's."""
+    require_like("out", out, dtype or x.dtype, x, first, of=dtype)
     if out.shape != tuple(shape):
         raise RuntimeError(f"out: got shape {_shape(out)}; accepted is {list(shape)}")
     not_negated(out)
@@ -506,7 +421,7 @@ def _require_matrix_like(name: str, x: Tensor) -> None:
         raise RuntimeError(f"{name}: got dtype {x.dtype}; accepted are {_names(DTYPES)}")
 
 
-def _require_like(
+def require_like(
     name: str,
     tensor: Tensor,
     dtype: torch.dtype,
@@ -516,6 +431,7 @@ def _require_like(
     is_choice: bool = False,
     of: torch.dtype | None = None,  # the result's, if it is not x's
 ) -> None:
+    """RuntimeError unless dense, of this type and on the device of x, which the caller calls `first`."""
     # One expression tests whether everything fits. Only if it fails, the code below finds out what is wrong.
     if (
         tensor.dtype == dtype
@@ -541,7 +457,16 @@ def _require_device(name: str, tensor: Tensor, x: Tensor, first: str = "x") -> N
         raise RuntimeError(f"{name}: got device {tensor.device}; accepted is {x.device}, where {first} is")
 
 
-def _require_length(name: str, vector: Tensor, columns: int | None) -> None:
+def require_vectors(name: str, vectors: Tensor, weight: Tensor) -> None:
+    """RuntimeError unless a vector for each group, with a number for each row of its weight."""
+    if vectors.shape != weight.shape[:2]:
+        raise RuntimeError(
+            f"{name}: got shape {_shape(vectors)}; accepted is {[*weight.shape[:2]]}, a vector for each group"
+        )
+
+
+def require_length(name: str, vector: Tensor, columns: int | None) -> None:
+    """RuntimeError unless a vector of this length; None: there is none that would fit."""
     if vector.dim() != 1 or vector.shape[0] != columns:
         raise RuntimeError(
             f"{name}: got shape {_shape(vector)}; accepted is [{'N' if columns is None else columns}]"

@@ -7,6 +7,7 @@ scales are factors of the sums.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -132,11 +133,11 @@ def types(x: Tensor, weight: Tensor) -> None:
         )
 
 
-def refuse_gradients(**tensors: object) -> None:
+def refuse_gradients(named: Iterable[tuple[str, object]]) -> None:
     """RuntimeError where autograd would record a call that reads these."""
     if not torch.is_grad_enabled():
         return
-    for name, each in tensors.items():
+    for name, each in named:
         if isinstance(each, Tensor) and each.requires_grad:
             raise RuntimeError(
                 f"{name}: got a tensor that requires a gradient, which products of 8 bits do not have; accepted are "

@@ -10,6 +10,7 @@ another order. `docs/numerics.md` says what the mode promises, what it costs, an
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
@@ -146,7 +147,12 @@ class batch_invariant(ContextDecorator):
 
     def __call__(self, func: _Function) -> _Function:
         """`func`, run inside the mode."""
-        checks.runs_when_called(func, "with epigemm.batch_invariant():")
+        later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_later(func) for is_later in later):
+            raise TypeError(
+                f"func: got {func!r}, whose body runs after the call; accepted are plain functions (use "
+                "`with epigemm.batch_invariant():` inside of it)"
+            )
         return super().__call__(func)
 
     def _recreate_cm(self) -> batch_invariant:

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
-from epigemm.autograd import gradient_products, gradients
-from epigemm.autograd.gradients import Gradients
+from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import batch_norm, moments
 from epigemm.calls.batch_norm import Norm, Running
 from epigemm.calls.log import current
@@ -58,38 +56,35 @@ def forward(call: BatchNormCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return y, u, of_u.mean, of_u.var
 
 
-class _LinearBatchNorm(Function):
-    @staticmethod
-    def forward(ctx: Any, call: BatchNormCall, *inputs: Any) -> Tensor:
-        y, u, mean, var = forward(call)
-        x, weight, _, scale, bn_weight, bn_bias = inputs
-        # no tensor here: autograd would not see it
-        ctx.eps, ctx.relu, ctx.precision = call.norm.eps, call.norm.relu, call.product.precision
-        ctx.dtypes = [None if each is None else each.dtype for each in inputs]
-        # Both, for derivatives of a higher order have both.
-        product = (x, weight) if any(ctx.needs_input_grad[1:3]) else (None, None)
-        # The bias of BatchNorm tells where its ReLU has cut.
-        ctx.save_for_backward(u, mean, var, *product, scale, bn_weight, bn_bias if call.norm.relu else None)
-        return y
+def _save(ctx: Any, call: BatchNormCall, found: tuple[Tensor, ...]) -> Tensor:
+    y, u, mean, var = found
+    x, weight, _, scale, bn_weight, bn_bias = call.inputs
+    # no tensor here: autograd would not see it
+    ctx.eps, ctx.relu, ctx.precision = call.norm.eps, call.norm.relu, call.product.precision
+    ctx.dtypes = [None if each is None else each.dtype for each in call.inputs]
+    # Both, for derivatives of a higher order have both.
+    product = (x, weight) if any(ctx.needs_input_grad[1:3]) else (None, None)
+    # The bias of BatchNorm tells where its ReLU has cut.
+    ctx.save_for_backward(u, mean, var, *product, scale, bn_weight, bn_bias if call.norm.relu else None)
+    return y
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        saved = ctx.saved_tensors  # once: a checkpoint makes them again each time
-        u, mean, var, x, weight, scale, bn_weight, bn_bias = saved
-        needs = ctx.needs_input_grad[1:]
-        if _grad_enabled() or not gradient_products.runs_directly(grad, *saved):
-            return None, *_by_reference(ctx, grad, saved, needs)
-        needs_x, needs_weight, *needs_vectors = needs
-        dtypes = [dtype if need else None for dtype, need in zip(ctx.dtypes[2:], needs_vectors, strict=True)]
-        of_product = u.dtype if needs_x or needs_weight else None
-        norm = Norm(scale, bn_weight, bn_bias, ctx.eps, ctx.relu)
-        found = batch_norm.gradients(grad, u, mean, var, norm, (of_product, *dtypes))
-        if found.u is None:
-            return None, None, None, *found[1:]
-        of_inputs = gradient_products.product_gradients(
-            found.u, x, weight, needs_x, needs_weight, False, ctx.precision
-        )
-        return None, *of_inputs[:2], *found[1:]
+
+def _gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> Sequence[Tensor | None]:
+    saved = ctx.saved_tensors  # once: a checkpoint makes them again each time
+    u, mean, var, x, weight, scale, bn_weight, bn_bias = saved
+    if _grad_enabled() or not gradient_products.runs_directly(grad, *saved):
+        return _by_reference(ctx, grad, saved, needs)
+    needs_x, needs_weight, *needs_vectors = needs
+    dtypes = [dtype if need else None for dtype, need in zip(ctx.dtypes[2:], needs_vectors, strict=True)]
+    of_product = u.dtype if needs_x or needs_weight else None
+    norm = Norm(scale, bn_weight, bn_bias, ctx.eps, ctx.relu)
+    found = batch_norm.gradients(grad, u, mean, var, norm, (of_product, *dtypes))
+    if found.u is None:
+        return [None, None, *found[1:]]
+    of_inputs = gradient_products.product_gradients(
+        found.u, x, weight, needs_x, needs_weight, False, ctx.precision
+    )
+    return [*of_inputs[:2], *found[1:]]
 
 
 def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[bool]) -> list[Tensor | None]:
@@ -113,5 +108,4 @@ def _by_reference(ctx: Any, grad: Tensor, saved: Sequence[Any], needs: Sequence[
     return gradients.gradients_of(apply, inputs, grad, needs)
 
 
-_node: Any = _LinearBatchNorm
-_apply = super(Function, _node).apply  # without its work for torch.func's transforms, as in `nodes`
+_apply = nodes.node("_LinearBatchNorm", forward, _save, _gradients)

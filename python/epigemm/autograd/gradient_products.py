@@ -95,7 +95,7 @@ def accumulator(x: Tensor, weight: Tensor, precision: str) -> Tensor:
 
 def _product_at_once(x: Tensor, weight: Tensor, precision: str) -> Tensor:
     """x @ weight.T, if nothing traces or differentiates this. The operator would take the host longer."""
-    return resolve.run_linear(LinearCall(BIAS, x, weight, precision=precision))
+    return resolve.run(LinearCall(BIAS, x, weight, precision=precision))
 
 
 def _linear(x: Tensor, weight: Tensor, precision: str) -> Tensor:

@@ -115,46 +115,70 @@ def _unread(grad: Tensor) -> Tensor:
     return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(grad.shape)
 
 
-def save_linear(ctx: Any, call: LinearCall, output: Tensor) -> None:
-    """Save what `linear_gradients` needs."""
-    epilogue, x, weight, operands, precision, *_ = call
-    again = not without_product(call)
-    # The bias's gradient is that of the product, summed.
-    saved = save_operands(ctx, operands if again else epilogue.without_bias(operands), unread(call), output)
-    ctx.call = (epilogue, precision, again)  # no tensor here: autograd would not see it
-    if again:
-        ctx.save_for_backward(x, weight, _snapshot(call.bias), *saved)
-        return
-    needs = ctx.needs_input_grad
-    ctx.save_for_backward(
-        x if needs[2] else None,
-        weight if needs[1] else None,
-        output if epilogue.is_bias_relu else None,
-        *saved,
+def save(ctx: Any, call: LinearCall | ElementwiseCall, result: Any) -> Any:
+    """Save what the derivatives of a call need; gives its result. A pair of results is the call's, and the product.
+
+    That is a second result, which is not returned to callers. As a result it belongs to the node, so that a derivative
+    that uses it can be differentiated again.
+    """
+    epilogue, operands, not_read, returned = call.epilogue, call.operands, unread(call), result
+    x = weight = snapshot = matrix = (
+        None  # the last: what the epilogue was applied to, if its derivative reads that
     )
+    precision, again = None, False  # of an elementwise call
+    if isinstance(call, LinearCall):
+        precision = call.precision
+        if not isinstance(result, Tensor):
+            result, matrix = result
+            ctx.set_materialize_grads(False)
+        elif epilogue.is_bias_relu:
+            matrix = result  # whose sign tells where the relu has cut, as that of its argument does
+        else:
+            again = not without_product(call)
+        if again:
+            x, weight, snapshot = call.x, call.weight, _snapshot(call.bias)
+        else:  # the bias's gradient is that of the product, summed
+            _, needs_x, needs_weight, *_ = ctx.needs_input_grad
+            x, weight = call.x if needs_weight else None, call.weight if needs_x else None
+            operands = epilogue.without_bias(operands)
+    elif 0 not in not_read:
+        matrix = call.x
+    saved = save_operands(ctx, operands, not_read, result)
+    ctx.call = (epilogue, precision, again)  # no tensor here: autograd would not see it
+    ctx.save_for_backward(x, weight, snapshot, matrix, *saved)
+    return returned
 
 
-def linear_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients with respect to (x, weight, *operands), where `needs` asks for them."""
+def linear_gradients(
+    ctx: Any, grad: Tensor | None, needs: Sequence[bool], grad_product: Tensor | None = None
+) -> list[Tensor | None]:
+    """Gradients with respect to (x, weight, *operands), where `needs` asks for them, of the result and the product."""
     epilogue, precision, again = ctx.call
+    x, weight, snapshot, matrix, *saved = ctx.saved_tensors
     if again:
-        return _gradients_by_product(ctx, grad, needs)
-    x, weight, output, *saved = ctx.saved_tensors
+        assert grad is not None
+        return _gradients_by_product(ctx, grad, needs, (x, weight, snapshot, *saved))
     needs_x, needs_weight, *needs_operands = needs
-    place = epilogue.bias_place - 1
-    of_operands: list[Tensor | None] = [None] * len(needs_operands)
-    if epilogue.is_bias_relu:
-        grad, of_operands[0] = _gradients_of_relu(grad, output, needs_operands[0])
+    place = epilogue.bias_place - 1  # among the operands
+    found: list[Tensor | None] = [None] * len(needs_operands)
+    of_product = grad
+    if grad is None:
+        pass
+    elif epilogue.is_bias_relu:
+        of_product, found[0] = _gradients_of_relu(grad, matrix, needs_operands[0])
     elif not epilogue.is_bias:
-        given = epilogue.without_bias(saved_operands(ctx, saved, grad))
-        applied = ElementwiseCall(epilogue, _unread(grad), given)
-        others = [need and number != place for number, need in enumerate(needs_operands)]
-        needs_product = needs_x or needs_weight or others != [*needs_operands]
-        of_product, *of_operands = elementwise_gradients(applied, grad, (needs_product, *others))
-        if of_product is None:
-            return [None, None, *of_operands]
-        grad = of_product
-    return through_product(grad, x, weight, needs, of_operands, epilogue.bias_place, precision)
+        has_own = matrix is not None and grad_product is None  # whether the bias's is asked for here
+        wanted = [need and (number != place or has_own) for number, need in enumerate(needs_operands)]
+        needs_product = needs_x or needs_weight or (place >= 0 and needs_operands[place])
+        given = saved_operands(ctx, saved, grad)
+        applied = ElementwiseCall(epilogue, _unread(grad) if matrix is None else matrix, given)
+        of_product, *found = elementwise_gradients(applied, grad, (needs_product, *wanted))
+    of_both = [each for each in (of_product, grad_product) if each is not None]
+    if not of_both:
+        return [None, None, *found]
+    return through_product(
+        sum(of_both[1:], of_both[0]), x, weight, needs, found, epilogue.bias_place, precision
+    )
 
 
 def through_product(
@@ -177,10 +201,7 @@ def through_product(
 
 
 def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient of what the relu was applied to; and that of its bias, if one kernel gives both.
-
-    The sign of the relu's result tells where it has cut, as that of its argument does.
-    """
+    """The gradient of what the relu was applied to; and that of its bias, if one kernel gives both."""
     if needs_bias and not _grad_enabled():
         summed = derivative.of_x_and_sums(ElementwiseCall(BIAS_RELU, output), grad)
         if summed is not None:
@@ -188,9 +209,11 @@ def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[
     return _threshold_backward(grad, output, 0), None
 
 
-def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
+def _gradients_by_product(
+    ctx: Any, grad: Tensor, needs: Sequence[bool], tensors: Sequence[Any]
+) -> list[Tensor | None]:
     """As `linear_gradients`, if the product has to be computed again."""
-    x, weight, snapshot, *saved = ctx.saved_tensors
+    x, weight, snapshot, *saved = tensors
     epilogue, precision, _ = ctx.call
     operands = saved_operands(ctx, saved, grad)
     if epilogue.bias_place and not _grad_enabled():
@@ -211,19 +234,20 @@ def _gradients_by_product(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list
     return [grad_x, grad_weight, *of_operands]
 
 
-def linear_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Gradients of `epigemm::linear`, in the order of its arguments."""
-    return of_arguments(ctx, ctx.call[0], lambda needs: linear_gradients(ctx, grad, needs))
-
-
-def of_arguments(
-    ctx: Any, epilogue: Epilogue, derive: Callable[[Sequence[bool]], list[Tensor | None]]
-) -> tuple[Any, ...]:
-    """Gradients of an operator with the arguments of `epigemm::linear`, from those of (x, weight, *operands)."""
-    _, needs_x, needs_weight, *needs = ctx.needs_input_grad[:5]
-    grad_x, grad_weight, *found = derive((needs_x, needs_weight, *_in_order(ctx, epilogue, *needs)))
-    nothing = (None for _ in ctx.needs_input_grad[6:])  # for each argument after the scalars
-    return None, grad_x, grad_weight, *_apart(ctx, epilogue, found), *nothing
+def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None = None) -> tuple[Any, ...]:
+    """Gradients of `epigemm::linear`, `linear_with_product` or `elementwise`, in the order of its arguments."""
+    epilogue, precision, _ = ctx.call
+    _, *needs = ctx.needs_input_grad
+    is_linear = precision is not None
+    count = 2 if is_linear else 1  # of the matrices: x and the weight
+    of_matrices, (of_bias, of_tensors, _, *others) = needs[:count], needs[count:]
+    wanted = (*of_matrices, *_in_order(ctx, epilogue, of_bias, of_tensors))
+    found = (
+        linear_gradients(ctx, grad, wanted, grad_product)
+        if is_linear
+        else saved_elementwise_gradients(ctx, grad, wanted)  # type: ignore[arg-type]
+    )
+    return None, *found[:count], *_apart(ctx, epilogue, found[count:]), *(None for _ in others)
 
 
 def _in_order(ctx: Any, epilogue: Epilogue, needs_bias: bool, needs_tensors: Sequence[bool]) -> list[bool]:
@@ -264,36 +288,21 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
     return found
 
 
-def save_elementwise(ctx: Any, call: ElementwiseCall, output: Tensor) -> None:
-    """Save what `saved_elementwise_gradients` needs."""
-    ctx.epilogue = call.epilogue
-    not_read = unread(call)
-    x = None if 0 in not_read else call.x
-    ctx.save_for_backward(x, *save_operands(ctx, call.operands, not_read, output))
-
-
 def saved_elementwise_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """`elementwise_gradients` of the call that was saved."""
-    x, *saved = ctx.saved_tensors
+    _, _, _, x, *saved = ctx.saved_tensors
     operands = saved_operands(ctx, saved, grad)
-    call = ElementwiseCall(ctx.epilogue, _unread(grad) if x is None else x, operands)
+    call = ElementwiseCall(ctx.call[0], _unread(grad) if x is None else x, operands)
     return elementwise_gradients(call, grad, needs)
 
 
-def elementwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Gradients of `epigemm::elementwise`, in the order of its arguments."""
-    _, needs_x, *needs, _ = ctx.needs_input_grad
-    needs_operands = _in_order(ctx, ctx.epilogue, *needs)
-    grad_x, *found = saved_elementwise_gradients(ctx, grad, (needs_x, *needs_operands))
-    return None, grad_x, *_apart(ctx, ctx.epilogue, found)
-
-
-def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Tensor) -> None:
+def save_fold_batch_norm(ctx: Any, call: FoldCall, output: Any) -> Any:
     """Save what `fold_batch_norm_gradients` needs."""
     bias, *others = call.vectors
     # `like` is x. Only its type and its device are read.
     ctx.save_for_backward(call.like.new_empty(()), bias, _snapshot(bias), *others)
     ctx.eps = call.eps
+    return output
 
 
 def fold_batch_norm_gradients(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:

@@ -22,23 +22,18 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import gradient_products, gradients
 from epigemm.autograd.gradients import Gradients
-from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
 
 
-def linear_forward(call: LinearCall) -> Tensor:
-    """The operator `epigemm::linear` below autograd."""
-    if not call.uses_pack and current.log is None:
+def forward(call: LinearCall | ElementwiseCall) -> Tensor:
+    """The operator `epigemm::linear` or `elementwise` below autograd."""
+    if isinstance(call, LinearCall) and not call.uses_pack and current.log is None:
         weight_packs.expire(call.weight)
-    return resolve.run_linear(call)
-
-
-def elementwise_forward(call: ElementwiseCall) -> Tensor:
-    """The operator `epigemm::elementwise` below autograd."""
-    found = entry.call_elementwise(call)
-    return found if isinstance(found, Tensor) else resolve_elementwise.elementwise(call)
+    found = entry.made(call)
+    return found if isinstance(found, Tensor) else resolve.made(call)
 
 
 def record(call: LinearCall | ElementwiseCall) -> Tensor:
@@ -84,53 +79,12 @@ def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
         return found
     # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
     checks.arguments(call)
-    product = linear_forward(call.product())
-    return elementwise_forward(call.behind(product)), product
-
-
-def save_with_product(ctx: Any, call: LinearCall, results: tuple[Tensor, Tensor]) -> None:
-    """Save what `gradients_with_product` needs.
-
-    The product is a second result, which is not returned to callers. As a result it belongs to the node, so that a
-    derivative that uses it can be differentiated again.
-    """
-    result, product = results
-    ctx.epilogue, ctx.precision = call.epilogue, call.precision
-    _, needs_x, needs_weight, *_ = ctx.needs_input_grad
-    behind = call.epilogue.without_bias(call.operands)  # the product has the bias
-    read = gradients.save_operands(ctx, behind, gradients.unread(call), result)
-    weight = call.weight if needs_x else None
-    ctx.save_for_backward(call.x if needs_weight else None, weight, product, *read)
-    ctx.set_materialize_grads(False)
-
-
-def gradients_with_product(
-    ctx: Any, grad: Tensor | None, grad_product: Tensor | None, needs: Sequence[bool]
-) -> list[Tensor | None]:
-    """Gradients with respect to (x, weight, *operands), where `needs` asks for them, of both results."""
-    x, weight, product, *saved = ctx.saved_tensors
-    epilogue = ctx.epilogue
-    needs_x, needs_weight, *needs_operands = needs
-    place = epilogue.bias_place - 1  # among the operands
-    needs_bias = place >= 0 and needs_operands[place]
-    needs_product = needs_x or needs_weight or needs_bias
-    found: list[Tensor | None] = [None] * len(needs_operands)
-    if grad is not None:
-        applied = ElementwiseCall(epilogue, product, gradients.saved_operands(ctx, saved, grad))
-        wanted = [
-            need and (number != place or grad_product is None) for number, need in enumerate(needs_operands)
-        ]
-        of_product, *found = gradients.elementwise_gradients(applied, grad, (needs_product, *wanted))
-        grad_product = _sum(of_product, grad_product)
-    if grad_product is None or not needs_product:
-        return [None, None, *found]
-    return gradients.through_product(
-        grad_product, x, weight, needs, found, epilogue.bias_place, ctx.precision
-    )
+    product = forward(call.product())
+    return forward(call.behind(product)), product
 
 
 def _gradients_of_fold(
-    ctx: Any, grad_multiplier: Tensor, grad_offset: Tensor, needs: Sequence[bool]
+    ctx: Any, grad_multiplier: Tensor, needs: Sequence[bool], grad_offset: Tensor
 ) -> list[Tensor | None]:
     _, _, *vectors = ctx.saved_tensors  # the bias as it was saved
     if torch.is_grad_enabled() or not gradient_products.runs_directly(grad_multiplier, grad_offset, *vectors):
@@ -138,19 +92,17 @@ def _gradients_of_fold(
     return gradients.gradients_of_fold(grad_multiplier, grad_offset, vectors, ctx.eps, needs)
 
 
-def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any) -> Callable[..., Any]:
-    """A node for calls.
+def node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any) -> Callable[..., Any]:
+    """A node for calls. `save` returns the result, of what the forward has made.
 
     The tensors of a call are separate arguments, because autograd must track them. The call object must not be saved.
     """
 
     def run(ctx: Any, call: Any, *inputs: Tensor | float | None) -> Any:
-        result = forward(call)
-        save(ctx, call, result)
-        return result
+        return save(ctx, call, forward(call))
 
-    def backward(ctx: Any, *grads: Tensor | None) -> Gradients:
-        return None, *derivatives(ctx, *grads, ctx.needs_input_grad[1:])
+    def backward(ctx: Any, grad: Tensor | None, *more: Tensor | None) -> Gradients:
+        return None, *derivatives(ctx, grad, ctx.needs_input_grad[1:], *more)
 
     members = {"forward": staticmethod(run), "backward": staticmethod(backward)}
     node: Any = types.new_class(name, (Function,), {}, lambda space: space.update(members))
@@ -158,24 +110,16 @@ def _node(name: str, forward: Callable[[Any], Any], save: Any, derivatives: Any)
     return found
 
 
-_linear = _node("_Linear", linear_forward, gradients.save_linear, gradients.linear_gradients)
-recorded_with_product = _node(
-    "_LinearWithProduct", linear_with_product, save_with_product, gradients_with_product
+_linear = node("_Linear", forward, gradients.save, gradients.linear_gradients)
+recorded_with_product = node(
+    "_LinearWithProduct", linear_with_product, gradients.save, gradients.linear_gradients
 )
 """The result of a recorded call whose derivative reads the product, and that product."""
-_elementwise = _node(
-    "_Elementwise", elementwise_forward, gradients.save_elementwise, gradients.saved_elementwise_gradients
-)
+_elementwise = node("_Elementwise", forward, gradients.save, gradients.saved_elementwise_gradients)
 # The values of a fold do not depend on those of x, so x is hidden from autograd.
-_fold_batch_norm = _node(
+_fold_batch_norm = node(
     "_FoldBatchNorm",
     lambda call: elementwise_kernels.fold_batch_norm(call).unbind(0),
     gradients.save_fold_batch_norm,
     _gradients_of_fold,
 )
-
-
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other

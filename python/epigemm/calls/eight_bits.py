@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from epigemm.arguments import eight_bits as _arguments
 from epigemm.arguments import precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall, blocks_of
 from epigemm.arguments.precision import FAST
-from epigemm.calls import elementwise_kernels, resolve_elementwise
+from epigemm.calls import elementwise_kernels
 from epigemm.calls.layouts import unflattened
 
 _scaled_mm: Any = torch._scaled_mm
@@ -30,10 +31,10 @@ def runs_scaled_mm(call: LinearCall) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(x.device) >= _LEAST_CAPABILITY
 
 
-def of_call(call: LinearCall) -> Tensor:
-    """A call whose arguments have been checked."""
+def of_call(call: LinearCall, elementwise: Callable[[ElementwiseCall], Tensor]) -> Tensor:
+    """A call whose arguments have been checked; `elementwise` makes what is behind a product."""
     about, of_wide = call.eight_bits, _of_wide(call)
-    result = _behind_scaled_mm(of_wide) if runs_scaled_mm(of_wide) else _in_fp32(of_wide)
+    result = _behind_scaled_mm(of_wide, elementwise) if runs_scaled_mm(of_wide) else _in_fp32(of_wide)
     if about is not None and about.out_scale is not None:
         result = _arguments.quantised(result, about.out_scale)  # type: ignore[arg-type]
     return result if call.out is None else call.out.copy_(result)
@@ -83,7 +84,7 @@ def _bias_in_product(call: LinearCall) -> Tensor | None:
     return bias if is_added else None
 
 
-def _behind_scaled_mm(call: LinearCall) -> Tensor:
+def _behind_scaled_mm(call: LinearCall, elementwise: Callable[[ElementwiseCall], Tensor]) -> Tensor:
     about = call.eight_bits
     assert about is not None and about.x_scale is not None and about.weight_scale is not None
     x_scale, weight_scale = about.x_scale, about.weight_scale
@@ -104,7 +105,7 @@ def _behind_scaled_mm(call: LinearCall) -> Tensor:
     ):
         # Of a result that is quantised: its operands have bf16's type.
         return call.epilogue.reference(product, operands).to(product.dtype)
-    return resolve_elementwise.elementwise(ElementwiseCall(call.epilogue, product, operands, product))
+    return elementwise(ElementwiseCall(call.epilogue, product, operands, product))
 
 
 def _in_fp32(call: LinearCall) -> Tensor:

@@ -21,7 +21,7 @@ from epigemm._native import ops
 from epigemm.arguments import invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled, tensors_of
-from epigemm.calls import by_reference, weight_slices
+from epigemm.calls import by_reference, groups, weight_slices
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
 from epigemm.epilogues.registry import Epilogue, Operands
@@ -137,6 +137,8 @@ def linear(
         return NOT_PLAIN
     if invariant is None:
         invariant = invariance.active and invariance.enabled()
+    if invariant and group_ends is not None:
+        return NOT_PLAIN
     order, packs, circumstances, eight_bits = _precision.ORDERS[0], None, 0, None
     if scaled is not None:
         eight_bits = native(scaled)
@@ -172,6 +174,8 @@ def linear(
     is_usual = scaled is None and weight2 is None and stored is None and group_ends is None
     if found == _BY_REFERENCE and is_usual:
         return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
+    if found == _BY_REFERENCE and group_ends is not None and weight2 is None:
+        return groups.of_call(LinearCall(epilogue, x, weight, operands, out=out, group_ends=group_ends))
     if found == _NOT_PLAIN and current.log is not None:
         tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]
         with current.log.closed():  # a recorded call is not made here
@@ -180,7 +184,7 @@ def linear(
     if found in (_RECORDED, _RECORDED_BY_TORCH) and _inference():
         return NOT_PLAIN  # as in `sees`
     if found == _RECORDED_BY_TORCH:
-        return RECORDED_BY_TORCH if scaled is None and _may_torch_record(x, precision) else RECORDED
+        return RECORDED_BY_TORCH if is_usual and _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
         with _precision.full_fp32(x.device.type):
             found = _module.linear(*call[:_CIRCUMSTANCES], 0, *call[_CIRCUMSTANCES + 1 :])
@@ -233,11 +237,13 @@ def products(
     return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight
 
 
-def call_linear(call: LinearCall, stored: Tensor | None = None) -> Tensor | Reason:
-    """`linear`, with the arguments of a call."""
-    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, weight2, *_ = call
+def made(call: LinearCall | ElementwiseCall, stored: Tensor | None = None) -> Tensor | Reason:
+    """`linear` or `elementwise`, with the arguments of a call."""
     if is_traced() or current.log is not None:
         return NOT_PLAIN
+    if not isinstance(call, LinearCall):
+        return elementwise(call.epilogue, call.x, tuple(call.operands), None, call.out)
+    epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, weight2, *_ = call
     asked = None if precision == _precision.DEFAULT or call.eight_bits is not None else precision
     about = (asked, out, strict, invariant, uses_pack, call.eight_bits, weight2, stored, call.group_ends)
     return linear(epilogue, x, weight, tuple(operands), None, *about)
@@ -272,14 +278,6 @@ def elementwise(
     if found == _RECORDED and _inference():
         return NOT_PLAIN
     return REASONS[found]
-
-
-def call_elementwise(call: ElementwiseCall, circumstances: int = 0) -> Tensor | Reason:
-    """`elementwise`, with the arguments of a call."""
-    epilogue, x, operands, out = call
-    if is_traced() or current.log is not None:
-        return NOT_PLAIN
-    return elementwise(epilogue, x, tuple(operands), None, out, circumstances)
 
 
 def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor | Reason:

@@ -11,7 +11,6 @@ from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall, tensors_of
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS
-from epigemm.epilogues.registry import Epilogue, Operands
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -21,12 +20,46 @@ _ROW_BYTES = 16
 def of_call(call: LinearCall) -> Tensor:
     """A call whose arguments have been checked."""
     assert call.group_ends is not None
-    result = reference(call.epilogue, call.x, call.weight, call.operands, call.group_ends)
+    result = reference(call)
     if call.out is None:
         return result
     rows = torch.arange(call.rows, device=call.x.device)
     is_in_group = rows < _clamped(call.group_ends, call.rows)[-1]
     return call.out.copy_(torch.where(is_in_group[:, None], result, call.out))
+
+
+def check(call: LinearCall) -> None:
+    """Check the arguments; RuntimeError in the batch-invariant mode."""
+    checks.arguments(call)
+    if call.invariant:
+        raise RuntimeError(
+            "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
+            "accepted there are functions of one weight"
+        )
+
+
+def readable(call: LinearCall) -> LinearCall:
+    """The call as kernels read it: with the vectors of all groups without gaps."""
+    pairs = zip(call.operands, call.epilogue.operands, strict=True)
+    operands = [
+        value.contiguous() if KINDS[spec.kind].is_of_columns and isinstance(value, Tensor) else value
+        for value, spec in pairs
+    ]
+    return call._replace(operands=tuple(operands))
+
+
+def by_operators(call: LinearCall) -> Tensor:
+    """A call that has been checked, and that autograd records or a compiler traces."""
+    if call.strict:
+        raise RuntimeError(
+            "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
+            "fused kernel; accepted there is False"
+        )
+    if call.out is not None:
+        raise RuntimeError(
+            "out: got a tensor for rows in groups that autograd records or a compiler traces; accepted there is None"
+        )
+    return reference(call)
 
 
 def launches(call: LinearCall) -> list[str]:
@@ -36,12 +69,13 @@ def launches(call: LinearCall) -> list[str]:
     return [product, *([] if call.epilogue.is_bias else [f"PyTorch reference, {call.epilogue.name}"])]
 
 
-def reference(epilogue: Epilogue, x: Tensor, weight: Tensor, operands: Operands, ends: Tensor) -> Tensor:
+def reference(call: LinearCall) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
     What is behind the last group is undefined, and has no gradient: where calls are recorded, it is zeros.
     """
-    ends = _clamped(ends, x.shape[0])
+    epilogue, x, weight, operands, *_ = call
+    ends = _clamped(call.group_ends, x.shape[0])  # type: ignore[arg-type]
     rows = torch.arange(x.shape[0], device=x.device)
     inputs = (x, weight, *tensors_of(operands))
     is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)

@@ -57,7 +57,7 @@ def with_moments(call: LinearCall, *, leaves_blocks: bool = False) -> tuple[Tens
         if not isinstance(found, int):
             (z, block_rows), (mean, var) = found, moments.unbind(0)
             return z, Moments(mean, var, blocks if block_rows else None, block_rows)
-    z = resolve.run_linear(call)
+    z = resolve.run(call)
     return z, column_moments(z, leaves_blocks=leaves_blocks)
 
 

@@ -63,7 +63,7 @@ _NEEDS_MORE = (Reason.NOT_LINKED, Reason.NO_MEMORY)
 
 def _made(call: LinearCall, stored: Tensor | None = None, *, is_recorded: bool = False) -> Tensor | Reason:
     """The result by the entry, which sees itself what has to intercept a call; of the resolver if it needs more."""
-    found: Tensor | Reason = Reason.NOT_PLAIN if is_recorded else entry.call_linear(call, stored)
+    found: Tensor | Reason = Reason.NOT_PLAIN if is_recorded else entry.made(call, stored)
     if isinstance(found, Tensor):
         return found
     is_hidden = found is Reason.NOT_PLAIN and (is_recorded or _is_direct(call))  # autocast hides a call, too

@@ -1,8 +1,8 @@
-"""Linear calls: csrc/call is asked again and again, with a remedy after each reason, until there is a result.
+"""Calls with reasons: csrc/call is asked again, with a remedy after each reason, until there is a result.
 
-`call::linear` gives a result, or a `Reason` why there is none. A *remedy* is what is done about a reason, such as
-copying the inputs or linking a kernel. The table `_REMEDIES` has one for each reason. Then the call is made again. No
-remedy chooses the kernel.
+`call::linear` and `call::elementwise` give a result, or a `Reason` why there is none. A *remedy* is what is done about
+a reason, such as copying the inputs or linking a kernel. The table `_REMEDIES` has one for each reason. Then the call
+is made again. No remedy chooses the kernel.
 
 Autograd, tracers and modes do not matter here: they have handled a call before. torch allocates the results, so that
 running out of memory raises `torch.OutOfMemoryError`.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.calls import (
     by_reference,
     eight_bits,
@@ -59,11 +59,89 @@ class Beside(NamedTuple):
 _NOTHING = Beside()
 
 
-class _Linear:
-    """A linear call that is in progress: its arguments for the next attempt, and the reasons so far."""
+class _Attempt:
+    """A call that is in progress: its arguments for the next attempt, and the reasons so far."""
 
     circumstances = dry_runs.ROUTED
     met: frozenset[Reason] = frozenset()
+    has_other_way = False  # whether the caller makes other calls where no kernel runs
+    call: Any
+    out: Tensor | None  # as the kernels write it
+    ask: Callable[[], Any]  # the entry's answer: a result, or a reason
+    read: Callable[[Any], None]  # has the kernels read copies of the call's inputs
+    by_torch: Callable[[], Tensor]
+    link: Callable[[], Any]  # a result if that fails
+    is_laid_out: Callable[[Tensor], bool]  # whether a new result has the strides that it should have
+
+    def run(self) -> Any:
+        """Ask the entry, and apply the remedy for its reason, until there is a result.
+
+        If the caller has another way: until there is a reason that no preparation mends, and that reason.
+        """
+        for _ in range(_MOST_REMEDIES):
+            found = self.ask()
+            if not isinstance(found, int):
+                return found if self.has_other_way else self.stored(found)
+            reason = entry.REASONS[found]
+            if self.has_other_way and (reason in self.met or reason not in _PREPARATIONS):
+                return reason
+            result = _REMEDIES[reason](self)
+            self.met |= {reason}
+            if result is not None:
+                return result
+        raise RuntimeError(
+            f"epigemm: a call of {self.call.epilogue.name!r} has no result after {_MOST_REMEDIES} attempts; this is an "
+            "error in epigemm"
+        )
+
+    def stored(self, result: Any) -> Any:
+        """The result where the caller wants it."""
+        out = self.call.out
+        if result is out:
+            return result
+        if out is not None:
+            return out.copy_(result)
+        return result if self.is_laid_out(result) else self.call.new_out().copy_(result)
+
+
+class _Elementwise(_Attempt):
+    """An elementwise call, whose arguments are checked before the first attempt."""
+
+    def __init__(self, call: ElementwiseCall) -> None:
+        checks.arguments(call)
+        self.call = self.inputs = call
+        self.out = call.out
+        if call.out is not None:
+            if checks.output_overlap(call.out, call.x, call.others, in_place=True, first=call.epilogue.first):
+                self.out = None
+            self.circumstances |= dry_runs.OUT_APART
+        plans.has_gpu_kernels(call.x)  # this makes the device known to C++
+
+    def ask(self) -> Any:
+        epilogue, x, operands, _ = self.inputs
+        return entry.elementwise(epilogue, x, tuple(operands), None, self.out, self.circumstances)
+
+    def is_laid_out(self, result: Tensor) -> bool:
+        return self.inputs.x is self.call.x or tuple(result.stride()) == tuple(self.call.x.stride())
+
+    def by_torch(self) -> Tensor:
+        epilogue, x, operands, out = self.call
+        return by_reference.elementwise_by_reference(epilogue, x, operands, None, out)
+
+    def read(self, inputs: ElementwiseCall) -> None:
+        self.inputs = inputs._replace(x=inputs.x.contiguous())
+        self.out = None if self.out is None or not self.out.is_contiguous() else self.out
+
+    def link(self) -> Tensor | None:
+        epilogue, x = self.call.epilogue, self.call.x
+        failed = loader.link(epilogue, elementwise_kernels.missing(epilogue, x), x.device)
+        return self.by_torch() if failed else None
+
+
+class _Linear(_Attempt):
+    """A linear call."""
+
+    call: LinearCall
     is_copied = False  # whether the call's tensors are copies that every kernel can read
     choices: Mapping[str, Choice] = MappingProxyType({})  # as the last dry run found them
     short = 0  # the arithmetics for which memory is short, as bits of the argument `slices`
@@ -78,9 +156,9 @@ class _Linear:
         self.plan = plan
         self.beside = beside or _NOTHING
         self.order = call.order
-        self.has_other_way = beside is not None  # whether the caller makes other calls where no kernel runs
+        self.has_other_way = beside is not None
         self.may_split = self.order.slices > 0 and plans.has_gpu_kernels(call.x)
-        self.out = call.out  # as the kernels write it
+        self.out = call.out
         self.read(call)
         if self.out is None and _any_autocast():
             self.out = call.new_out()  # torch's GEMM with out= keeps the dtype
@@ -91,35 +169,13 @@ class _Linear:
         """Whether the call must not run on PyTorch's GEMM."""
         return self.call.strict or self.call.invariant
 
-    def run(self) -> Any:
-        """Ask the entry, and apply the remedy for its reason, until there is a result.
-
-        If the caller has another way: until there is a reason that no preparation mends, and that reason.
-        """
-        for _ in range(_MOST_REMEDIES):
-            found = self._ask()
-            if type(found) is not int:
-                return found if self.has_other_way else self._stored(found)
-            reason = entry.REASONS[found]
-            if self.has_other_way and (reason in self.met or reason not in _PREPARATIONS):
-                return reason
-            result = _REMEDIES[reason](self)
-            self.met |= {reason}
-            if result is not None:
-                return result
-        raise RuntimeError(
-            f"epigemm: a call of {self.call.epilogue.name!r} has no result after {_MOST_REMEDIES} attempts; this is an "
-            "error in epigemm"
-        )
-
     def again(self) -> Tensor:
         """Make a call that was made before once more."""
-        found = self._ask()
+        found = self.ask()
         result: Tensor = self.run() if type(found) is int else found
         return result
 
     def read(self, inputs: LinearCall) -> None:
-        """Set the inputs that kernels will read: the call's own, or copies of them."""
         self.inputs, self.x = inputs, inputs.x
         self.given: tuple[Any, ...] = () if inputs.fold else tuple(inputs.operands)
 
@@ -131,7 +187,7 @@ class _Linear:
         call = self.inputs.described()._replace(out=self.out)
         return dry_runs.dry_run(call, slices, circumstances=self.circumstances, plan=self.plan or ())
 
-    def _ask(self) -> Any:
+    def ask(self) -> Any:
         call, packs, short, ran_short = self.call, None, self.short, None
         if self.may_split and call.uses_pack:
             packs = weight_packs.buffers(call.weight)
@@ -165,50 +221,62 @@ class _Linear:
             weight_slices.ran_out_of_memory(self.call, found.arithmetic, is_kept, found.reads_weight)
         return found
 
-    def _stored(self, result: Tensor) -> Tensor:
-        out = self.call.out
-        if result is out:
-            return result
-        if out is not None:
-            return out.copy_(result)
-        return result if result.is_contiguous() else self.call.new_out().copy_(result)
+    def is_laid_out(self, result: Tensor) -> bool:
+        return result.is_contiguous()
+
+    def by_torch(self) -> Tensor:
+        call = self.call.described()
+        checks.arguments(call)
+        if call.invariant and not call.is_empty:
+            invariant.refuse(call)
+        if call.strict:
+            require_fused(call)
+        if call.out is not None:
+            _look_at_overlap(self)
+        return _by_operators(self)
+
+    def link(self) -> Any:
+        call, found = self.call, self.dry()
+        reason = loader.link(call.epilogue, ",".join(found.missing), call.x.device)
+        if not reason:
+            return None
+        if self.has_other_way:
+            return Reason.NOT_LINKED
+        if call.invariant:
+            invariant.refuse_because(call.x, reason)
+        if self.plan is not None and found.fused:
+            raise RuntimeError(f"{call.epilogue.name}: {reason}")
+        if call.strict:
+            require_fused(call.described())
+        if not found.fused:
+            return self.by_torch()
+        self.plan = dry_runs.FALLBACK
+        return None
 
 
 # --- the remedies: one returns a result, or None, and then the call is made again ------------------------------
 
 
-def _make_ready(attempt: _Linear) -> Tensor | None:
+def _make_ready(attempt: _Attempt) -> Tensor | None:
     if Reason.NOT_READY not in attempt.met and plans.has_gpu_kernels(attempt.call.x):
         return None  # this has loaded what was measured on the device
-    return _by_torch(attempt)
+    return attempt.by_torch()
 
 
-def _by_torch(attempt: _Linear) -> Tensor:
-    call = attempt.call.described()
-    checks.arguments(call)
-    if call.invariant and not call.is_empty:
-        invariant.refuse(call)
-    if call.strict:
-        require_fused(call)
-    if call.out is not None:
-        _look_at_overlap(attempt)
-    return _by_operators(attempt)
-
-
-def _by_operators(attempt: _Linear) -> Tensor:
+def _by_operators(attempt: _Attempt) -> Tensor:
+    """Without the checks, which the entry has made."""
     call = attempt.call
+    if not isinstance(call, LinearCall):
+        return attempt.by_torch()
     if call.group_ends is not None:
         return groups.of_call(call)
-    return by_reference.of_call(call) if call.eight_bits is None else eight_bits.of_call(call)
+    return by_reference.of_call(call) if call.eight_bits is None else eight_bits.of_call(call, elementwise)
 
 
-def _refuse_or_copy(attempt: _Linear) -> Tensor | None:
+def _refuse_or_copy(attempt: _Attempt) -> Tensor | None:
     """The checks raise the error. If they accept the call, copy its inputs: no kernel can read their layout."""
-    checks.arguments(attempt.call.described())
-    if Reason.DOES_NOT_FIT in attempt.met:
-        return _by_torch(attempt)
-    _copy_inputs(attempt)
-    return None
+    checks.arguments(attempt.call.described() if isinstance(attempt, _Linear) else attempt.call)
+    return attempt.by_torch() if Reason.DOES_NOT_FIT in attempt.met else _copy_inputs(attempt)
 
 
 def _look_at_overlap(attempt: _Linear) -> None:
@@ -231,14 +299,14 @@ def _store_elsewhere(attempt: _Linear) -> None:
     attempt.circumstances |= dry_runs.OUT_APART | dry_runs.OUT_PADDED
 
 
-def _copy_inputs(attempt: _Linear) -> None:
+def _copy_inputs(attempt: _Attempt) -> Tensor | None:
+    """For kernels to read copies. What they cannot read then PyTorch computes."""
+    if Reason.NOT_READABLE in attempt.met:
+        return attempt.by_torch()
     call = attempt.call
-    attempt.read(
-        call._replace(
-            x=call.x if flattens(call.x) else call.x.contiguous(),
-            operands=tuple(readable(each) if isinstance(each, Tensor) else each for each in call.operands),
-        )
-    )
+    operands = tuple(readable(each) if isinstance(each, Tensor) else each for each in call.operands)
+    attempt.read(call._replace(x=call.x if flattens(call.x) else call.x.contiguous(), operands=operands))
+    return None
 
 
 def _do_with_less_memory(attempt: _Linear) -> None:
@@ -277,30 +345,10 @@ def _run_at_full_fp32(attempt: _Linear) -> Any:
         return attempt.run()
 
 
-def _link(attempt: _Linear) -> Any:
-    """Link the kernel. If that fails, the fallback runs, or PyTorch's operators."""
-    call, found = attempt.call, attempt.dry()
-    reason = loader.link(call.epilogue, ",".join(found.missing), call.x.device)
-    if not reason:
-        return None
-    if attempt.has_other_way:
-        return Reason.NOT_LINKED
-    if call.invariant:
-        invariant.refuse_because(call.x, reason)
-    if attempt.plan is not None and found.fused:
-        raise RuntimeError(f"{call.epilogue.name}: {reason}")
-    if call.strict:
-        require_fused(attempt.call.described())
-    if not found.fused:
-        return _by_torch(attempt)
-    attempt.plan = dry_runs.FALLBACK
-    return None
-
-
-_REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
-    Reason.NOT_PLAIN: _by_torch,
+_REMEDIES: dict[Reason, Callable[[Any], Any]] = {
+    Reason.NOT_PLAIN: lambda attempt: attempt.by_torch(),
     Reason.DOES_NOT_FIT: _refuse_or_copy,
-    Reason.IS_EMPTY: _by_torch,
+    Reason.IS_EMPTY: lambda attempt: attempt.by_torch(),
     Reason.NOT_READY: _make_ready,
     Reason.MAY_OVERLAP: _look_at_overlap,
     Reason.NOT_STORABLE: _store_elsewhere,
@@ -308,17 +356,22 @@ _REMEDIES: dict[Reason, Callable[[_Linear], Any]] = {
     Reason.NO_MEMORY: _do_with_less_memory,
     Reason.NOT_FUSED: _refuse_or_rearrange,
     Reason.OTHER_SETTING: _run_at_full_fp32,
-    Reason.NOT_LINKED: _link,
+    Reason.NOT_LINKED: lambda attempt: attempt.link(),
     Reason.BY_REFERENCE: _by_operators,
 }
 _PREPARATIONS = (Reason.NOT_LINKED,)
 """Those that make what the call's own kernel lacks."""
 
 
-def run_linear(call: LinearCall) -> Tensor:
-    """The operator `epigemm::linear`, if nothing traces or differentiates it."""
-    found = entry.call_linear(call)
-    return found if isinstance(found, Tensor) else linear(call)
+def run(call: LinearCall | ElementwiseCall) -> Tensor:
+    """The operator `epigemm::linear` or `elementwise`, if nothing traces or differentiates it."""
+    found = entry.made(call)
+    return found if isinstance(found, Tensor) else made(call)
+
+
+def made(call: LinearCall | ElementwiseCall) -> Tensor:
+    """The same of a call that the entry has not made."""
+    return linear(call) if isinstance(call, LinearCall) else elementwise(call)
 
 
 def linear(call: LinearCall, plan: Sequence[int] | None = None) -> Tensor:
@@ -335,7 +388,14 @@ def linear(call: LinearCall, plan: Sequence[int] | None = None) -> Tensor:
     return _named(_Linear(call, None if plan is None else tuple(plan)))  # type: ignore[no-any-return]
 
 
-def _named(attempt: _Linear) -> Any:
+def elementwise(call: ElementwiseCall) -> Tensor:
+    """D = epilogue(x), with all remedies that it needs; RuntimeError for arguments that do not fit."""
+    if current.log is not None:
+        return current.log.made(elementwise, call)  # type: ignore[no-any-return]
+    return _named(_Elementwise(call))  # type: ignore[no-any-return]
+
+
+def _named(attempt: _Attempt) -> Any:
     """What an attempt gives; a profiler sees it under the epilogue's name."""
     if not _is_profiling():
         return attempt.run()

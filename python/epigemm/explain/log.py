@@ -20,7 +20,7 @@ from epigemm import functional, glu, groups, results_epilogue
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import batch_norm, nodes
 from epigemm.autograd.batch_norm import BatchNormCall
-from epigemm.calls import elementwise_kernels, reductions, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, reductions, resolve
 from epigemm.calls.log import current
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.registry import Epilogue, compute_dtype
@@ -337,7 +337,7 @@ class Log(TorchFunctionMode):
 _TELL: dict[Any, Callable[..., Any]] = {
     resolve.linear: Log._linear,
     nodes.linear_by_torch: Log._by_torch,
-    resolve_elementwise.elementwise: Log._elementwise,
+    resolve.elementwise: Log._elementwise,
     elementwise_kernels.fold_batch_norm: Log._fold,
     resolve.one_kernel: Log._one_kernel,
     batch_norm.forward: Log._batch_norm,

@@ -194,7 +194,7 @@ def in_8_bits(x: Tensor, weight_scale: Tensor) -> tuple[Tensor, dict[str, Any]]:
     if x.dtype not in eight_bits.RESULTS[:3]:
         accepted = "torch.bfloat16, torch.float16 and torch.float32"
         raise RuntimeError(f"x: got dtype {x.dtype} beside a quantised weight; accepted are {accepted}")
-    eight_bits.refuse_gradients(x=x)
+    eight_bits.refuse_gradients([("x", x)])
     x8, x_scale = eight_bits.scaled(x, of_rows=weight_scale.dim() > 0)
     return x8, {"x_scale": x_scale, "weight_scale": weight_scale, "out_dtype": x.dtype}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from epigemm import batch_statistics, docstrings, functional
+from epigemm import batch_statistics, docstrings, folds
 from epigemm import route as _route
 from epigemm.arguments import calls, checks, invariance
 from epigemm.nn.base import CallOptions, Layer, Options, require_plain
@@ -85,7 +85,7 @@ def _scale_batch_norm(
         return torch.relu(result) if relu else result
     vectors = (bias, scale, bn.running_mean, bn.running_var, bn.weight, bn.bias)
     if relu:
-        return functional.batch_norm_relu(x, weight, vectors, bn.eps, None, options)
+        return folds.batch_norm_relu(x, weight, vectors, bn.eps, None, options)
     return _route.linear_folded(x, weight, vectors, bn.eps, None, options)
 
 

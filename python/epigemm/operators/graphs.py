@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import nodes
-from epigemm.calls import elementwise_kernels, one_kernel, resolve, resolve_elementwise
-from epigemm.compilers import at_trace_time, is_exporting, is_traced
+from epigemm.calls import elementwise_kernels, one_kernel, resolve
+from epigemm.compilers import at_trace_time, is_exporting
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
@@ -100,39 +100,6 @@ def resolved(precision: str, x: Tensor) -> str:
 def _precision_now(device_type: str) -> str:
     is_guarded = device_type == "cuda" or is_exporting()
     return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
-
-
-def is_constant(number: float) -> bool:
-    """Whether a number is a constant of the trace, and no symbol: as a number that has changed, or of a size."""
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow, but Dynamo has it
-
-    if not isinstance(number, (int, float, torch.SymInt, torch.SymFloat)):
-        return True  # the checks raise the error
-    return has_static_value(number)
-
-
-def is_symbol(number: Any) -> TypeGuard[float]:
-    """Whether a scalar is a symbol of the trace that goes on here."""
-    # For Dynamo, which traces this, all numbers have the types of constants.
-    return (is_traced() or isinstance(number, (torch.SymInt, torch.SymFloat))) and not is_constant(number)
-
-
-def scalar(name: str, value: Any, x: Tensor) -> float | Tensor:
-    """An epilogue's scalar: a number that is a symbol of the trace as a 0-d tensor, any other as it is.
-
-    The operators take numbers as constants, so their graph would be compiled again for each value.
-    """
-    if isinstance(value, Tensor):
-        return value
-    if not is_constant(value):
-        return on_device(value, x)
-    return value if type(value) is float else checks.scalar_number(name, value)
-
-
-def on_device(number: float, x: Tensor) -> Tensor:
-    """A number as a 0-d tensor in fp64. It is a product: compilers keep one graph of it for all values."""
-    symbol: float = torch.sym_float(number)  # type: ignore[no-untyped-call]
-    return x.new_ones((), dtype=torch.float64) * symbol
 
 
 # Each function and each global that Dynamo traces below becomes a guard, which takes time at each call of the graph.
@@ -314,11 +281,11 @@ def _run(*arguments: Any) -> None:
     call = _call(*arguments)
     fold = _fold(call, arguments)
     if isinstance(call, LinearCall):
-        nodes.linear_forward(call) if fold is None else resolve.linear(call._replace(fold=fold))
+        nodes.forward(call) if fold is None else resolve.linear(call._replace(fold=fold))
         return
     if fold is not None:
         call = call._replace(operands=elementwise_kernels.fold_batch_norm(fold).unbind(0))
-    resolve_elementwise.elementwise(call)
+    resolve.elementwise(call)
 
 
 def _cold(*arguments: Any) -> Tensor | None:

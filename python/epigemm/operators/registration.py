@@ -27,7 +27,7 @@ from epigemm.arguments.calls import (
 )
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import gradient_products, gradients, nodes
-from epigemm.calls import elementwise_kernels, entry, resolve, resolve_elementwise
+from epigemm.calls import elementwise_kernels, entry, resolve
 from epigemm.calls.log import current
 from epigemm.compilers import decompose_in_inductor, when_imported
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
@@ -118,7 +118,7 @@ class _Operator(NamedTuple):
     plain: Callable[[Any], Tensor | Reason]  # makes the call if it is plain, else returns the reason
     # with a node in autograd's graph, for plain tensors that nothing traces
     recorded: Callable[[Any], Any]
-    save: Callable[[Any, Any, Any], None]  # saves what the derivative needs, for all others
+    save: Callable[[Any, Any, Any], Any]  # saves what the derivative needs, for all others
     backward: Callable[..., tuple[Any, ...]]  # the derivative, for all others
 
 
@@ -156,11 +156,11 @@ _OPERATORS = {
     "linear": _Operator(
         linear_call,
         _linear_fake,
-        nodes.linear_forward,
-        lambda call: entry.call_linear(call) if call.uses_pack and not call.invariant else Reason.NOT_PLAIN,
+        nodes.forward,
+        lambda call: entry.made(call) if call.uses_pack and not call.invariant else Reason.NOT_PLAIN,
         lambda call: nodes.record(_of_changing_weight(call)),
-        gradients.save_linear,
-        gradients.linear_backward,
+        gradients.save,
+        gradients.backward,
     ),
     # What `linear` becomes where autograd records a traced call, which was checked: nobody else calls it.
     "linear_with_product": _Operator(
@@ -171,19 +171,17 @@ _OPERATORS = {
         lambda call: nodes.recorded_with_product(
             _of_changing_weight(call), call.x, call.weight, *call.operands
         ),
-        nodes.save_with_product,
-        lambda ctx, grad, grad_product: gradients.of_arguments(
-            ctx, ctx.epilogue, lambda needs: nodes.gradients_with_product(ctx, grad, grad_product, needs)
-        ),
+        gradients.save,
+        gradients.backward,
     ),
     "elementwise": _Operator(
         elementwise_call,
         _elementwise_fake,
-        nodes.elementwise_forward,
-        entry.call_elementwise,
+        resolve.run,
+        entry.made,
         nodes.record,
-        gradients.save_elementwise,
-        gradients.elementwise_backward,
+        gradients.save,
+        gradients.backward,
     ),
     "fold_batch_norm": _Operator(
         _fold_call,
@@ -340,14 +338,14 @@ def _register() -> None:
         )
     for name, call_of, check, run in (
         ("linear_out", linear_out_call, checks.arguments, resolve.linear),
-        ("elementwise_out", elementwise_call, checks.arguments, resolve_elementwise.elementwise),
+        ("elementwise_out", elementwise_call, checks.arguments, resolve.elementwise),
     ):
         op = getattr(ops, name).default
         implement(name, _after(call_of, run, has_result=False), "CompositeExplicitAutograd")
         torch.library.register_fake(f"epigemm::{name}", _after(call_of, check), lib=_LIBRARY)
         implement(name, _refuse_gradients(op), "Autograd", with_keyset=True)
         implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
-    of_blocks = _after(linear_in_blocks_call, _in_blocks(resolve.run_linear), "linear_in_blocks")
+    of_blocks = _after(linear_in_blocks_call, _in_blocks(resolve.run), "linear_in_blocks")
     implement("linear_in_blocks", of_blocks, "CompositeExplicitAutograd")
     fake = _after(linear_in_blocks_call, _in_blocks(_linear_fake))
     torch.library.register_fake("epigemm::linear_in_blocks", fake, lib=_LIBRARY)

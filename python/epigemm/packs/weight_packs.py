@@ -243,7 +243,7 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Tensor, precision: str | None = None) -> None:
-        checks.packable(weight)
+        _check(weight)
         self._weight = weight
         self._precision = None if precision is None else checks.precision(precision)
         self.repack()
@@ -360,6 +360,19 @@ class KeptPack:
         stream.wait_event(self._written)
         self.buffer.record_stream(stream)
         self._ready.add(stream.cuda_stream)
+
+
+def _check(weight: object) -> None:
+    """TypeError unless a tensor, RuntimeError unless an fp32 matrix."""
+    checks.tensors(weight=weight)
+    assert isinstance(weight, Tensor)
+    checks.strided("weight", weight)
+    if weight.dtype != torch.float32:
+        raise RuntimeError(f"weight: got dtype {weight.dtype}; accepted is torch.float32")
+    if weight.dim() != 2:
+        raise RuntimeError(
+            f"weight: got shape {[*weight.shape]}; accepted is [out_features, in_features] (2 dimensions)"
+        )
 
 
 def _mark(weight: Tensor) -> _Mark:
