@@ -13,8 +13,9 @@ from torch import Tensor
 
 import epigemm
 from epigemm.packs import weight_packs
+from tests.ops.op import Op
 from tests.support.pieces import Road
-from tests.support.public import PUBLIC_LINEAR, Public
+from tests.support.public import PUBLIC_LINEAR
 from tests.support.thorough import in_turn
 from tests.support.untyped import backends, backward
 
@@ -27,10 +28,10 @@ def same_results(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("function", "packed"), in_turn(PUBLIC_LINEAR, [False, True]), ids=lambda v: getattr(v, "name", str(v))
 )
-def test_every_function_runs_there(function: Public, packed: bool, road: Road, rng: torch.Generator) -> None:
+def test_every_function_runs_there(function: Op, packed: bool, road: Road, rng: torch.Generator) -> None:
     m, n, k = road.size
-    arguments = function.draw(rng, shape=(m, n, k), device=road.device)
-    expected = function.eager(**arguments)
+    arguments = function.draw(rng, (m,), n, k, device=road.device)
+    expected = function.reference(**arguments)
     if packed:
         arguments["weight"] = epigemm.pack(arguments["weight"])
     same_results(function.call(**arguments), expected)

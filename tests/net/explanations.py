@@ -21,6 +21,7 @@ from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels
 from epigemm.linker import loader  # noqa: F401 # of asked.txt
 from epigemm.planner import plans
+from tests.gemm.query import Query
 from tests.net import errors
 from tests.support import norm_calls, splitting  # noqa: F401 # which registers an operator
 from tests.support.pieces import watched
@@ -94,7 +95,7 @@ def lines() -> list[str]:
 
 
 def _names(answers: list[str]) -> dict[str, Any]:
-    """What programs read: `explain` notes an answer; tensors are small, or empty ones of given sizes."""
+    """What programs read: `explain` notes an answer, `plan` that of the planner; tensors are small, or empty ones."""
 
     def explain(*args: Any, **kwargs: Any) -> None:
         try:
@@ -104,9 +105,19 @@ def _names(answers: list[str]) -> dict[str, Any]:
         each = found if isinstance(found, epigemm.ModuleExplanation) else ()
         answers.extend(map(_masked, (str(found), *map(str, each))))
 
+    def plan(**changed: Any) -> None:
+        try:
+            found = Query(**changed).plan()
+        except RuntimeError as error:
+            answers.append(f"RuntimeError: {error}")
+            return
+        kinds = sorted({f"{each['family']}, {each['schedule']}" for each in found["candidates"]})
+        answers.append(_masked(f"{found['why_not'] or 'fused'} | {'; '.join(kinds) or 'no kernel'}"))
+
     sizes = {"x": (6, 16), "weight": (8, 16), "row": (8,), "matrix": (6, 8)}
     return {
         "explain": explain,
+        "plan": plan,
         "empty": lambda *size, dtype=torch.bfloat16: torch.empty(size, dtype=dtype),
         "learnt": lambda tensor: tensor.clone().requires_grad_(),
         "fp32": torch.float32,
@@ -120,7 +131,9 @@ def _masked(text: str) -> str:
     text = re.sub(r"\n  compared: .*?(?=\n  backward)", "", text, flags=re.DOTALL)
     text = re.sub(r"tile [0-9x]+,(.*? by elements)?.*?swizzle \d+(, K in \d+ parts)?", r"tile\1", text)
     text = re.sub(r"\.[0-9a-f]{8,}|(?<=tile )[0-9x]+(?=, ep)", "", text)
-    return re.sub(r" *[0-9.]+ us", " _ us", re.sub(r"of \d+ fused kernels", "of fused kernels", text))
+    return re.sub(
+        r" *[0-9.]+(e\+\d+)? us", " _ us", re.sub(r"of \d+ fused kernels", "of fused kernels", text)
+    )
 
 
 @contextmanager
