@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm.calls import by_reference, elementwise_kernels, entry, weight_slices
-from epigemm.packs import weight_packs
+from epigemm.calls import by_reference, elementwise_kernels, weight_slices
 from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
-from tests.support.pieces import DEVICE, pretend_gpu
-from tests.support.pretended import Pretended, allocate, describe
+from tests.support.pieces import DEVICE
+from tests.support.pretended import Pretended, allocate, describe, pretend_gpu
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -64,9 +63,7 @@ class Launches(Pretended):
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found = Launches()
-    pretend_gpu(monkeypatch, DEVICE)
-    monkeypatch.setattr(entry, "_module", found)
-    monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
+    pretend_gpu(monkeypatch, DEVICE, found)
     forget(DEVICE)
     with epigemm.batch_invariant():
         yield found

@@ -21,7 +21,7 @@ from epigemm import Matrix, PerColumn
 from epigemm.calls import elementwise_kernels
 from epigemm.linker import loader  # noqa: F401 # of asked.txt
 from epigemm.planner import plans
-from tests.gemm.query import Query
+from tests.gemm.query import Query, is_one_kernel
 from tests.net import errors
 from tests.support import norm_calls, splitting  # noqa: F401 # which registers an operator
 from tests.support.pieces import watched
@@ -95,7 +95,7 @@ def lines() -> list[str]:
 
 
 def _names(answers: list[str]) -> dict[str, Any]:
-    """What programs read: `explain` notes an answer, `plan` that of the planner; tensors are small, or empty ones."""
+    """What programs read: `explain`, `plan` and `alone` note answers; tensors are small, or empty."""
 
     def explain(*args: Any, **kwargs: Any) -> None:
         try:
@@ -114,10 +114,18 @@ def _names(answers: list[str]) -> dict[str, Any]:
         kinds = sorted({f"{each['family']}, {each['schedule']}" for each in found["candidates"]})
         answers.append(_masked(f"{found['why_not'] or 'fused'} | {'; '.join(kinds) or 'no kernel'}"))
 
+    def alone(dtype: str, tf32: bool, multiprocessors: int, *sizes: tuple[int, int, int]) -> None:
+        gpu, found = (90, multiprocessors) if multiprocessors else (), {True: list[str](), False: list[str]()}
+        for size in sizes:
+            found[is_one_kernel(*size, dtype, tf32, gpu)].append("x".join(map(str, size)))
+        words = {True: "one kernel", False: "apart"}
+        answers.extend(f"{words[one]}: {', '.join(each)}" for one, each in found.items() if each)
+
     sizes = {"x": (6, 16), "weight": (8, 16), "row": (8,), "matrix": (6, 8)}
     return {
         "explain": explain,
         "plan": plan,
+        "alone": alone,
         "empty": lambda *size, dtype=torch.bfloat16: torch.empty(size, dtype=dtype),
         "learnt": lambda tensor: tensor.clone().requires_grad_(),
         "fp32": torch.float32,
