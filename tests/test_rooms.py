@@ -91,7 +91,6 @@ TABLES = {
     "fusion": "fusion/table.py",
     "packs": "packs/test_packs.py",
     "epigemm.epilogues.tracer.reference": "csrc/test_primitives.py",
-    "epigemm.epilogues.tracer.program": "autograd/test_ends_of_gradients.py",
     "epigemm.planner.plans": "net/plans.txt",
 }
 """Rooms, and modules, that show in what a public call does: where their tests are lines of."""

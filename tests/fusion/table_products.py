@@ -162,4 +162,11 @@ SKIPPED = [
     ),
 ]
 
-ROWS = [*BARE, *summed(), *BATCHED, *SKIPPED]
+# Factors of a product with a vector, which is a bias where there are none.
+FACTORS = [
+    Row(f"return {form.strip().format('self.column')}.sigmoid()", sites=1, axes=2)
+    for form in TAKEN.split("\n")
+    if "alpha" in form or "beta" in form
+]
+
+ROWS = [*BARE, *summed(), *BATCHED, *SKIPPED, *FACTORS]

@@ -8,9 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
@@ -171,26 +169,3 @@ def test_an_mma_kernel_whose_k_is_divided() -> None:
     assert refused(call_of(2048, 4096, 512, torch.bfloat16), multistage, 2) == ""
     invariant = call._replace(invariant=True)
     assert "splits must be 1 for a batch-invariant call" in refused(invariant, multistage, 2)
-
-
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"fp32": 8}, r"fp32 must be in 0\.\.7, got 8"),
-    ({"fp32": -1}, "fp32 must be in"),
-    ({"gpu": (-1, 90)}, "gpu must be empty or"),
-    ({"gpu": (64, 90, 132)}, "device must be"),
-    ({"plan": (6,)}, r"plan: arithmetic must be in 0\.\.5, got 6"),
-    ({"plan": (0, 0)}, "plan: got 2 numbers"),
-    ({"plan": (0, 4, 0, 0, 1, 1)}, "plan: family must be in"),
-    ({"plan": (0, 0, 99, 0, 1, 1)}, "plan: tile must be in"),
-    ({"plan": (0, 0, 0, 2, 1, 1)}, "plan: raster must be"),
-    ({"plan": (0, 0, 0, 0, 9, 1)}, "plan: swizzle must be"),
-    ({"plan": (0, 0, 0, 0, 1, 3)}, "plan: splits must be"),
-])  # fmt: skip
-def test_what_there_is_not_is_refused(changed: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"fp32": 0, "slices": 0, "gpu": (-1, *H200), "plan": None} | changed
-    x, weight = torch.empty(3, 8), torch.empty(4, 8)
-    head: tuple[Tensor | str | None, ...] = ("bias", x, weight, None, None, None, None)
-    with pytest.raises(RuntimeError, match=words):
-        ops._dry_linear(
-            *head, given["fp32"], 0, given["slices"], False, False, given["gpu"], given["plan"], False
-        )
