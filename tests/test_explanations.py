@@ -1,4 +1,4 @@
-"""`epigemm.explain` of a module: which it is about, and what it refuses."""
+"""`epigemm.explain` of a module: which it is about."""
 
 from __future__ import annotations
 
@@ -70,27 +70,10 @@ def test_a_model_without_products_and_one_that_cannot_be_fused() -> None:
     assert [(each.function, each.runs) for each in found] == [("lstm", "PyTorch's own")]
 
 
-def test_what_a_call_raises_is_raised() -> None:
-    with pytest.raises(RuntimeError, match="x: got"):
-        epigemm.explain(epigemm.nn.LinearReLU(8, 6), torch.randn(4, 9))
-    layer = epigemm.nn.LinearReLU(8, 6, strict=True)
-    with pytest.raises(RuntimeError, match="strict: got True"):
-        epigemm.explain(layer, x)
-    with pytest.raises(TypeError):
-        epigemm.explain(layer)
-
-
-def test_what_cannot_be_watched_or_would_change_for_good_is_refused() -> None:
-    inner, lazy = nn.Linear(8, 8), nn.LazyLinear(8)
-    inner.compile(backend="eager")
-    traced: Any = torch.jit.trace(nn.Linear(8, 8), x)  # type: ignore[no-untyped-call]
-    for refused, message in (
-        (inner, "a Linear that torch.compile has compiled"),
-        (lazy, "a LazyLinear whose first call makes its parameters"),
-        (traced, "a TopLevelTracedModule, whose calls cannot be watched"),
-    ):
-        with pytest.raises(ValueError, match=f"module: got {message}"):
-            epigemm.explain(nn.Sequential(refused), x)
+def test_a_layer_that_would_change_for_good_is_refused() -> None:
+    lazy = nn.LazyLinear(8)
+    with pytest.raises(ValueError, match="module: got a LazyLinear whose first call makes its parameters"):
+        epigemm.explain(nn.Sequential(lazy), x)
     assert type(lazy) is nn.LazyLinear and lazy(x).shape == (4, 8)
 
 

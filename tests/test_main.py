@@ -13,8 +13,7 @@ import epigemm
 from epigemm import __main__ as main
 from epigemm._native import registry
 from epigemm.calls import elementwise_kernels
-from tests.support.pieces import pretend_gpu
-from tests.support.pretended import describe
+from tests.support.pretended import describe, pretend_gpu
 
 
 def test_the_report() -> None:

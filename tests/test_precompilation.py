@@ -23,16 +23,6 @@ def mixed(acc: Tensor, bias: PerColumn, gain: PerRow, other: Matrix, limit: Scal
     return torch.clamp(acc + bias, -limit, limit) * gain + other
 
 
-def test_other_errors_than_those_of_the_net() -> None:
-    with pytest.raises(TypeError, match="shapes: got 1; accepted are triples"):
-        epigemm.precompile(mixed, (1, 2, 3))  # type: ignore[arg-type]
-    known = "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"
-    with pytest.raises(
-        ValueError, match=f"arch: got 'sm_103' beside shapes; accepted are {known}, or arch alone"
-    ):
-        epigemm.precompile(mixed, [(1, 8, 8)], arch="sm_103")
-
-
 class Linker:
     """Stands for `loader.link_for`."""
 

@@ -26,13 +26,18 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a hundredth of a second takes long."""
+    monkeypatch.setattr(progress, "AFTER", 0.01)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, soon: None) -> Terminal:
     """A terminal, to be put in stderr's place by the test: pytest puts its own there after fixtures."""
     found = Terminal()
     logger = logging.getLogger("epigemm")
     monkeypatch.setattr(logger, "level", logging.WARNING)
     monkeypatch.setattr(logger, "_cache", {})  # of what is enabled
-    monkeypatch.setattr(progress, "AFTER", 0.01)
     monkeypatch.delenv("EPIGEMM_PROGRESS", raising=False)
     return found
 
@@ -60,10 +65,8 @@ def test_what_is_shorter_than_a_second_is_told_at_debug_alone(notes_all: pytest.
     assert caplog.messages == ["counting: 0.0 s"]
 
 
-def test_what_takes_long_is_told_when_it_does_and_at_its_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "AFTER", 0.01)
+@pytest.mark.usefixtures("soon")
+def test_what_takes_long_is_told_when_it_does_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "epigemm")
     with doing("counting") as task:
         take_long(task)
@@ -100,10 +103,10 @@ def test_no_line_where_it_is_logged_refused_or_short(
     assert terminal.getvalue() == ""
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("stderr", [io.StringIO(), None], ids=["a file", "none"])
 def test_no_line_where_there_is_no_terminal(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(progress, "AFTER", 0.01)
     with doing("counting") as task:
         take_long(task)
     assert stderr is None or stderr.getvalue() == ""

@@ -12,31 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn
+from epigemm import Matrix
 
 N, K = 6, 8
 
 
 @epigemm.epilogue
-def several(acc: Tensor, bias: PerColumn, residual: Matrix) -> Any:
-    z = acc + bias
-    return torch.sigmoid(z), [z + residual, z.sum(0)]
-
-
-@epigemm.epilogue
 def cast(acc: Tensor, residual: Matrix) -> Any:
     return (acc + residual).to(torch.bfloat16)
-
-
-def test_explained_with_several_results() -> None:
-    x, weight, bias, residual = (torch.randn(size) for size in ((3, K), (N, K), (N,), (3, N)))
-    with torch.autocast("cpu", torch.bfloat16):
-        found = epigemm.explain(several, x, weight, bias, residual)
-        narrow = epigemm.explain(several, x, weight, bias, residual.bfloat16())
-    assert "autocast: an operand is float32" in found.reasons[0] and "autocast" not in str(narrow.reasons)
-    assert [each.split(", ")[-1] for each in found.results[:2]] == ["x's dtype", "fp32"]
-    casts = [number for number, each in enumerate(found.kernels) if "from bfloat16 to float32" in each]
-    assert casts == [1 + next(number for number, each in enumerate(found.kernels) if "GEMM" in each)]
 
 
 def test_what_a_function_casts_to_has_the_products_type() -> None:

@@ -92,6 +92,7 @@ TABLES = {
     "fusion": "fusion/table.py",
     "packs": "packs/test_packs.py",
     "epigemm.epilogues.tracer.reference": "csrc/test_primitives.py",
+    "epigemm.planner.plans": "net/plans.txt",
 }
 """Rooms, and modules, that show in what a public call does: where their tests are lines of."""
 

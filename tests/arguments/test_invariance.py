@@ -153,15 +153,3 @@ def test_m_decides_nothing(m: list[int], n: int, k: int, kind: str) -> None:
     assert all(plan["why_not_covered"] == "" and len(plan["candidates"]) == 1 for plan in found)
     assert len({plan["why_not"] for plan in found}) == 1
     assert len({tuple(plan["candidates"][0]["plan"]) for plan in found}) == 1
-
-
-@pytest.mark.parametrize("kind", ["tf32", "split", "scaled"])
-def test_limits_of_k_are_those_of_the_arithmetic(kind: str) -> None:
-    """Another takes over where K is outside; a long TF32 sum has no other."""
-    short, long = fixed_plan(64, 512, 64, kind), fixed_plan(64, 512, 65536, kind)
-    assert short["why_not_covered"] == long["why_not_covered"] == ""
-    assert short["fused"] == (kind != "split") and long["fused"] == (kind != "scaled")
-    if kind == "split":
-        assert short["why_not"].startswith("K = 64 is below 128")
-    if kind == "scaled":
-        assert long["why_not"].startswith("K = 65536 is outside 16..8192")

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint as untyped_checkpoint
 
 import epigemm
 from epigemm._native import ops
-from epigemm.packs import weight_packs
 from tests.support.untyped import backward
 from tests.support.untyped import torch as untyped
 from tests.support.watching import WITH_ENTRY
@@ -54,19 +53,6 @@ def test_results_and_gradients_are_eagers(
         grad = torch.randn(eager.shape, generator=rng).to(device, dtype)
         expected = torch.autograd.grad(eager, inputs, grad)
         assert all(map(torch.equal, torch.autograd.grad(result, inputs, grad), expected))
-
-
-@pytest.mark.parametrize("name", ["linear_relu", "linear_relu_div", "linear_scale", "linear_silu"])
-def test_a_pack_is_not_believed_after_a_recorded_call(name: str, rng: torch.Generator) -> None:
-    """Whoever records it. The weight is about to change, perhaps in a way that torch does not count."""
-    x, weight, bias = drawn(rng, torch.device("cpu"), torch.float32)
-    given = {"linear_relu_div": (bias, 2.0), "linear_scale": (bias, torch.ones(15))}.get(name, (bias,))
-    pack = weight_packs.keep(weight, 2)
-    with torch.no_grad():
-        getattr(epigemm, name)(x, weight, *given)
-    assert pack.is_current(weight)
-    getattr(epigemm, name)(x, weight, *given)
-    assert not pack.is_current(weight)
 
 
 @functions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,24 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm import Matrix, PerColumn, UserEpilogue
+from epigemm import Matrix, UserEpilogue
 from tests.support.primitives import FUNCTIONS, traced_of
 from tests.support.untyped import backward
-
-
-@epigemm.epilogue
-def halved(acc: Tensor, r: Matrix) -> Any:
-    return acc * 0.5 - r / 3.0
-
-
-@epigemm.epilogue
-def gelu_and_sum(acc: Tensor, b: PerColumn, r: Matrix, s: Matrix) -> Any:
-    return F.gelu(acc + b) + r * 2.0 - s
-
-
-@epigemm.epilogue
-def product_apart(acc: Tensor, r: Matrix, s: Matrix) -> Any:
-    return acc + torch.tanh(r) * s
 
 
 def fused(epilogue: UserEpilogue, road: str) -> Callable[..., Tensor]:
@@ -58,28 +42,6 @@ def shapes_of(epilogue: UserEpilogue) -> list[tuple[int, ...]]:
 
 
 roads = pytest.mark.parametrize("road", ["call", "fuse", "compiled"])
-
-
-@roads
-@pytest.mark.parametrize("epilogue", [halved, gelu_and_sum, product_apart], ids=lambda e: e.traced.name)
-def test_first_and_second_derivatives(epilogue: UserEpilogue, road: str) -> None:
-    shapes = shapes_of(epilogue)
-    for needs in itertools.product((False, True), repeat=len(shapes)):
-        # tests/ops has calls where each operand learns alone; the others are traced anew for each.
-        if not any(needs) or (road != "call" and sum(needs) not in (len(needs), needs[0])):
-            continue
-        found = []
-        for each in (road, "PyTorch"):
-            rng = torch.Generator().manual_seed(0)
-            leaves = [torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes]
-            wanted = [leaf.requires_grad_() for leaf, need in zip(leaves, needs, strict=True) if need]
-            result = fused(epilogue, each)(*leaves)
-            twice = road != "compiled"  # for which torch has no second derivatives
-            first = torch.autograd.grad(result.square().sum(), wanted, create_graph=twice)
-            total = torch.stack([each.square().sum() for each in first]).sum()
-            second = torch.autograd.grad(total, wanted) if twice else ()
-            found.append((*first, *second))
-        torch.testing.assert_close(*found)
 
 
 @epigemm.epilogue

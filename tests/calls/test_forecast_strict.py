@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.ops.op import Op
 from tests.support.cases import fused_unavailable
-from tests.support.public import PUBLIC_LINEAR, Public
+from tests.support.public import PUBLIC_LINEAR
 
 functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
 
 
 @pytest.mark.gpu
 @functions
-def test_fused_calls_pass_on_a_gpu(function: Public, rng: torch.Generator) -> None:
+def test_fused_calls_pass_on_a_gpu(function: Op, rng: torch.Generator) -> None:
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
     for dtype, precision in ((torch.bfloat16, None), (torch.float32, "highest"), (torch.float32, "high")):
         if function.name in ("linear", "linear_relu") and dtype is torch.bfloat16:
             continue  # cuBLAS adds a bias itself, and a ReLU behind it
-        arguments = function.draw(rng, shape=(4096, 2048, 2048), dtype=dtype, device="cuda")
+        arguments = function.draw(rng, (4096,), 2048, 2048, dtype=dtype, device="cuda")
         expected = function.call(**arguments, precision=precision)
         assert torch.equal(function.call(**arguments, precision=precision, strict=True), expected)
 
@@ -36,10 +37,10 @@ def test_fused_calls_pass_on_a_gpu(function: Public, rng: torch.Generator) -> No
     ids=str,
 )
 def test_others_are_refused_on_a_gpu(
-    function: Public, dtype: torch.dtype, shape: tuple[int, int, int], word: str, rng: torch.Generator
+    function: Op, dtype: torch.dtype, shape: tuple[int, int, int], word: str, rng: torch.Generator
 ) -> None:
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
-    arguments = function.draw(rng, shape=shape, dtype=dtype, device="cuda")
+    arguments = function.draw(rng, shape[:1], *shape[1:], dtype=dtype, device="cuda")
     with pytest.raises(RuntimeError, match=f"strict: got True .*{word}"):
         function.call(**arguments, strict=True)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm.calls import by_reference, elementwise_kernels, entry, weight_slices
-from epigemm.packs import weight_packs
+from epigemm.calls import by_reference, elementwise_kernels, weight_slices
 from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
-from tests.support.pieces import DEVICE, pretend_gpu
-from tests.support.pretended import Pretended, allocate, describe
+from tests.support.pieces import DEVICE
+from tests.support.pretended import Pretended, allocate, describe, pretend_gpu
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -64,9 +63,7 @@ class Launches(Pretended):
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found = Launches()
-    pretend_gpu(monkeypatch, DEVICE)
-    monkeypatch.setattr(entry, "_module", found)
-    monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
+    pretend_gpu(monkeypatch, DEVICE, found)
     forget(DEVICE)
     with epigemm.batch_invariant():
         yield found
@@ -82,39 +79,6 @@ def check(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Non
     expected = torch.relu(x.double() @ weight.double().t() + bias.double())
     tolerance = 2e-2 if x.dtype is torch.bfloat16 else 5e-3 if x.dtype is torch.float16 else 1e-3
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance * x.shape[-1] ** 0.5)
-
-
-# What fp32 runs on, by torch's setting, the call's precision, and K.
-FP32_ROADS = [
-    ("highest", None, 128, "split"),
-    ("highest", None, 127, "fp32"),
-    ("highest", "highest", 4096, "split"),
-    ("highest", "ieee", 4096, "fp32"),
-    ("highest", "high", 512, "scaled"),
-    ("highest", "high", 8193, "split"),
-    ("highest", "medium", 15, "fp32"),
-    ("highest", "tf32", 15, "tensors"),
-    ("high", None, 512, "scaled"),
-    ("high", None, 8193, "split"),
-    ("high", "highest", 512, "split"),
-    ("high", "tf32", 512, "tensors"),
-]
-
-
-@pytest.mark.parametrize(("setting", "precision", "k", "road"), FP32_ROADS, ids=str)
-def test_fp32_roads(launches: Launches, setting: str, precision: str | None, k: int, road: str) -> None:
-    """N, K and precision decide; M does not, nor do layouts."""
-    torch.set_float32_matmul_precision(setting)
-    x, weight, bias = product(130, 12, k)
-    for m in (1, 2, 16, 64, 65, 130):
-        check(
-            epigemm.linear_relu(x[:m], weight, bias, precision=precision, strict=True),
-            x[:m],
-            weight,
-            bias,
-        )
-    check(epigemm.linear_relu(x.t().contiguous().t(), weight, bias, precision=precision), x, weight, bias)
-    assert {kind for kind, _ in launches.seen} == {road}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -193,45 +157,4 @@ def test_gpus_before_ampere_are_refused(
     for precision in (None, "ieee", "tf32"):
         with pytest.raises(RuntimeError, match=r"x: got .*this device has 7\.5\); accepted"):
             epigemm.linear_relu(x, weight, bias, precision=precision)
-    assert not launches.seen
-
-
-@pytest.mark.parametrize("device", [(80, 108), (89, 142), (100, 148)], ids=["ampere", "ada", "blackwell"])
-def test_other_gpus_have_all_but_fp32_in_multiply_adds(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch, device: tuple[int, int]
-) -> None:
-    """By one tile of the mma.sync kernels, also for rows that are not whole 16 bytes: those are copied."""
-    describe(monkeypatch, device)
-    forget(DEVICE)
-    for n, k in ((16, 256), (13, 255)):
-        roads = []
-        for dtype, precision in ((torch.float32, None), (torch.float32, "tf32"), (torch.float16, None)):
-            x, weight, bias = product(4, n, k, dtype)
-            check(epigemm.linear_relu(x, weight, bias, precision=precision), x, weight, bias)
-            roads.append(launches.seen[-1][0])
-        assert roads == ["split", "tensors", "tensors"] and len(launches.seen) == 3
-        launches.seen.clear()
-    words = f"{device[0] // 10}.{device[0] % 10}"
-    for k, precision in ((256, "ieee"), (127, None)):
-        x, weight, bias = product(4, 16, k)
-        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}.*\); accepted"):
-            epigemm.linear_relu(x, weight, bias, precision=precision)
-        with pytest.raises(RuntimeError, match=rf"x: got .*this device has {words}.*\); accepted"):
-            epigemm.explain("linear_relu", x, weight, bias, precision=precision)
-    assert not launches.seen
-
-
-def test_explain_shows_the_fixed_plan(launches: Launches) -> None:
-    x, weight, bias = product(3, 16, 256)
-    for precision, words in (
-        ("highest", "on fp16 slices, tile 128x128x64"),
-        ("high", "on fp16 slices, tile 128x128x64"),
-        ("tf32", "fused GEMM, tile 128x128x32"),
-        ("ieee", "in fp32 multiply-adds"),
-    ):
-        explanation = epigemm.explain("linear_relu", x, weight, bias, precision=precision)
-        assert explanation.path == "fused" and words in explanation.kernel
-        assert "batch invariant" in explanation.reasons[0]
-        assert len(explanation.candidates) == (precision != "ieee")
-    assert "K = 64 is below 128" in str(epigemm.explain("linear_relu", x[:, :64], weight[:, :64], bias))
     assert not launches.seen

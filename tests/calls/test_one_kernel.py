@@ -21,15 +21,11 @@ from epigemm.arguments.precision import DEFAULT
 from epigemm.calls import moments, one_kernel, resolve
 from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS, FUNCTIONS
-from epigemm.epilogues.registry import typed
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs
-from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.reasons import Reason
 from tests.support.answers import Answers
-from tests.support.plans import FAMILIES, FP16X3, MMA, SWAP_AB, TMA, numbers
 from tests.support.pretended import describe
-from tests.support.untyped import backends
 
 M, N, K = 4096, 2048, 1024
 RESULT = torch.empty(M, N)
@@ -46,11 +42,6 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
 def gelu_beside(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
     z = acc + bias
     return F.gelu(z), z
-
-
-@epigemm.epilogue
-def gelu_alone(acc: Tensor, bias: PerColumn) -> Tensor:
-    return F.gelu(acc + bias)
 
 
 def drawn(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,68 +176,3 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
     assert (given is None) == (rows == 4096) and (found.blocks is None) == (block_rows == 0)
     assert given is None or (given.shape == (moments.MOST_LEFT, N, 2) and given.dtype is torch.float32)
     assert found.blocks is None or found.blocks is given
-
-
-# --- packs of the weight ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("precision", "setting", "order"),
-    [
-        ("highest", "none", 1),
-        ("high", "none", 3),
-        ("tf32", "none", 4),
-        ("ieee", "none", 0),
-        ("highest", "tf32", 1),
-    ],
-)
-def test_the_arithmetics_of_a_precision(
-    precision: str, setting: str, order: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A setting of torch's that is less accurate is told."""
-    backends.mkldnn.matmul.fp32_precision = setting
-    answers = Answers(monkeypatch, "ask", (RESULT, 0))
-    assert run_moments(norm_call(torch.float32, precision=precision)) is RESULT
-    assert answers.asked[0][6:9] == (order, None, 0)
-    assert bool(answers.asked[0][11] & dry_runs.OTHER_SETTING) == (setting == "tf32")
-
-
-# --- the planner, of two values --------------------------------------------------------------------------------------
-
-
-def dry(m: int, n: int, k: int, *, dtype: torch.dtype = torch.bfloat16, plan: tuple[int, ...] = ()) -> DryRun:
-    return dry_runs.dry_run(both_call(m, n, k, dtype), plan=plan)
-
-
-@pytest.mark.parametrize("size", [(8192, 3072, 768), (4096, 4096, 512), (16, 4096, 4096), (256, 1024, 1024)])
-def test_one_kernel_where_it_is_faster(size: tuple[int, int, int]) -> None:
-    """Each tile takes longer than for one matrix."""
-    found = dry(*size)
-    assert found.fused and found.launches == ["fused"] and not found.answer
-    assert list(FAMILIES)[found.plan[0]] in (TMA, SWAP_AB)
-    made = both_call(*size)
-    both, one = (
-        predicted(each) for each in (made, made._replace(epilogue=typed(gelu_alone.traced, (False,))))
-    )
-    assert both.keys() & one.keys() and all(both[tile] > one[tile] for tile in both.keys() & one.keys())
-
-
-def predicted(made: LinearCall) -> dict[str, float]:
-    """What the planner expects of each tile that it compares."""
-    (tried,) = dry_runs.dry_run(made, tried=True).tried
-    return {str(each["plan"]): each["predicted_us"] for each in tried.plan["candidates"]}
-
-
-def test_several_kernels_elsewhere() -> None:
-    """Where the product takes the time, where TMA does not store the rows, in fp64, and by the mma kernels."""
-    (tried,) = dry_runs.dry_run(both_call(16384, 8192, 8192), tried=True).tried
-    assert tried.why_not.startswith("a product with one elementwise kernel is not expected to be slower")
-    for changed in ((M, N + 1, K, torch.bfloat16), (M, N + 2, K, torch.bfloat16), (M, N, K, torch.float64)):
-        found = dry(*changed[:3], dtype=changed[3])
-        assert found.answer == Reason.NOT_FUSED and not found.fused
-    for arithmetic, dtype in (("ieee", torch.bfloat16), ("split", torch.float32)):
-        found = dry(M, N, K, dtype=dtype, plan=(dry_runs.ARITHMETICS.index(arithmetic), *numbers(MMA)))
-        assert "beside the result" in found.refused
-    assert dry(8192, 3072, 767).launches == ["copy", "fused"]
-    found = dry(16384, 4096, 512, dtype=torch.float32)
-    assert found.fused and found.on_slices and list(FAMILIES)[found.plan[0]] == FP16X3

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import epigemm
 from epigemm.packs import weight_packs
+from tests.ops.op import Op
 from tests.support.pieces import Road
-from tests.support.public import PUBLIC_LINEAR, Public
+from tests.support.public import PUBLIC_LINEAR
 from tests.support.thorough import in_turn
 from tests.support.untyped import backends, backward
 
@@ -27,10 +28,10 @@ def same_results(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("function", "packed"), in_turn(PUBLIC_LINEAR, [False, True]), ids=lambda v: getattr(v, "name", str(v))
 )
-def test_every_function_runs_there(function: Public, packed: bool, road: Road, rng: torch.Generator) -> None:
+def test_every_function_runs_there(function: Op, packed: bool, road: Road, rng: torch.Generator) -> None:
     m, n, k = road.size
-    arguments = function.draw(rng, shape=(m, n, k), device=road.device)
-    expected = function.eager(**arguments)
+    arguments = function.draw(rng, (m,), n, k, device=road.device)
+    expected = function.reference(**arguments)
     if packed:
         arguments["weight"] = epigemm.pack(arguments["weight"])
     same_results(function.call(**arguments), expected)
@@ -172,43 +173,6 @@ def test_scaled_against_the_tf32_kernel(road: Road) -> None:
     assert launched(x.t().contiguous().t(), 1.0) == ["scaled"], "TF32 needs rows"
     reasons = " ".join(epigemm.explain("linear", x, packed, precision="high").reasons)
     assert "TF32 kernel is expected to be faster" in reasons
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("torchs", ["highest", "none", "ieee", "high", "tf32"])
-@pytest.mark.parametrize("first", ["scaled", "tf32", "split", "torch"])
-def test_the_order_at_high(torchs: str, first: str, road: Road) -> None:
-    """Scaled pieces, the TF32 kernel, and where torch's GEMM keeps to IEEE the split, before that GEMM runs."""
-    settings(torchs)
-    reduced = torchs in ("high", "tf32")
-    order = ["scaled", "tf32", *([] if reduced else ["split"]), "torch"]
-    ready = order[order.index(first) :] if first in order else ["torch"]
-    torch_us = {name: 100.0 if name in ready else 4.0 + i for i, name in enumerate(order)}
-    for name in order[:-1]:
-        road.measure(10.0, torch_us[name], arithmetics=[name], tf32_allowed=[reduced])
-    x, weight = road.x(), road.weight()
-    torch.testing.assert_close(
-        epigemm.linear(x, weight, precision="high"), F.linear(x, weight), rtol=0.0, atol=5e-3
-    )
-    assert [arithmetic for arithmetic, _ in road.module.ran] == [
-        each for each in ready[:1] if each != "torch"
-    ]
-    launched = [launch.arithmetic for launch in road.take()]
-    assert launched == [each for each in ready[:1] if each in ("scaled", "split")]
-    explanation = epigemm.explain("linear", x, weight, precision="high")
-    told = [reason.split(": ")[1] for reason in explanation.reasons if "fallback was measured" in reason]
-    before = order[: order.index(ready[0])]
-    assert told == [
-        f"the fallback was measured to be faster ({torch_us[name]:.0f} us against 10 us fused)"
-        for name in before
-    ]
-    if ready[0] == "torch":
-        assert explanation.path == "gemm+elementwise"
-        with pytest.raises(RuntimeError, match=re.escape("; ".join(told))):
-            epigemm.linear(x, weight, precision="high", strict=True)
-    else:
-        assert explanation.path == "fused" and explanation.arithmetic.startswith(ready[0])
-        epigemm.linear(x, weight, precision="high", strict=True)
 
 
 def test_gradients_products_run_there_too(road: Road) -> None:

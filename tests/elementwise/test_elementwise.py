@@ -11,12 +11,7 @@ from tests.support import reference
 from tests.support.arithmetic import BF16, STORAGE, Arithmetic
 from tests.support.cases import ELEMENTWISE, Operands, cuda_unavailable, draw_operands, poisoned, signed
 
-dtypes = pytest.mark.parametrize("arithmetic", STORAGE, ids=lambda a: a.name)
-epilogues = pytest.mark.parametrize("name", ELEMENTWISE)
-
 DEVICES = ["cpu"] if cuda_unavailable() else ["cpu", "cuda"]
-# Around one 16-byte access of each dtype, one warp, one block, one chunk of a CPU's thread.
-LENGTHS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 1023, 1025, 40000]
 
 
 def run(name: str, x: torch.Tensor, operands: Operands, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -34,39 +29,6 @@ def check(
 
 def columns_of(x: torch.Tensor) -> int:
     return x.shape[-1] if x.dim() else 1
-
-
-@pytest.mark.every(7)
-@epilogues
-@dtypes
-@pytest.mark.parametrize("length", LENGTHS)
-def test_lengths(
-    name: str, arithmetic: Arithmetic, length: int, device: torch.device, rng: torch.Generator
-) -> None:
-    for shape in [(length,), (3, length), (length, 1)]:
-        x = signed(shape, rng).to(device, arithmetic.dtype)
-        operands = draw_operands(name, shape[-1], arithmetic, device, rng)
-        check(name, x, operands, arithmetic, run(name, x, operands))
-
-
-@epilogues
-@dtypes
-def test_zero_dimensions(
-    name: str, arithmetic: Arithmetic, device: torch.device, rng: torch.Generator
-) -> None:
-    """A 0-d x is one element; an epilogue with vectors needs a last dimension to lay them along."""
-    operands = draw_operands(name, 1, arithmetic, device, rng)
-    x = signed((), rng).to(device, arithmetic.dtype)
-    if any(
-        tensor.dim()
-        for tensor in [*operands.tensors, *([operands.bias] if operands.bias is not None else [])]
-    ):
-        with pytest.raises(RuntimeError, match="x"):
-            run(name, x, operands)
-        operands.bias = None
-        if any(tensor.dim() for tensor in operands.tensors):
-            return
-    check(name, x, operands, arithmetic, run(name, x, operands))
 
 
 @st.composite

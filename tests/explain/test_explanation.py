@@ -11,9 +11,10 @@ from torch import Tensor, nn
 import epigemm
 from epigemm.packs import weight_packs
 from tests.net.explanations import several
+from tests.ops.op import COLUMN, Op
 from tests.support.cases import fused_unavailable
 from tests.support.pieces import Road
-from tests.support.public import PUBLIC, PUBLIC_LINEAR, Public
+from tests.support.public import PUBLIC, PUBLIC_LINEAR
 from tests.support.untyped import backward
 
 functions = pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.name)
@@ -49,9 +50,9 @@ def test_nothing_runs_of_several_results() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("which", ["x", "all"])
 def test_the_derivative_does_what_it_says(
-    function: Public, dtype: torch.dtype, which: str, rng: torch.Generator
+    function: Op, dtype: torch.dtype, which: str, rng: torch.Generator
 ) -> None:
-    arguments = function.draw(rng, dtype=dtype, tensor_scalar=True)
+    arguments = function.draw(rng, dtype=dtype, tensor_numbers=True)
     for name, value in arguments.items():
         if isinstance(value, Tensor) and "running" not in name:
             value.requires_grad_(which == "all" or name == "x")
@@ -93,14 +94,14 @@ def test_a_saved_product_takes_the_fused_epilogue(strict: bool, road: Road) -> N
 
 
 @pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
-def test_launches_on_fp16_pieces(function: Public, road: Road, rng: torch.Generator) -> None:
+def test_launches_on_fp16_pieces(function: Op, road: Road, rng: torch.Generator) -> None:
     """In order, and none is made: neither a product nor a pack."""
     shape = (4096, *road.size[1:])  # so many rows that the weight is not read as it lies
-    arguments = function.draw(rng, shape=shape, device=road.device)
+    arguments = function.draw(rng, shape[:1], *shape[1:], device=road.device)
     explanation = epigemm.explain(function.name, **arguments)
     assert explanation.path == "fused" and explanation.arithmetic.startswith("split: three products")
     words = ["split of weight", "split of x", "fused GEMM on fp16 slices", "fixup"]
-    words = ["fold", *words] if "scale" in function.vectors else words
+    words = ["fold", *words] if function.operands.get("scale") == COLUMN else words
     assert len(explanation.kernels) == len(words)
     assert all(word in kernel for word, kernel in zip(words, explanation.kernels, strict=True))
     assert explanation.kernel == explanation.kernels[-2]
@@ -143,7 +144,7 @@ def test_strict_is_explained_with_the_pack_as_it_is(road: Road) -> None:
     [f for f in PUBLIC_LINEAR if f.name not in ("linear", "linear_relu")],
     ids=lambda f: f.name,
 )
-def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
+def test_fused_on_hopper(function: Op, rng: torch.Generator) -> None:
     if reason := fused_unavailable():
         pytest.skip(f"gpu: {reason}")
     for dtype, precision, arithmetic in (
@@ -151,7 +152,7 @@ def test_fused_on_hopper(function: Public, rng: torch.Generator) -> None:
         (torch.float16, None, "float16"),
         (torch.float32, "tf32", "tf32"),
     ):
-        arguments = function.draw(rng, shape=(8192, 4096, 1024), dtype=dtype, device="cuda")
+        arguments = function.draw(rng, (8192,), 4096, 1024, dtype=dtype, device="cuda")
         explanation = epigemm.explain(function.name, **arguments, precision=precision)
         assert explanation.path == "fused" and explanation.candidates
         assert arithmetic in f"{explanation.arithmetic} {explanation.kernel}".lower()

@@ -17,15 +17,16 @@ from epigemm.calls.log import current
 from epigemm.explain.log import Log
 from epigemm.explain.summary import products_of
 from tests.net.explanations import Calls
+from tests.ops.op import Op
 from tests.support.pretended import describe
-from tests.support.public import PUBLIC, Public
+from tests.support.public import PUBLIC
 
 
 @pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_call_is_told_as_explain_tells_it(
-    function: Public, dtype: torch.dtype, gradients: bool, rng: torch.Generator
+    function: Op, dtype: torch.dtype, gradients: bool, rng: torch.Generator
 ) -> None:
     """One product, also where a folded BatchNorm is two calls to who looks; and the result is the call's."""
     arguments = function.draw(rng, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Models that `fuse` leaves alone, with the reason, and arguments that it refuses."""
+"""Models that `fuse` leaves alone, with the reason. Arguments that it refuses: tests/net/programs.txt."""
 
 from __future__ import annotations
 
@@ -135,34 +135,3 @@ def test_replicas_of_data_parallel_are_as_torchs() -> None:
         replica: Any = module._replicate_for_data_parallel()
         replica._modules = dict(layers()._modules)
         assert torch.equal(replica(x), module(x))
-
-
-# What tests/net/programs.txt does not have.
-REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"cuda_graphs": True}, TypeError, "unexpected keyword argument 'cuda_graphs'"),
-    ({"options": [1]}, TypeError, "options: got list"),
-    ({"strict": True, "options": {"strict": False}}, ValueError, "strict: got True and options"),
-    (
-        {"mode": "reduce-overhead", "options": {"backend": "eager"}},
-        ValueError,
-        "got mode for backend 'eager'",
-    ),
-    ({"mode": "lite", "options": {"mode": "max-autotune"}}, ValueError, "mode: got 'lite' and options"),
-    ({"mode": "fast"}, RuntimeError, "mode=fast"),
-    ({"options": {"max_autotun": True}}, RuntimeError, "optimization option max_autotun"),
-    ({"options": {"max_autotune": 3}}, RuntimeError, "max_autotune, got int should be bool"),
-    ({"options": {"backend": "nobody"}}, RuntimeError, "nobody"),
-]
-
-
-@pytest.mark.parametrize(("settings", "error", "message"), REFUSED)
-def test_wrong_arguments(settings: dict[str, Any], error: type[Exception], message: str) -> None:
-    """At once by `fuse`, at the first call by torch.compile, which takes no flags and either a mode or options."""
-    model, x = nn.Linear(8, 8), torch.randn(3, 8)
-    ways: list[dict[str, Any]] = [{}, {"dry_run": True, "example_inputs": (x,)}]
-    for dry in ways:
-        with pytest.raises(error, match=message):
-            epigemm.fuse(model, **settings, **dry)
-    if settings.keys() in ({"mode"}, {"options"}):
-        with pytest.raises(Exception, match=message):
-            torch.compile(model, backend="epigemm", **settings)(x)

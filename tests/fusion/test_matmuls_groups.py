@@ -151,7 +151,7 @@ def test_values(name: str, way: tuple[str, str]) -> None:
     assert report.sites[0].formula == formula and report.sites[0].function.startswith("grouped_linear")
 
 
-@pytest.mark.parametrize("spelled", [private, aten._grouped_mm, aten._grouped_mm.default], ids=str)
+@pytest.mark.parametrize("spelled", [private, aten._grouped_mm, aten._grouped_mm.default], ids=range(3))
 def test_spellings(spelled: Any) -> None:
     g, made = drawn(), TAKEN["relu"][0]
     call, reports = compiled(lambda _, given: made(spelled, given))
@@ -265,7 +265,7 @@ def of_wide(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
         (of_wide, 64, False, profit.SLOWER),
         (relu, 64, True, profit.RECORDED),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_what_pays(made: Any, n: int, is_recorded: bool, why_not: str, hopper: Tensor) -> None:
     """A chain does where a kernel computes it, and nothing is cast for it; PyTorch's product alone is left."""

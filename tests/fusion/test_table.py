@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from epigemm.fusion import FusionReport
-from tests.fusion import fuzz, table_chains, table_writes
+from tests.fusion import fuzz, table_chains, table_products, table_writes
 from tests.fusion.eager import fuse_eagerly
 from tests.fusion.table import Row
 from tests.fusion.table_chains import GATES, SPELLINGS
@@ -32,7 +32,11 @@ IN_FP32, IN_16_BITS = (
     [way for ways in WAYS for way in ways if (way[2] is torch.float32) == is_fp32]
     for is_fp32 in (True, False)
 )
-OF_CHAINS = [*in_turn(OTHERS, IN_FP32), *in_turn(OTHERS[::4], IN_16_BITS)]
+OF_CHAINS = [
+    *in_turn(OTHERS, IN_FP32),
+    *in_turn(OTHERS[::4], IN_16_BITS),
+    *in_turn(table_products.ROWS, IN_FP32),
+]
 TWO_EACH = [(row, way) for row, ways in in_turn(table_writes.ROWS, WAYS) for way in ways]
 CASES = [(row, way) for row, way in (*ONE_EACH, *OF_CHAINS, *TWO_EACH) if way[0] in row.backends]
 

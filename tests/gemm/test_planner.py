@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -20,37 +19,10 @@ from tests.gemm.query import (
     WINS,
     Query,
     assert_well_formed,
-    is_one_kernel,
     tile_size,
 )
 from tests.support.cases import LINEAR
 from tests.support.plans import FP16X3
-
-
-@pytest.mark.parametrize(("n", "k"), SIZES)
-def test_a_relu_behind_a_bias_is_no_second_kernel(n: int, k: int) -> None:
-    """cuBLAS applies both, where there is a bias and the result has no gaps between its rows.
-
-    Where that is not short it takes longer than the bias alone, and two kernels may be expected to be faster.
-    """
-    for m in ROWS:
-        query = Query(epilogue="bias_relu", m=m, n=n, k=k)
-        plan = query.plan()
-        one_kernel, relu = plan["is_fallback_one_kernel"], plan["fallback_us"]
-        bias, bare, gaps = (
-            each.plan()["fallback_us"]
-            for each in (
-                replace(query, epilogue="bias"),
-                replace(query, has_bias=False),
-                replace(query, out_row_stride=n + 8),
-            )
-        )
-        assert bias < bare and bias <= relu <= 1.2001 * bias  # as written: six digits
-        assert relu < gaps if m > 1 and one_kernel else relu == gaps
-        if bias < 30 and (m < 16000 or k > 256):
-            assert one_kernel and relu == bias
-        if not plan["fused"]:
-            assert plan["why_not"].startswith(ONE_KERNEL["bias_relu"] if one_kernel else TWO_KERNELS)
 
 
 def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
@@ -68,50 +40,6 @@ def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
     assert any(c["splits"] == 1 for c in Query(k=200_000).plan()["candidates"]), (
         "16 bits round more than that"
     )
-
-
-AT_LEAST_AS_FAST = "is expected to be at least as fast"
-NO_SURE_GAIN = "is not expected to be slower by more than the predictions' error"
-TWO_KERNELS = "PyTorch's GEMM with one elementwise kernel"
-ONE_KERNEL = {
-    "bias": "PyTorch's GEMM, which adds a bias itself,",
-    "bias_relu": "PyTorch's GEMM, which adds a bias and ReLU itself,",
-}
-TIMES = r"\(([\d.e+]+) us against ([\d.e+]+) us fused"
-SEE_PACK = ", of which the weight takes its share at every call: see pack"
-
-
-def assert_slower_in_words(query: Query, plan: dict[str, Any]) -> str:
-    """Which of the two reasons it is, the whole of its words checked."""
-    assert not plan["fused"] and plan["source"] == "model" and "tile" not in plan and "plan" not in plan
-    assert plan["why_not_covered"] == ""
-    fused, fallback = plan["candidates"][0]["predicted_us"], plan["fallback_us"]
-    in_tf32 = query.tf32_allowed or query.arithmetic == "tf32"
-    one_kernel = query.epilogue in ONE_KERNEL and is_one_kernel(
-        query.m, query.n, query.k, query.dtype, in_tf32, query.gpu, query.epilogue
-    )
-    what = ONE_KERNEL[query.epilogue] if one_kernel else TWO_KERNELS
-    gain = NO_SURE_GAIN if fallback > fused else AT_LEAST_AS_FAST
-    share = SEE_PACK if query.arithmetic == "split" and not query.packed else ""
-    told = re.fullmatch(rf"{re.escape(f'{what} {gain} ')}{TIMES}{share}\)", plan["why_not"])
-    assert told, plan["why_not"]
-    assert [float(time) for time in told.groups()] == pytest.approx([fallback, fused], rel=1e-3)
-    return gain
-
-
-@pytest.mark.parametrize("types", ALL_TYPES, ids="-".join)
-def test_a_gain_below_the_predictions_error_is_told_as_that(types: tuple[str, str]) -> None:
-    """Wherever a kernel could run and does not, the words go with the times; both kinds of words occur."""
-    gains: list[str] = []
-    for epilogue in (*ONE_KERNEL, "relu_div"):
-        for m in (1, 16, 64, 256, 1024, 4096):
-            for n, k in (*SIZES, (512, 512)):
-                query = Query(epilogue, m, n, k, dtype=types[0], arithmetic=types[1])
-                query = replace(query, tf32_allowed=types[1] == "scaled")
-                plan = query.plan()
-                if not plan["fused"] and "expected" in plan["why_not"]:
-                    gains.append(assert_slower_in_words(query, plan))
-    assert set(gains) == {AT_LEAST_AS_FAST, NO_SURE_GAIN}
 
 
 @pytest.mark.parametrize("query", WINS.values(), ids=WINS)

@@ -54,25 +54,6 @@ def forced(tile: int = 0, family: str = TMA) -> tuple[int, ...]:
     return (0, *numbers(family, tile))
 
 
-@pytest.mark.parametrize("changed", [{}, {"strict": True}], ids=str)
-def test_one_kernel_is_chosen_where_it_is_faster(changed: dict[str, Any]) -> None:
-    found = ask(**changed, tried=True)
-    assert found.fused and found.answer == 0 and found.launches == ["fused"]
-    plan = found.tried[0].plan
-    assert plan["predicted_us"] * 1.04 <= plan["fallback_us"]
-    assert not found.tried[0].tunable and not found.tried[0].copies
-
-
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"invariant": True}, "no fused kernel has a plan"),
-    ({"sizes": (16, 4096, 4096)}, "two kernels, one after the other, are not expected to be slower"),
-])  # fmt: skip
-def test_two_calls_are_made_elsewhere(changed: dict[str, Any], words: str) -> None:
-    """Kernels for few rows multiply by one weight."""
-    found = ask(**changed, tried=True)
-    assert found.answer == Reason.NO_PAIR and not found.fused and words in found.tried[0].why_not
-
-
 def test_a_pair_is_no_product_to_the_cache_of_plans() -> None:
     """The same call with a matrix in place of the second weight has its own plan."""
     epilogue = typed(FUNCTIONS["gated_relu"], (False, False))
@@ -98,13 +79,6 @@ def test_every_tile_can_be_forced(tile: int, dtype: torch.dtype) -> None:
     assert found.fused and found.plan == tuple(numbers(TMA, tile)) and found.answer == 0
     assert found.launches == ["fused"]
     assert found.missing == [f"epigemm_open_sm90_tma_{name}_{tile}_pair"]
-
-
-def test_the_halves_of_one_weight() -> None:
-    first, second = torch.empty(2 * 4096, 2048, dtype=torch.bfloat16).chunk(2)
-    assert ask(weights=(first, second), plan=forced()).fused
-    with pytest.raises(RuntimeError, match=r"tile must be in 0\.\.3, got 4"):
-        ask(plan=forced(len(TILES)))
 
 
 @pytest.mark.parametrize(("changed", "words"), [

@@ -13,11 +13,12 @@ from torch import Tensor
 
 import epigemm
 from tests.gpu.launching import captured, cuda
+from tests.ops.op import Arguments, Op, map_tensors
 from tests.support.arithmetic import BF16, FP32, TF32
 from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
 from tests.support.invariance import bits
 from tests.support.problems import Problem, make
-from tests.support.public import PUBLIC, Arguments, Public, map_tensors
+from tests.support.public import PUBLIC
 
 pytestmark = pytest.mark.gpu
 
@@ -27,18 +28,21 @@ SPIN = 200_000_000  # clock cycles, about 0.1 s: longer than any launch that cou
 class Way(NamedTuple):
     """A public function, and the tensors with which it takes certain kernels."""
 
-    function: Public
+    function: Op
     dtype: torch.dtype
     shape: tuple[int, int, int]
     precision: str | None = None
 
     def draw(self, rng: torch.Generator) -> Arguments:
         """Numbers in 0-d tensors."""
-        return self.function.draw(rng, shape=self.shape, dtype=self.dtype, device="cuda", tensor_scalar=True)
+        return self.function.draw(
+            rng, self.shape[:1], *self.shape[1:], dtype=self.dtype, device="cuda", tensor_numbers=True
+        )
 
     def __call__(self, **arguments: Any) -> Tensor:
         options = {"precision": self.precision} if self.precision else {}
-        return self.function.call(**arguments, **options)
+        found: Tensor = self.function.call(**arguments, **options)
+        return found
 
     def __str__(self) -> str:
         return f"{self.function.name}-{self.dtype}-{self.precision}"

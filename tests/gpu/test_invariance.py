@@ -12,10 +12,11 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn
 from tests.gpu.launching import captured
+from tests.ops.op import Op
 from tests.support.cases import poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
 from tests.support.layouts import LAYOUTS
-from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR, Public
+from tests.support.public import PUBLIC_ELEMENTWISE, PUBLIC_LINEAR
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels", "inside")]
 
@@ -34,14 +35,14 @@ def inside() -> Iterator[None]:
 
 
 def drawn(
-    function: Public,
+    function: Op,
     shape: tuple[int, int, int],
     dtype: torch.dtype,
     precision: str | None,
     rng: torch.Generator,
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """The call as a function of x alone, and an x."""
-    arguments = function.draw(rng, shape=shape, dtype=dtype, device="cuda")
+    arguments = function.draw(rng, shape[:1], *shape[1:], dtype=dtype, device="cuda")
     x = arguments.pop("x")
     return lambda rows: function.call(rows, **arguments, precision=precision), x
 
@@ -58,7 +59,7 @@ def drawn(
     ids=str,
 )
 def test_rows_keep_their_bits(
-    function: Public,
+    function: Op,
     dtype: torch.dtype,
     precision: str | None,
     shape: tuple[int, int, int],
@@ -131,16 +132,17 @@ def awkward(x: Tensor) -> list[int]:
 @pytest.mark.parametrize("precision", ["highest", "high", "ieee", "tf32"])
 @pytest.mark.parametrize("awkward_weight", [False, True])
 def test_the_guard_looks_at_single_rows(
-    function: Public, precision: str, awkward_weight: bool, rng: torch.Generator
+    function: Op, precision: str, awkward_weight: bool, rng: torch.Generator
 ) -> None:
     """Rows that are recomputed leave their neighbours alone, which keep the bits of a clean batch."""
-    arguments = function.draw(rng, shape=(520, 320, 512), device="cuda")
+    arguments = function.draw(rng, (520,), 320, 512, device="cuda")
     x = arguments.pop("x")
     if awkward_weight:
         awkward(arguments["weight"])
 
     def call(rows: Tensor) -> Tensor:
-        return function.call(rows, **arguments, precision=precision)
+        found: Tensor = function.call(rows, **arguments, precision=precision)
+        return found
 
     clean = bits(call(x))
     mixed = x.clone()
@@ -168,7 +170,7 @@ def test_the_guard_has_something_to_do(rng: torch.Generator) -> None:
 @functions
 @calls
 def test_graphs_and_repeated_calls(
-    function: Public, dtype: torch.dtype, precision: str | None, rng: torch.Generator
+    function: Op, dtype: torch.dtype, precision: str | None, rng: torch.Generator
 ) -> None:
     """The same bits every time, and at every replay of a graph that was captured in the mode."""
     call, x = drawn(function, (160, 256, 512), dtype, precision, rng)
@@ -202,9 +204,9 @@ def test_compiled(mode: str, dtype: torch.dtype, precision: str | None, rng: tor
 @pytest.mark.parametrize("function", PUBLIC_ELEMENTWISE, ids=lambda f: f.name)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [1, 3, 8, 37, 512, 1001])
-def test_elementwise_functions(function: Public, dtype: torch.dtype, n: int, rng: torch.Generator) -> None:
+def test_elementwise_functions(function: Op, dtype: torch.dtype, n: int, rng: torch.Generator) -> None:
     """Kernels for aligned and for any other memory: one function of each element."""
-    arguments = function.draw(rng, shape=(150, n, 1), dtype=dtype, device="cuda")
+    arguments = function.draw(rng, (150,), n, 1, dtype=dtype, device="cuda")
     x = arguments.pop("x")
     assert_rows_keep_their_bits(lambda rows: function.call(rows, **arguments), x, rng)
     assert_each_row_alone(lambda rows: function.call(rows, **arguments), x, [0, 1, 2, 3, 77, 149])

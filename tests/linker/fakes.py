@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from epigemm.linker import cubins, store
+from epigemm._native import ops
+from epigemm.linker import cubins, libraries, loader, store
 from epigemm.linker.libraries import Libraries, Library, Version
 from epigemm.linker.store import Once
 
@@ -174,3 +176,69 @@ def fakes(seconds: float = 0.0) -> tuple[FakeNvrtc, FakeNvJitLink, Libraries]:
     nvrtc, linker = FakeNvrtc((13, 0)), FakeNvJitLink((13, 0), seconds)
     pair = Libraries(Library(nvrtc, "/nvrtc", (13, 0)), Library(linker, "/nvjitlink", (13, 0)))
     return nvrtc, linker, pair
+
+
+REAL = {name: getattr(loader, name) for name in ("link", "link_each", "would_link")}
+"""The loader's own functions, for `pretend_gpu`."""
+
+
+class Linking:
+    """Linking by the fakes, for a GPU that a CPU stands for.
+
+    Attributes:
+        loaded: of each kernel that was loaded what `ran` was then, in their order.
+        tried: how often kernels were linked.
+        capturing: whether a CUDA graph is captured.
+        bad, absent: whether the open kernel's code is damaged, or not there.
+    """
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        folder: Path,
+        capability: tuple[int, int] = (9, 0),
+        seconds: float = 0.0,
+    ) -> None:
+        _, self.linker, pair = fakes(seconds)
+        self.folder, self.build, self.patch = folder, cubins.build_cubins, patch
+        self.loaded: dict[str, int] = {}
+        self.tried, self.capturing = 0, False
+        self.bad: Callable[[str], bool] = lambda symbol: False
+        self.absent: Callable[[str], bool] = lambda symbol: False
+        self.ran: Callable[[], int] = lambda: 0
+        forget(patch)
+        patch.setattr(libraries, "_found", pair)
+        patch.setattr(loader, "_failed", {})
+        for where, name, value in (
+            (cubins, "ir_path", self.ir_path),
+            (cubins, "build_cubins", self.build_cubins),
+            (ops, "_add_kernel", self.add_kernel),
+            (loader, "capturing", lambda device: self.capturing),
+            (torch.cuda, "get_device_capability", lambda device: capability),
+        ):
+            patch.setattr(where, name, value)
+
+    def lose_libraries(self) -> str:
+        """What is said from now on."""
+        self.patch.setattr(libraries, "_found", "nvJitLink was not found")
+        return "nvJitLink was not found"
+
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether these kernels are loaded."""
+        return set(names) <= self.loaded.keys()
+
+    def ir_path(self, symbol: str) -> Path | None:
+        """As `cubins.ir_path`."""
+        if self.absent(symbol):
+            return None
+        (path := self.folder / symbol).write_bytes(BAD_IR if self.bad(symbol) else KERNEL_IR)
+        return path
+
+    def build_cubins(self, jobs: Sequence[cubins.Job]) -> list[bytes]:
+        """As `cubins.build_cubins`."""
+        self.tried += 1
+        return self.build(jobs)
+
+    def add_kernel(self, name: str, capability: int, symbol: str, cubin: Any) -> None:
+        """As the native module's."""
+        self.loaded[symbol] = self.ran()

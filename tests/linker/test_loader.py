@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -11,55 +12,47 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm._native import ops
 from epigemm.epilogues.library import BIAS_RELU, BIAS_TANH
-from epigemm.linker import cubins, libraries, loader
+from epigemm.linker import cubins, loader
 from epigemm.linker.libraries import LinkError
-from tests.linker.fakes import packaged
+from tests.linker.fakes import Linking, packaged
 
-SYMBOL, OTHER = "epigemm_open_sm90_tma_bfloat16_0", "epigemm_open_sm90_tma_bfloat16_1"
+SYMBOL, OTHER = "epigemm_open_elementwise_bfloat16", "epigemm_open_elementwise_float16"
 DEVICE = torch.device("cuda", 0)
 CODE = b"\x7fELF of the package" * 50
 
 
-class Driver:
-    """Stands for the native module, and for the linker behind it."""
+class Driver(Linking):
+    """Linking by fakes, and the native module: what it has loaded, and code that it refuses."""
 
-    def __init__(self) -> None:
-        self.loaded: list[tuple[str, str, bytes]] = []
-        self.capabilities: list[int] = []
-        self.linked: list[str] = []
-        self.capturing = False
-        self.refuses = b""
-        self.cannot_link = ""
+    refuses = b""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.codes: list[tuple[str, str, bytes, int]] = []
+        super().__init__(patch, folder)
 
     def add_kernel(self, name: str, capability: int, symbol: str, cubin: Tensor) -> None:
         code = bytes(cubin.tolist())
-        if self.refuses and code == self.refuses:
+        if self.refuses and self.refuses in code:
             raise RuntimeError("no kernel image is available")
-        self.loaded.append((name, symbol, code))
-        self.capabilities.append(capability)
+        self.codes.append((name, symbol, code, capability))
 
-    def build_cubins(self, jobs: list[cubins.Job]) -> list[bytes]:
-        if self.cannot_link:
-            raise LinkError(self.cannot_link, "")
-        self.linked += [job.symbol for job in jobs]
-        return [b"linked" for _ in jobs]
+    @property
+    def linked(self) -> list[str]:
+        """The kernels that were linked, in alphabetical order."""
+        return sorted(re.findall(r"-kernels-used=(\w+)", " ".join(self.linker.calls)))
+
+    @property
+    def of_package(self) -> list[bool]:
+        """Of each kernel that was loaded whether it is the package's."""
+        return [code == CODE for _, _, code, _ in self.codes]
 
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    driver = Driver()
     with zipfile.ZipFile(tmp_path / "bias_relu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(SYMBOL, CODE)
-    monkeypatch.setattr(loader, "_failed", {})
-    monkeypatch.setattr(loader, "capturing", lambda device: driver.capturing)
-    monkeypatch.setattr(cubins, "build_cubins", driver.build_cubins)
-    monkeypatch.setattr(cubins, "ir_path", lambda symbol: tmp_path / "ir")
-    monkeypatch.setattr(cubins, "find", lambda *job: None)
-    monkeypatch.setattr(libraries, "unavailable", lambda: "no libraries")
-    monkeypatch.setattr(ops, "_add_kernel", driver.add_kernel)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    driver = Driver(monkeypatch, tmp_path)
     for _ in packaged(monkeypatch, tmp_path):
         yield driver
 
@@ -67,38 +60,39 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def test_the_packages_kernel_is_loaded(driver: Driver) -> None:
     assert loader.would_link(BIAS_RELU, SYMBOL, DEVICE) == ""
     assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == ""
-    assert driver.loaded == [("bias_relu", SYMBOL, CODE)] and not driver.linked
+    assert driver.codes == [("bias_relu", SYMBOL, CODE, 90)] and not driver.linked
 
 
 def test_others_are_linked(driver: Driver) -> None:
     assert loader.link(BIAS_RELU, f"{SYMBOL},{OTHER}", DEVICE) == ""
     assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == ""
-    assert driver.linked == [OTHER, SYMBOL] and len(driver.loaded) == 3
-    assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "no libraries"
+    assert driver.linked == [SYMBOL, OTHER] and sorted(driver.of_package) == [False, False, True]
+    reason = driver.lose_libraries()
+    assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "", "in the cache"
+    assert loader.would_link(BIAS_TANH, OTHER, DEVICE) == reason
 
 
-def test_kernels_are_linked_for_a_gpu_that_is_not_here(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_linked_for_a_gpu_that_is_not_here(driver: Driver) -> None:
     """Into the cache alone; what is there is left, and what fails is remembered of no GPU that is here."""
     symbols = [f"epigemm_open_sm80_mma_bfloat16_{tile}" for tile in range(3)]
-    monkeypatch.setattr(cubins, "find", lambda *job: b"there" if job[1] == symbols[1] else None)
+    assert loader.link_for(BIAS_RELU, symbols[1:2], (8, 0)) == (symbols[1:2], "")
     assert loader.link_for(BIAS_RELU, symbols, (8, 0)) == ([symbols[0], symbols[2]], "")
-    assert driver.linked == [symbols[0], symbols[2]] and not driver.loaded
+    assert driver.linked == symbols and not driver.codes
     assert loader.link_for(BIAS_RELU, [SYMBOL], (9, 0)) == ([], ""), "it lies in the package"
-    driver.cannot_link = "nvJitLink did not"
-    assert loader.link_for(BIAS_RELU, symbols, (8, 0)) == ([], "nvJitLink did not")
-    assert loader.why_not(BIAS_RELU, symbols, (8, 0)) == ""
-    monkeypatch.setattr(cubins, "ir_path", lambda symbol: None)
-    linked, reason = loader.link_for(BIAS_RELU, symbols, (8, 0))
+    driver.bad = lambda symbol: True
+    linked, reason = loader.link_for(BIAS_TANH, symbols, (8, 0))
+    assert not linked and "Malformed" in reason
+    assert loader.why_not(BIAS_TANH, symbols, (8, 0)) == ""
+    driver.absent = lambda symbol: True
+    linked, reason = loader.link_for(BIAS_TANH, symbols, (8, 0))
     assert not linked and reason.startswith(f"this build has no kernel {symbols[0]}")
 
 
 def test_what_cannot_be_linked_is_remembered(driver: Driver) -> None:
-    driver.cannot_link = "nvJitLink did not"
-    assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == "nvJitLink did not"
-    driver.cannot_link = ""
-    assert loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == "nvJitLink did not"
+    driver.bad = lambda symbol: True
+    reason = loader.link(BIAS_TANH, SYMBOL, DEVICE)
+    driver.bad = lambda symbol: False
+    assert "Malformed" in reason and loader.would_link(BIAS_TANH, SYMBOL, DEVICE) == reason
     assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == "", "another epilogue's"
 
 
@@ -108,19 +102,19 @@ def test_gpus_of_two_architectures(driver: Driver, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         torch.cuda, "get_device_capability", lambda device: (8, 9) if device == other else (9, 0)
     )
-    driver.cannot_link = "nvJitLink did not"
-    assert loader.link(BIAS_TANH, SYMBOL, other) == "nvJitLink did not"
-    driver.cannot_link = ""
-    assert loader.link(BIAS_TANH, SYMBOL, other) == "nvJitLink did not"
+    driver.bad = lambda symbol: True
+    reason = loader.link(BIAS_TANH, SYMBOL, other)
+    driver.bad = lambda symbol: False
+    assert "Malformed" in reason and loader.link(BIAS_TANH, SYMBOL, other) == reason
     assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == ""
     assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == "" and loader.link(BIAS_RELU, SYMBOL, other) == ""
-    assert driver.capabilities == [90, 90, 89]
-    assert [code for *_, code in driver.loaded] == [b"linked", CODE, b"linked"]
+    assert [capability for *_, capability in driver.codes] == [90, 90, 89]
+    assert driver.of_package == [False, True, False]
 
 
 def test_a_capture_loads_and_links_nothing(driver: Driver) -> None:
     driver.capturing = True
-    assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == "" and len(driver.loaded) == 1
+    assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == "" and driver.of_package == [True]
     assert "captured" in loader.link(BIAS_RELU, OTHER, DEVICE) and not driver.linked
 
 
@@ -146,12 +140,12 @@ def test_what_the_driver_refuses_is_linked(driver: Driver) -> None:
     driver.refuses = CODE
     with pytest.warns(RuntimeWarning, match=r"is of no use \(no kernel image is available\)"):
         assert loader.link(BIAS_RELU, SYMBOL, DEVICE) == ""
-    assert driver.loaded == [("bias_relu", SYMBOL, b"linked")]
+    assert driver.of_package == [False] and driver.linked == [SYMBOL]
 
 
 def test_what_the_driver_refuses_of_what_was_linked_is_left_alone(driver: Driver) -> None:
     """PyTorch's operators then stand in; nothing is linked again and again."""
-    driver.refuses = b"linked"
+    driver.refuses = b"ELF"
     for _ in range(2):
         assert loader.link(BIAS_TANH, SYMBOL, DEVICE) == "no kernel image is available"
     assert driver.linked == [SYMBOL]

@@ -104,6 +104,7 @@ _OF_OPTIONS: dict[str, tuple[Any, ...]] = {
     "approximate": (3, "erf"),
     "activation": (3, "softplus"),
     "eps": (-1.0, float("nan"), "text"),
+    "epilogue": (3, "swish"),
 }
 
 
@@ -122,6 +123,11 @@ def results(acc: Tensor, bias: PerColumn, m: Matrix) -> tuple[Tensor, Tensor]:
 
 _ITEMS = [2.0]  # of functions in refused.txt
 _COUNT = 1.0
+_GROUPS: dict[str, Any] = {
+    **dict.fromkeys(("weight", "weight2"), torch.ones(3, N, K)),
+    **dict.fromkeys(("bias", "bias2"), torch.ones(3, N)),
+    "offs": torch.tensor((2, 2, M), dtype=torch.int32),
+}
 _VALUES: dict[str, Any] = {
     "x": _X,
     "z": _MATRIX,
@@ -147,6 +153,10 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
                 given["x"] = _MATRIX
             if name.endswith("sigmoid_scale_residual"):
                 given["scale"] = 2.0
+            if name.startswith("grouped"):
+                given |= {
+                    each: _GROUPS[each] for each in _GROUPS if each in inspect.signature(function).parameters
+                }
             yield name, function, given
     operands = {name: _VALUES[name] for name in ("bias", "m", "r", "s")}
     for name, made, count in (("user", user, 4), ("results", results, 2)):
@@ -177,7 +187,7 @@ def _of_arguments() -> Iterator[tuple[str, str]]:
     for name, function, fitting in _functions():
         plain: dict[str, str] = {}
         for road, (moved, is_tried) in _ROADS.items():
-            given = {key: moved(each) if isinstance(each, Tensor) else each for key, each in fitting.items()}
+            given = {key: moved(each) if _is_float(each) else each for key, each in fitting.items()}
             for argument, value, bad in _replaced(function, given):
                 call = f"{argument}={value}"
                 found = raised(_call(function, {**given, argument: bad})) if is_tried(name, value) else ""
@@ -185,6 +195,10 @@ def _of_arguments() -> Iterator[tuple[str, str]]:
                     yield f"{name}({call}) {road}".rstrip(), found
                 if not road:
                     plain[call] = found
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _call(function: Callable[..., Any], given: dict[str, Any]) -> Callable[[], Any]:
@@ -221,6 +235,7 @@ def _of_programs() -> Iterator[tuple[str, str]]:
     """Each line of `programs.txt` is an expression, or statements whose last one raises."""
     for program in written("programs"):
         given = {"x": _X, "weight": _WEIGHT, "row": _ROW, "matrix": _MATRIX, "model": nn.Linear(K, N)}
+        given |= {"weights": _GROUPS["weight"], "rows": _GROUPS["bias"], "ends": _GROUPS["offs"]}
         code = compile(program, "<program>", "exec")
         yield program, raised(partial(exec, code, {**globals(), **given}))
         torch.set_float32_matmul_precision("highest")

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 
 import epigemm
 from epigemm import Matrix, PerColumn
+from epigemm._native import ops
 from epigemm.calls import elementwise_kernels
 from epigemm.linker import loader  # noqa: F401 # of asked.txt
 from epigemm.planner import plans
+from epigemm.planner.gpus import KNOWN
+from tests.gemm.query import Query, is_one_kernel
 from tests.net import errors
 from tests.support import norm_calls, splitting  # noqa: F401 # which registers an operator
 from tests.support.pieces import watched
@@ -80,6 +83,9 @@ class Calls(nn.Module):
         return self.function(*self.children(), *args)
 
 
+_H200 = (-1, *KNOWN["H200"].numbers)
+
+
 def lines() -> list[str]:
     """The programs with their answers."""
     found = list[str]()
@@ -94,7 +100,7 @@ def lines() -> list[str]:
 
 
 def _names(answers: list[str]) -> dict[str, Any]:
-    """What programs read: `explain` notes an answer; tensors are small, or empty ones of given sizes."""
+    """What programs read: `explain`, `plan`, `alone` and `dry` note answers; tensors are small, or empty."""
 
     def explain(*args: Any, **kwargs: Any) -> None:
         try:
@@ -104,9 +110,35 @@ def _names(answers: list[str]) -> dict[str, Any]:
         each = found if isinstance(found, epigemm.ModuleExplanation) else ()
         answers.extend(map(_masked, (str(found), *map(str, each))))
 
+    def plan(**changed: Any) -> None:
+        try:
+            found = Query(**changed).plan()
+        except RuntimeError as error:
+            answers.append(f"RuntimeError: {error}")
+            return
+        kinds = sorted({f"{each['family']}, {each['schedule']}" for each in found["candidates"]})
+        answers.append(_masked(f"{found['why_not'] or 'fused'} | {'; '.join(kinds) or 'no kernel'}"))
+
+    def dry(*, fp32: int = 0, gpu: tuple[int, ...] = _H200, plan: tuple[int, ...] | None = None) -> None:
+        tensors = (torch.empty(3, 8), torch.empty(4, 8), None, None, None, None)
+        try:
+            ops._dry_linear("bias", *tensors, fp32, 0, 0, False, False, gpu, plan, False)
+        except RuntimeError as error:
+            answers.append(f"RuntimeError: {error}")
+
+    def alone(dtype: str, tf32: bool, multiprocessors: int, *sizes: tuple[int, int, int]) -> None:
+        gpu, found = (90, multiprocessors) if multiprocessors else (), {True: list[str](), False: list[str]()}
+        for size in sizes:
+            found[is_one_kernel(*size, dtype, tf32, gpu)].append("x".join(map(str, size)))
+        words = {True: "one kernel", False: "apart"}
+        answers.extend(f"{words[one]}: {', '.join(each)}" for one, each in found.items() if each)
+
     sizes = {"x": (6, 16), "weight": (8, 16), "row": (8,), "matrix": (6, 8)}
     return {
         "explain": explain,
+        "plan": plan,
+        "alone": alone,
+        "dry": dry,
         "empty": lambda *size, dtype=torch.bfloat16: torch.empty(size, dtype=dtype),
         "learnt": lambda tensor: tensor.clone().requires_grad_(),
         "fp32": torch.float32,
@@ -120,7 +152,9 @@ def _masked(text: str) -> str:
     text = re.sub(r"\n  compared: .*?(?=\n  backward)", "", text, flags=re.DOTALL)
     text = re.sub(r"tile [0-9x]+,(.*? by elements)?.*?swizzle \d+(, K in \d+ parts)?", r"tile\1", text)
     text = re.sub(r"\.[0-9a-f]{8,}|(?<=tile )[0-9x]+(?=, ep)", "", text)
-    return re.sub(r" *[0-9.]+ us", " _ us", re.sub(r"of \d+ fused kernels", "of fused kernels", text))
+    return re.sub(
+        r" *[0-9.]+(e\+\d+)? us", " _ us", re.sub(r"of \d+ fused kernels", "of fused kernels", text)
+    )
 
 
 @contextmanager

@@ -88,12 +88,17 @@ def test_another_epilogue_folds_nothing() -> None:
     assert bool((out == 7.0).all())
 
 
+def native_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls become the native operator on a CPU, too."""
+    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+
+
 def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(M, K), torch.randn(N, K)
     given = operands("mixed")
     call = LinearCall(named("mixed", given), x, weight, given)
     assert graphs.in_inductor(call) is NotImplemented, "on a CPU the function runs in Python"
-    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+    native_here(monkeypatch)
     found = graphs.in_inductor(call)
     torch.testing.assert_close(found, expected("mixed", x, weight, given), rtol=1e-5, atol=1e-5)
     assert torch.equal(graphs.in_inductor(call._replace(operands=[*given[:-1], 2.0])), found)
@@ -147,7 +152,7 @@ def test_inductor_writes_into_its_own_memory(
     """Each site is one operator, and nothing is copied for it."""
     from torch._inductor.utils import run_and_get_code
 
-    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+    native_here(monkeypatch)
     model = Model().eval().to(dtype)
     fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
     bound = 1e-5 if dtype is torch.float32 else 4e-2
@@ -194,7 +199,7 @@ def test_training(
             return [y.detach(), *torch.autograd.grad(y.float().square().sum(), learnt)]
 
     expected = step()
-    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
+    native_here(monkeypatch)
     found, codes = run_and_get_code(step)
     assert [code.count("epigemm._into.default(") for code in codes] == [forward, 4]
     for code in codes:

@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from epigemm._native import ops
-from epigemm.arguments.calls import LinearCall
-from epigemm.epilogues.library import BIAS_RELU, RELU_DIV
-from epigemm.operators.vmap import linear_batched, vmap_rule
-from tests.support.untyped import torch as untyped
+from epigemm.operators.vmap import vmap_rule
 
 x, weight, bias = torch.randn(4, 6, 8), torch.randn(4, 5, 8), torch.randn(4, 5)
 
@@ -41,14 +38,3 @@ def test_a_batch_of_x_alone_is_one_call(in_dims: tuple[int | None, ...], calls: 
     found, place = rule(SimpleNamespace(batch_size=4), dims, "bias_relu", *given, [], [], "default")
     assert len(seen) == calls and place == 0
     torch.testing.assert_close(found, torch.vmap(linear, in_dims)(*given))
-
-
-@pytest.mark.parametrize("epilogue", [BIAS_RELU, RELU_DIV], ids=lambda each: each.name)
-def test_older_batches(epilogue: Any) -> None:
-    """`is_grads_batched` knows the rules of torch's own operators alone."""
-    scalars = [2.0] if epilogue.has_scalar else []
-    call = LinearCall(epilogue, x, weight[0], (bias[0], *scalars))
-    expected = torch.relu(torch.nn.functional.linear(x, weight[0], bias[0])) / (scalars or [1.0])[0]
-    torch.testing.assert_close(linear_batched(call), expected, rtol=1e-5, atol=1e-5)
-    batched = untyped._vmap_internals._vmap(lambda rows: linear_batched(call._replace(x=rows)))(x)
-    torch.testing.assert_close(batched, expected, rtol=1e-5, atol=1e-5)

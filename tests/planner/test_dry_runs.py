@@ -8,20 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import ORDERS
 from epigemm.epilogues.library import BIAS, BIAS_RELU, RELU_DIV
 from epigemm.planner import dry_runs
-from epigemm.planner.dry_runs import SHIFTS, SHORT, THERE, DryRun
+from epigemm.planner.dry_runs import SHIFTS, DryRun
 from epigemm.planner.reasons import Reason
 from tests.support.pretended import describe
 
 H200 = (90, 132, 1980, 4285000)
 IEEE, HIGHEST, IN_TF32, HIGH, TF32 = ORDERS[:5]
-FALLBACK = (False, "")
 
 
 @pytest.fixture(autouse=True)
@@ -47,16 +44,6 @@ def decided(call: LinearCall, order: Any, **costs: int) -> tuple[bool, str]:
 
 def told(call: LinearCall, order: Any, **costs: int) -> list[dry_runs.Tried]:
     return run(call, order, True, **costs).tried
-
-
-def test_a_transposed_weight_is_read_as_it_lies() -> None:
-    """Where its columns are whole 16 bytes."""
-    call = call_of(64, 4096, 4096)
-    for columns, reads in ((4096, True), (4100, True), (4098, False)):
-        found = run(call._replace(weight=torch.empty(4096, columns)[:, :4096].t()), HIGHEST)
-        assert found.reads_weight == reads
-        assert any("transposed" in name for name in found.missing) == reads
-    assert not any("transposed" in name for name in run(call, HIGHEST).missing)
 
 
 sizes = st.sampled_from([1, 3, 16, 100, 512, 513, 2048])
@@ -92,28 +79,6 @@ def test_numbers_and_words_agree(
     assert first.plan["fused"] and list(found.plan) == first.plan["plan"]
     assert found.packed == first.packed
     assert (Reason.NOT_STORABLE in found.reasons) == ("copy_of_result" in behind)
-
-
-def test_what_slices_cost() -> None:
-    """A pack saves time. Without memory for slices there are none."""
-    call = call_of(2048, 1024, 512)
-    for known, packed in ((0, False), (THERE, True)):
-        assert decided(call, HIGHEST, split=known) == (True, "split")
-        assert run(call, HIGHEST, split=known).packed == packed
-        assert decided(call, HIGHEST, split=known | SHORT) == FALLBACK
-        assert "found no memory for fp16 slices" in told(call, HIGHEST, split=known | SHORT)[0].why_not
-
-
-def test_each_arithmetic_has_costs_of_its_own() -> None:
-    call = call_of(8192, 8192, 8192)
-    assert decided(call, HIGH) == (True, "scaled")
-    assert decided(call, HIGH, scaled=SHORT) == (True, "tf32")
-    transposed = call._replace(x=call.x.t())
-    assert decided(transposed, HIGH, scaled=SHORT) == (True, "split")
-    assert decided(transposed, HIGH, scaled=SHORT, split=SHORT) == FALLBACK
-    reasons = [each.why_not for each in told(transposed, HIGH, scaled=SHORT, split=SHORT)]
-    assert "x is not a row-major matrix" in reasons[1]
-    assert "found no memory" in reasons[0] and "found no memory" in reasons[2]
 
 
 @pytest.mark.parametrize(("order", "arithmetics"), [
@@ -204,26 +169,3 @@ def test_an_mma_kernel_whose_k_is_divided() -> None:
     assert refused(call_of(2048, 4096, 512, torch.bfloat16), multistage, 2) == ""
     invariant = call._replace(invariant=True)
     assert "splits must be 1 for a batch-invariant call" in refused(invariant, multistage, 2)
-
-
-@pytest.mark.parametrize(("changed", "words"), [
-    ({"fp32": 8}, r"fp32 must be in 0\.\.7, got 8"),
-    ({"fp32": -1}, "fp32 must be in"),
-    ({"gpu": (-1, 90)}, "gpu must be empty or"),
-    ({"gpu": (64, 90, 132)}, "device must be"),
-    ({"plan": (6,)}, r"plan: arithmetic must be in 0\.\.5, got 6"),
-    ({"plan": (0, 0)}, "plan: got 2 numbers"),
-    ({"plan": (0, 4, 0, 0, 1, 1)}, "plan: family must be in"),
-    ({"plan": (0, 0, 99, 0, 1, 1)}, "plan: tile must be in"),
-    ({"plan": (0, 0, 0, 2, 1, 1)}, "plan: raster must be"),
-    ({"plan": (0, 0, 0, 0, 9, 1)}, "plan: swizzle must be"),
-    ({"plan": (0, 0, 0, 0, 1, 3)}, "plan: splits must be"),
-])  # fmt: skip
-def test_what_there_is_not_is_refused(changed: dict[str, Any], words: str) -> None:
-    given: dict[str, Any] = {"fp32": 0, "slices": 0, "gpu": (-1, *H200), "plan": None} | changed
-    x, weight = torch.empty(3, 8), torch.empty(4, 8)
-    head: tuple[Tensor | str | None, ...] = ("bias", x, weight, None, None, None, None)
-    with pytest.raises(RuntimeError, match=words):
-        ops._dry_linear(
-            *head, given["fp32"], 0, given["slices"], False, False, given["gpu"], given["plan"], False
-        )

@@ -26,8 +26,6 @@ Sizes = tuple[int, int, int]
 H200 = (90, 132, 1980, 4285000)
 HOPPER = pytest.mark.parametrize("gpu", ["H100", "H200"])
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-X, WEIGHT = "x is copied to padded rows", "weight is copied to padded rows"
-TURNED, X_TURNED = "weight is transposed by a copy", "x is transposed by a copy"
 GELU = EPILOGUES["bias_gelu_tanh"]
 FEW_TILES = [(1987, 432, 55), (113, 1568, 183), (179, 784, 159)]
 """M, N, K. On an H100 such calls took 8 to 12 us by elements, and 11 to 17 us otherwise."""
@@ -52,31 +50,6 @@ def call_of(
 def run(call: LinearCall, gpu: str = "", **options: object) -> DryRun:
     described = {"gpu": KNOWN[gpu].numbers} if gpu else {}
     return dry_runs.dry_run(call, tried=True, **described, **options)  # type: ignore[arg-type]
-
-
-@HOPPER
-@HALVES
-@pytest.mark.parametrize(("sizes", "layouts", "copies", "copies_result"), [
-    ((1024, 1024, 1024), (), (), False),
-    ((1024, 1024, 1023), (), (X, WEIGHT), False),
-    ((1024, 1024, 1023), ("aligned_rows", "aligned_rows"), (X, WEIGHT), False),
-    ((1024, 1023, 1024), (), (), True),
-    ((1024, 1023, 1023), (), (X, WEIGHT), True),
-    ((1024, 1024, 1024), ("misaligned",), (X,), False),
-    ((1024, 1024, 1024), ("odd_rows",), (X,), False),
-    ((1024, 1024, 1024), ("padded_rows", "every_second_row"), (), False),
-    ((1024, 1024, 1024), ("contiguous", "misaligned"), (WEIGHT,), False),
-    ((8192, 3072, 768), ("contiguous", "transposed"), (TURNED,), False),
-    ((1024, 1024, 1023), ("transposed", "transposed"), (X_TURNED, TURNED), False),
-])  # fmt: skip
-def test_what_is_copied(
-    sizes: Sizes, layouts: tuple[str, ...], copies: tuple[str, ...], copies_result: bool, dtype: torch.dtype, gpu: str
-) -> None:  # fmt: skip
-    found = run(call_of(sizes, *layouts, dtype=dtype), gpu)
-    (tried,) = found.tried
-    assert found.fused and tried.copies == copies
-    assert found.launches == [*["copy"] * bool(copies), "fused", *["copy"] * copies_result]
-    assert tried.plan["family"] != MMA
 
 
 @HOPPER
@@ -117,28 +90,6 @@ def test_an_out_that_is_refused() -> None:
         assert found.fused and found.launches.count("copy") == copies, layout
     found = run(call._replace(out=like.t()))
     assert not found.fused and "out is not a row-major matrix" in found.tried[0].why_not
-
-
-@pytest.mark.parametrize(("call", "words"), [
-    (call_of((1024, 1024, 1024), "every_second_column"), "x is not a row-major matrix"),
-    (call_of((1024, 1024, 1024), "contiguous", "every_second_column"), "weight is not row-major"),
-    (call_of((64, 3072, 768), "contiguous", "transposed"), "of which copies take"),
-    (call_of((1, 1024, 1023)), "of which copies take"),
-    (call_of((131072, 256, 2)), "below 32 nothing is copied, and the kernels that read the operands as they lie"),
-    (call_of((1024, 30, 130)), "below 32 nothing is copied, and the kernels that read the operands as they lie"),
-    (call_of((1024, 256, 24), "contiguous", "transposed"), "below 32 nothing is copied, and no kernel reads"),
-    (call_of((131072, 3, 256)), "below 32 nothing is copied"),
-    (call_of((1024, 1024, 1023))._replace(invariant=True), "K = 1023 elements"),
-    *((call_of(sizes)._replace(invariant=True), "fused kernels need rows of a multiple of 16 bytes")
-      for sizes in FEW_TILES),
-    (call_of((179, 783, 160))._replace(invariant=True), "N = 783 elements"),
-    (call_of((179, 784, 160), "misaligned")._replace(invariant=True), "aligned to 2 bytes"),
-])  # fmt: skip
-def test_where_nothing_is_copied(call: LinearCall, words: str) -> None:
-    """Neither by rows nor by columns; few rows of a transposed weight; a short K or N; batch invariance, by itself."""
-    found = run(call)
-    assert not found.fused and "copy" not in found.launches
-    assert words in found.tried[0].why_not
 
 
 @pytest.mark.parametrize("turned", ["x", "weight"])

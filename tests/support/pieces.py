@@ -18,19 +18,16 @@ from torch import Tensor
 
 import epigemm
 from epigemm.calls import entry, weight_slices
-from epigemm.linker import loader
-from epigemm.packs import weight_packs
-from epigemm.planner import plans, times
+from epigemm.planner import times
 from epigemm.planner.times import Entry
 from tests.support.cases import fused_unavailable
 from tests.support.choices import forget
 from tests.support.packs import decode as decode
 from tests.support.packs import held as held
 from tests.support.packs import pack_size as pack_size
-from tests.support.pretended import Launch, Pretended, describe
+from tests.support.pretended import HOPPER, Launch, Pretended, pretend_gpu
 from tools.planner import ask_planner
 
-HOPPER = (90, 132)
 DEVICE = 43
 """The index of the GPU that a CPU stands in for: no test machine has so many."""
 _PLANS = {"tf32": (0, 0, 0, 1, 1), "split": (2, 0, 0, 1, 1), "scaled": (2, 0, 0, 1, 1)}
@@ -112,15 +109,6 @@ AT_HIGHEST: tuple[Any, ...] = (None, [], [], "highest")
 """The rest of the operator `linear`'s arguments for the bare product: bias, operands, scalars, precision."""
 
 
-def pretend_gpu(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Have a CPU stand for a Hopper GPU wherever Python asks."""
-    describe(monkeypatch, HOPPER, linked=True)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
-    monkeypatch.setattr(plans, "no_gemm_kernels", lambda: "")
-    monkeypatch.setattr(loader, "link", lambda *call: "")
-    monkeypatch.setattr(Tensor, "get_device", lambda tensor: index)
-
-
 @contextmanager
 def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
     """A `Road` on a device; on a CPU with the stand-in in place of the kernels."""
@@ -129,10 +117,10 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
         pytest.skip(f"gpu: {reason}")
     native = entry._module if on_gpu else None
     road = Road(device, (4096, 2048, 1024) if on_gpu else (1024, 1024, 512), Pretended(native))
-    monkeypatch.setattr(entry, "_module", road.module)
-    if not on_gpu:
-        pretend_gpu(monkeypatch, DEVICE)
-        monkeypatch.setattr(weight_packs, "capturing", lambda device: road.capturing)
+    if on_gpu:
+        monkeypatch.setattr(entry, "_module", road.module)
+    else:
+        pretend_gpu(monkeypatch, DEVICE, road.module, lambda: road.capturing)
     weight_slices.shortages.clear()
     try:
         yield road

@@ -6,7 +6,7 @@ stand-in multiplies what is *in* the pack, so that a stale one gives a wrong res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from tests.support.packs import decode
 
 MODULE: Any = entry._module
 H200 = KNOWN["H200"].numbers[:4]
+HOPPER = (90, 132)
 
 
 def describe(
@@ -41,6 +42,33 @@ def describe(
         patch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
     if linked:
         patch.setattr(loader, "would_link", lambda *call: "")
+
+
+def pretend_gpu(
+    patch: pytest.MonkeyPatch,
+    index: int,
+    module: Any = None,
+    capturing: Callable[[], bool] = lambda: False,
+    gpu: Sequence[int] = HOPPER,
+    linking: Mapping[str, Any] | None = None,
+) -> None:
+    """Have a CPU stand for a GPU wherever Python asks, with `module` in place of the entry's.
+
+    `linking`: functions in place of the loader's; without them all kernels are there.
+    """
+    describe(patch, gpu, linked=linking is None)
+    patch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
+    patch.setattr(plans, "no_gemm_kernels", lambda: "")
+    patch.setattr(Tensor, "get_device", lambda tensor: index)
+    if module is not None:
+        patch.setattr(entry, "_module", module)
+        patch.setattr(weight_packs, "capturing", lambda device: capturing())
+    all_there = {
+        "link": lambda *call: "",
+        "link_each": lambda epilogue, missing, device: ["" for _ in missing],
+    }
+    for name, function in (all_there if linking is None else linking).items():
+        patch.setattr(loader, name, function)
 
 
 @dataclass

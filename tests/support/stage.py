@@ -12,15 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from epigemm.calls import entry
-from epigemm.linker import loader
-from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs
 from epigemm.tuner import tuner
 from epigemm.tuner.timing import Run
 from tests.support.choices import forget
-from tests.support.pieces import pretend_gpu
-from tests.support.pretended import Pretended
+from tests.support.pretended import Pretended, pretend_gpu
 
 DEVICE = 42
 TORCH_US = 100.0
@@ -69,11 +65,8 @@ class Stage:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage()
 
-    pretend_gpu(monkeypatch, DEVICE)
+    pretend_gpu(monkeypatch, DEVICE, stage.module, lambda: stage.capturing)
     patches: list[tuple[Any, str, Any]] = [
-        (entry, "_module", stage.module),
-        (loader, "link_each", lambda epilogue, missing, device: ["" for _ in missing]),
-        (weight_packs, "capturing", lambda device: stage.capturing),
         (tuner, "Timer", stage.timer),
         (torch.cuda, "device", lambda device: contextlib.nullcontext()),
         (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),

@@ -19,7 +19,7 @@ from epigemm.planner import plans, times
 from epigemm.planner.times import Entry
 from epigemm.tuner import tuner
 from tests.support.choices import forget
-from tests.support.pieces import HOPPER
+from tests.support.pretended import HOPPER
 from tests.support.stage import DEVICE, TORCH_US, Stage, draw, plans_tried
 from tests.support.untyped import backends
 from tools.planner import ask_planner

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,15 +11,12 @@ from torch import Tensor
 
 import epigemm
 from epigemm import PerColumn
-from epigemm._native import ops
 from epigemm.epilogues.registry import LINKED, typed
-from epigemm.linker import cubins, libraries, store
-from epigemm.linker import loader as linker_module
-from epigemm.linker.store import Once
+from epigemm.linker import store
 from epigemm.planner import times
-from tests.linker.fakes import BAD_IR, KERNEL_IR, FakeNvJitLink, fakes
+from tests.linker.fakes import REAL, Linking
 from tests.support.choices import forget
-from tests.support.pieces import HOPPER
+from tests.support.pretended import HOPPER, pretend_gpu
 from tests.support.stage import DEVICE, Stage, draw
 from tools.planner import ask_planner
 
@@ -35,45 +29,12 @@ def doubled_relu(acc: Tensor, bias: PerColumn) -> Tensor:
 NAME = typed(doubled_relu.traced, [False]).name
 
 
-@dataclass
-class Linking:
-    """Fakes of the compiler's libraries; which kernels were loaded, and how many plans had run by then."""
-
-    linker: FakeNvJitLink
-    bad: Callable[[str], bool] = lambda symbol: False
-    loaded: dict[str, int] = field(default_factory=dict)
-
-
-REAL = {name: getattr(linker_module, name) for name in ("link", "link_each", "would_link")}
-
-
 @pytest.fixture
 def links(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Linking:
-    _, linker, pair = fakes(seconds=0.02)
-    made = Linking(linker)
-
-    def ir_path(symbol: str) -> Path:
-        path = tmp_path / symbol
-        path.write_bytes(BAD_IR if made.bad(symbol) else KERNEL_IR)
-        return path
-
-    def add_kernel(name: str, capability: int, symbol: str, cubin: Tensor) -> None:
-        made.loaded[symbol] = len(stage.ran)
-
-    stage.module.is_linked = lambda names: all(name in made.loaded for name in names)
-    patches: list[tuple[Any, str, Any]] = [
-        (libraries, "_found", pair),
-        (store, "made", Once()),
-        (cubins, "_functors", Once()),
-        (cubins, "ir_path", ir_path),
-        (ops, "_add_kernel", add_kernel),
-        (torch.cuda, "get_device_capability", lambda device: (9, 0)),
-    ]
-    for where, name, value in patches:
-        monkeypatch.setattr(where, name, value)
-    for name, function in REAL.items():  # which the stage stands in for
-        monkeypatch.setattr(linker_module, name, function)
-    monkeypatch.setattr(linker_module, "_failed", {})
+    """The compiler's libraries are fakes; `loaded` says how many plans had run by then."""
+    made = Linking(monkeypatch, tmp_path, seconds=0.02)
+    made.ran, stage.module.is_linked = (lambda: len(stage.ran)), made.has
+    pretend_gpu(monkeypatch, DEVICE, linking=REAL)
     return made
 
 
@@ -121,8 +82,7 @@ def test_what_cannot_be_linked_is_left_out(stage: Stage, links: Linking) -> None
 def test_where_nothing_can_be_linked_the_call_stays(
     stage: Stage, links: Linking, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(libraries, "_found", "nvJitLink was not found")
-    monkeypatch.setattr(store, "read", lambda key: None)
+    links.lose_libraries()
     x, weight, bias = draw(dtype=dtype)
     found = epigemm.tune(doubled_relu, x, weight, bias)
     assert not found.entries and not found.candidates and not stage.ran

@@ -80,7 +80,7 @@ def lacked_memory(call: LinearCall, arithmetic: str) -> bool:
 
 
 def _sizes(call: LinearCall, arithmetic: str, is_kept: bool) -> _Sizes:
-    n, k = call.weight.shape
+    *_, n, k = call.weight.shape
     return call.x.device, call.x.numel(), n, k, arithmetic, is_kept
 
 

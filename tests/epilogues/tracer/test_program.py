@@ -1,11 +1,10 @@
-"""Programs written by hand: what they read, where a gradient ends, which operand is a bias, and unused steps."""
+"""Programs written by hand: which operand is a bias. Where a gradient ends: tests/autograd."""
 
 from __future__ import annotations
 
 import pytest
 
 from epigemm.epilogues.tracer.program import (
-    BOOL,
     HALF,
     REAL,
     Program,
@@ -23,16 +22,6 @@ def program(
     """Of two operands."""
     made = [Step(each[0], each[1], each[2] if len(each) > 2 else REAL, "file.py:1") for each in steps]
     return Program(2, tuple(made), result)
-
-
-@pytest.mark.parametrize("end", [("lt", (A, 0.0), BOOL), ("detach", (A,))])
-def test_where_a_gradient_ends(end: tuple[str, tuple[Value, ...]]) -> None:
-    """Behind a comparison or `detach`; another way around it has one."""
-    ended = program(Ref(4), end, ("mul", (ACC, Ref(3))))
-    assert ended.reads() == {0, 1} and ended.with_gradient() == {0}
-    around = program(Ref(5), end, ("mul", (ACC, Ref(3))), ("add", (Ref(4), A)))
-    assert around.with_gradient() == {0, 1}
-    assert program(Ref(3), end).with_gradient() == program(1.0).with_gradient() == frozenset()
 
 
 @pytest.mark.parametrize(

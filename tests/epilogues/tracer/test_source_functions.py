@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm.epilogues.declaration import Traced, trace
-from epigemm.epilogues.kinds import Matrix, PerColumn, PerRow
+from epigemm.epilogues.kinds import Matrix, PerColumn
 from epigemm.epilogues.tracer.source import is_long
 from tests.csrc.test_functors import lengthy
-
-
-def short(acc: Tensor, bias: PerColumn) -> Tensor:
-    return torch.relu(acc + bias)
-
-
-def long_and_far(acc: Tensor, row: PerRow) -> Tensor:
-    return torch.sin(acc) * torch.erfc(acc * row) + torch.sinh(torch.erfc(acc))
 
 
 def text_of(of: Traced, part: str) -> str:
@@ -26,19 +17,10 @@ def text_of(of: Traced, part: str) -> str:
     return text[text.index("struct Functor") :]
 
 
-@pytest.mark.parametrize("part", ["apply", "apply_float16", "apply_bfloat16"])
-def test_a_long_functor_is_not_inlined(part: str) -> None:
-    assert f"Four<of_{part}, false, 0, 12>" in text_of(trace(short), part)
-    assert f"Four<of_{part}, true, " in text_of(trace(lengthy), part)
-    # Its near form is a second function.
-    text = text_of(trace(long_and_far), part)
-    assert f"Four<of_{part}, true, 8, 32>" in text and (", true, 8>" in text) == (part != "apply")
-
-
 def test_what_is_long() -> None:
     """By the instructions of the arithmetic that runs: a result of 16 bits has shorter functions."""
-    mish = trace(lambda acc: F.mish(acc))
-    assert is_long(mish.program, mish.kinds, "apply")
+    mish, of_many = trace(lambda acc: F.mish(acc)), trace(lengthy)
+    assert is_long(mish.program, mish.kinds, "apply") and is_long(of_many.program, of_many.kinds, "apply")
     assert not is_long(mish.program, mish.kinds, "apply_bfloat16")
 
 

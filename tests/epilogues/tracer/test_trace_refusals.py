@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from epigemm.epilogues.declaration import trace
-from epigemm.epilogues.kinds import PerColumn
+from epigemm.epilogues.kinds import PerColumn, PerRow
 from tests.net import errors
 from tests.net.test_net import of_this_torch
 
@@ -91,6 +91,49 @@ def is_read_behind_a_result(acc: Tensor) -> Any:
     )
 
 
+# Results that are refused: the line of the return.
+
+
+def named(acc: Tensor) -> Any:
+    z = torch.tanh(acc)
+    z = z * 2
+    return {"z": z}
+
+
+def a_number(acc: Tensor) -> Any:
+    if acc is None:
+        return acc.relu()
+    z = acc + 1.0
+    return 3.0 if z is acc else 4.0
+
+
+def nothing(acc: Tensor) -> None:
+    acc.relu()
+
+
+def a_column(acc: Tensor, r: PerRow) -> Tensor:
+    unused = acc * 2.0
+    result = r * 2.0
+    del unused
+    return result
+
+
+def a_condition(acc: Tensor) -> Tensor:
+    return (  # of several lines
+        acc > 0
+    )
+
+
+def the_first_of_two(acc: Tensor) -> Any:
+    z = acc.relu()
+    if SEVERAL:
+        return {"z": z}
+    return z
+
+
+SEVERAL = True
+
+
 GRADIENT = "no_grad or the like, or a torch.autograd.Function, is not supported"
 
 
@@ -110,6 +153,12 @@ GRADIENT = "no_grad or the like, or a torch.autograd.Function, is not supported"
             "sum is a reduction, and its result is read",
             "total * 2.0,",
         ),
+        (named, TypeError, "it returns dict", 'return {"z": z}'),
+        (a_number, TypeError, "it returns float", "return 3.0 if z is acc"),
+        (nothing, TypeError, "it returns NoneType", "acc.relu()"),
+        (a_column, NotImplementedError, r"its result has the shape \[M, 1\]", "return result"),
+        (a_condition, NotImplementedError, "its result is of torch.bool", "return ("),
+        (the_first_of_two, TypeError, "it returns dict", 'return {"z": z}'),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
