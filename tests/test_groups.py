@@ -188,18 +188,33 @@ def test_a_compiled_graph() -> None:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_the_first_call_may_be_compiled(has_bias: bool) -> None:
-    """Of an epilogue that nobody has called."""
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_first_call_may_be_compiled(has_bias: bool, is_own: bool) -> None:
+    """Of an epilogue that nobody has called; `is_own`: its formula is none of the package's."""
 
     @epigemm.epilogue
     def unseen(acc: Tensor, bias: epigemm.PerColumn | None = None) -> Tensor:
-        return torch.sigmoid(acc if bias is None else acc + bias) * 3
+        z = acc if bias is None else acc + bias
+        return torch.sigmoid(z) * 3 if is_own else torch.relu(z)
 
     x, weight, bias = draw(torch.bfloat16)
     operands = (bias,) * has_bias
     compiled: Any = torch.compile(lambda *given: unseen(*given, offs=offs()), backend="eager", fullgraph=True)
     found = compiled(x, weight, *operands)[:8]
     torch.testing.assert_close(found, unseen(x, weight, *operands, offs=offs())[:8])
+
+
+def test_a_pair_in_fp32_compiles() -> None:
+    """PyTorch's operators read the ends on the host there, and a compiler does not know the groups' rows."""
+    x, weight, _ = draw(torch.float32)
+
+    def pair(x: Tensor, weight: Tensor) -> Tensor:
+        return epigemm.grouped_linear_glu(x, weight, offs=offs())
+
+    call: Any = torch.compile(pair, backend="aot_eager", fullgraph=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        found = call(x, weight)
+    torch.testing.assert_close(found[:8], pair(x, weight)[:8])
 
 
 @pytest.mark.parametrize(

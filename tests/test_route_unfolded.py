@@ -121,3 +121,16 @@ def test_strict(function: Any) -> None:
     given = (None, None) if function is epigemm.linear_scale_batch_norm else (None,)
     with pytest.raises(RuntimeError, match="strict: got True with an eps that rounds to 0"):
         function(torch.randn(M, K), layer.fc.weight, *given, *layer.norm, strict=True)
+
+
+@pytest.mark.parametrize("lies", [slice(None, None, 2), slice(N)], ids=["strided", "whole"])
+def test_gradients_beside_strided_statistics(lies: slice) -> None:
+    """PyTorch's own backward on a CPU reads such statistics wrongly."""
+    x, gain = torch.randn(M, N, requires_grad=True), torch.randn(N, requires_grad=True)
+    mean, var = torch.randn(2 * N)[lies], torch.rand(2 * N)[lies] + 0.5
+    y = epigemm.scale_batch_norm(x, None, mean, var, gain, None, 1e-50)
+    z = (x.double() - mean.double()) * var.double().rsqrt() * gain.double()
+    for found, exact in zip(
+        *(torch.autograd.grad(each.square().sum(), (x, gain)) for each in (y, z)), strict=True
+    ):
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)

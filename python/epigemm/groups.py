@@ -20,7 +20,7 @@ from epigemm.glu import glu
 
 __all__ = ["grouped_linear", "grouped_linear_glu"]
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "identity": BIAS,
     "relu": BIAS_RELU,
     "gelu": gelu_epilogue("none"),
@@ -76,14 +76,14 @@ def grouped_linear(
     if isinstance(epilogue, Decorated) and isinstance(epilogue.traced, Traced):
         operands = (bias,) if bias is not None else ()
         return epilogue(x, weight, *operands, offs=offs, out=out, strict=strict)
-    names = ", ".join(map(repr, _ACTIVATIONS))
+    names = ", ".join(map(repr, ACTIVATIONS))
     if not isinstance(epilogue, str):
         raise TypeError(
             f"epilogue: got {epilogue!r}; accepted are {names}, and functions with one result made by epigemm.epilogue"
         )
-    if epilogue not in _ACTIVATIONS:
+    if epilogue not in ACTIVATIONS:
         raise ValueError(f"epilogue: got {epilogue!r}; accepted are {names}")
-    return _route.linear(_ACTIVATIONS[epilogue], x, weight, (bias,), out, None, strict, offs=offs)
+    return _route.linear(ACTIVATIONS[epilogue], x, weight, (bias,), out, None, strict, offs=offs)
 
 
 def grouped_linear_glu(

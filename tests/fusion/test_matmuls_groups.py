@@ -83,6 +83,18 @@ def gated(multiply: Any, g: Given) -> Tensor:
     return result
 
 
+def written(multiply: Any, g: Given) -> Tensor:
+    """The same with ends that are written between the products, each of which clamps them."""
+    ends = g.offs.clone()
+    before = ends.clamp(0, ROWS)
+    ends.add_(1)
+    both = [each.cummax(0).values for each in (before, ends.clamp(0, ROWS))]
+    pairs = zip(g.weight.chunk(2, 1), both, strict=True)
+    first, second = (multiply(g.x, half.mT, offs=each) for half, each in pairs)
+    result: Tensor = F.silu(first) * second
+    return result
+
+
 def halves(multiply: Any, g: Given) -> Tensor:
     first, second = mm(multiply, g).chunk(2, -1)
     return F.gelu(first) * second
@@ -103,7 +115,9 @@ TAKEN: dict[str, tuple[Made, int, str]] = {
     "share": (lambda multiply, g: mm(multiply, g) * g.share.to(BF16)[:, None], 1, "acc * r1"),
     "of tokens": (lambda multiply, g: mm(multiply, g).view(8, 2, N) * g.matrix[:, :1].view(8, 2, 1), 1, "acc * r1"),
     "matrix": (lambda multiply, g: g.matrix + torch.sigmoid(mm(multiply, g)) * g.number, 1, "m1 + (sigmoid(acc) * s1)"),
+    "number": (lambda multiply, g: torch.relu(mm(multiply, g)) * g.number, 1, "relu(acc) * s1"),
     "two": (gated, 2, "acc * sigmoid(acc)"),
+    "written": (written, 2, "acc * sigmoid(acc)"),
     "halves": (halves, 2, "gelu(acc)"),
     "public": (public, 2, "copy(copy(acc))"),
 }  # fmt: skip
@@ -276,9 +290,11 @@ def test_what_pays(made: Any, n: int, is_recorded: bool, why_not: str, hopper: T
     assert found.way is profit.Way.FUSED
 
 
-@pytest.mark.parametrize("name", ["two", "halves", "public"])
+@pytest.mark.parametrize(
+    ("name", "joins"), [("two", True), ("halves", True), ("public", True), ("written", False)]
+)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_pairs(name: str, backend: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs(name: str, joins: bool, backend: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel, and two where it does not run; also where a compiler traces the graph."""
     calls: list[LinearCall] = []
     runs = True
@@ -301,6 +317,6 @@ def test_pairs(name: str, backend: str, hopper: Tensor, monkeypatch: pytest.Monk
     call, reports = compiled(made, backend)
     with torch.no_grad():
         check(call, made, g)
-        assert len(calls) == 1 and str(reports[0]).count("computed by one kernel with") == 2
+        assert len(calls) == joins and str(reports[0]).count("computed by one kernel with") == 2 * joins
         runs = False
         check(call, made, g)

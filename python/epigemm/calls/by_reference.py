@@ -126,8 +126,10 @@ def unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor |
     checks.fold_batch_norm(z, (None, None, *norm), eps, columns)
     if out is not None:
         checks.arguments(ElementwiseCall(BIAS, z, out=out))
-    mean, var, gain, shift = (None if each is None else each.to(compute_dtype(z.dtype)) for each in norm)
-    rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(compute_dtype(z.dtype))
+    wide = compute_dtype(z.dtype)
+    # Without gaps: the backward of PyTorch's CPU kernel reads strided statistics wrongly.
+    mean, var, gain, shift = (None if each is None else each.to(wide).contiguous() for each in norm)
+    rows = (z.reshape(-1, columns) if z.dim() != 2 else z).to(wide)
     # Not F.batch_norm: that of torch 2.11 refuses an eps of 0, which these calls take.
     y = torch.batch_norm(rows, gain, shift, mean, var, False, 0.0, eps, False).to(z.dtype).view_as(z)
     return y if out is None else out.copy_(y)

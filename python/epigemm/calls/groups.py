@@ -112,7 +112,9 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> T
         for begin, end, matrix in zip(begins, begins[1:], weight, strict=False)
     ]
     rest = x.new_zeros(x.shape[0] - begins[-1], weight.shape[1])
-    return torch.cat([*parts, rest])
+    result = torch.cat([*parts, rest])
+    # A compiler does not know how many rows the parts have together.
+    return x.new_empty(x.shape[0], weight.shape[1]).copy_(result) if is_traced() else result
 
 
 def _takes(x: Tensor, weight: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from epigemm._native import ops
 from epigemm.compilers import at_trace_time, is_traced
 from epigemm.epilogues import formulas
-from epigemm.epilogues.declaration import Traced
+from epigemm.epilogues.declaration import TRACED, Traced
 from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR, Operand
 from epigemm.epilogues.tracer import source
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
@@ -167,7 +167,7 @@ class Epilogue:
                 value = value.to(wide) if isinstance(value, Tensor) else constant(z, value)
             values.append(value)
         if is_traced():
-            _make_modules(self.name)
+            _make_modules(self.traced.key)
         is_absent = self.bias_place > 0 and operands[self.bias_place - 1] is None
         module = self.traced.behind_bias if is_absent else self.traced.graph
         # `forward`, because the module's call takes as long as two operators on a small tensor.
@@ -196,9 +196,9 @@ class Epilogue:
 
 
 @at_trace_time
-def _make_modules(name: str) -> None:
-    """Make what an epilogue's reference runs, not traced by Dynamo, which then finds it."""
-    traced = (EPILOGUES.get(name) or LINKED[name]).traced
+def _make_modules(key: str) -> None:
+    """Make what a function's reference runs, not traced by Dynamo, which then finds it."""
+    traced = TRACED[key]
     _ = traced.graph, traced.behind_bias
 
 

@@ -6,6 +6,8 @@ sizes or of a mode, runs as the two calls that it replaces.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +30,9 @@ from epigemm.fusion.values import same_layout, same_sizes, tensor_of, value_at
 from epigemm.linker import loader
 from epigemm.operators.groups import is_in_graph, one_node
 from epigemm.planner import dry_runs, plans
+
+_OF_ENDS = ("clamp", "cummax", operator.getitem)
+"""By which calls of `epigemm.grouped_linear` make their ends of what they are given."""
 
 
 class Joined(NamedTuple):
@@ -84,8 +89,9 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged], *, traced: bool) -> d
         place = profit.place_of(first)
         if both is None or place is None or not _may_join(both, found):
             continue
-        products = (chain.product for chain in (first, both.second))
-        read = [node for product in products for node in (product.node, product.ends) if node is not None]
+        products = [chain.product for chain in (first, both.second)]
+        read = [node for each in products for node in (each.node, each.ends) if node is not None]
+        read += _alike(*(each.ends for each in products)) or []
         if not is_quiet(min(read, key=order.__getitem__), first.nodes[-1]):
             continue
         call = both.call()
@@ -143,7 +149,7 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
     value, weight, weight2 = first.value, value_at(first.weight), value_at(second.weight)
     return (
         first.x is second.x
-        and _is_same(first.ends, second.ends)
+        and _alike(first.ends, second.ends) is not None
         and value.element_size() == 2
         # Autocast, which is on where these types differ, casts x for each product.
         and all(each.dtype == value.dtype for each in (value_at(first.x), weight, weight2, second.value))
@@ -156,13 +162,21 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
     )
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two nodes compute the same of the same: each call of `epigemm.grouped_linear` clamps its ends anew."""
-    if one is other or not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
-        return one is other or (type(one) is type(other) is int and one == other)
-    if not one.op.startswith("call") or (one.target, one.kwargs) != (other.target, other.kwargs):
-        return False
-    return len(one.args) == len(other.args) and all(map(_is_same, one.args, other.args))
+def _alike(one: Any, other: Any) -> list[fx.Node] | None:
+    """The nodes that compute two equal values, none if there is one value; None if they may differ.
+
+    Each call of `epigemm.grouped_linear` clamps its ends anew.
+    """
+    if one is other:
+        return []
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return [] if type(one) is type(other) is int and one == other else None
+    is_same = (one.target, one.kwargs, len(one.args)) == (other.target, other.kwargs, len(other.args))
+    if one.target not in _OF_ENDS or not is_same:
+        return None
+    parts = [_alike(*each) for each in zip(one.args, other.args, strict=True)]
+    known = [each for each in parts if each is not None]
+    return [one, other, *itertools.chain(*known)] if len(known) == len(parts) else None
 
 
 def _are_of_its_sizes(chain: Chain) -> bool:

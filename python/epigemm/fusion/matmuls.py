@@ -257,7 +257,9 @@ def _why_not_in_8_bits(result: Tensor, read: list[Any], given: dict[str, Any]) -
     left, right, *_ = read
     if result.device.type not in ("cpu", "cuda"):
         return f"it is on {result.device}"
-    if result.dtype not in DTYPES or given.get("scale_result") is not None:
+    if given.get("scale_result") is not None:
+        return "it has a scale_result"
+    if result.dtype not in DTYPES:
         return f"its result is in {str(result.dtype).removeprefix('torch.')}"
     if not {left.dtype, right.dtype} <= {*EIGHT_BITS} or left.dtype == right.dtype == EIGHT_BITS[1]:
         return "epigemm multiplies no such types"

@@ -14,7 +14,7 @@ from epigemm.arguments import checks
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.library import FUNCTIONS
 from epigemm.functional import gate_function
-from epigemm.groups import grouped_linear, grouped_linear_glu
+from epigemm.groups import ACTIVATIONS, grouped_linear, grouped_linear_glu
 
 _ROW_SCALE = UserEpilogue(FUNCTIONS["row_scale"])
 
@@ -63,7 +63,8 @@ class Experts(nn.Module):
     `activation(x @ W1[e].T + b1[e])`; and behind that `@ down[e].T + down_bias[e]`. The layer sorts the tokens' rows by
     their experts, and calls `epigemm.grouped_linear_glu` (or `grouped_linear`) and a grouped product whose epilogue
     adds the bias and multiplies by the weights. Where rows are whole 16 bytes, nothing waits for the GPU in bf16, and
-    in fp16 if no gradient is recorded; PyTorch's grouped product, which computes the rest, waits in fp32 and fp16.
+    in fp16 if no gradient is recorded; PyTorch's grouped product, which computes the rest, waits in fp32 and fp16, and
+    breaks a compiler's graph there.
     Mixtures: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
 
     `weight` and `bias` have the rows of both products of an expert, the activated ones first, as `epigemm.linear_glu`
@@ -162,7 +163,8 @@ class Experts(nn.Module):
             gate_function(activation)  # type: ignore[arg-type]  # which checks it
         if not self.gated and activation == "sigmoid":
             raise ValueError(
-                "activation: got 'sigmoid'; accepted without a gate is what grouped_linear takes"
+                "activation: got 'sigmoid'; accepted without a gate are the epilogues of grouped_linear: "
+                f"{', '.join(map(repr, ACTIVATIONS))}"
             )
         self.activation = activation
 

@@ -44,7 +44,8 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
 
     The layers have no gradients: their parameters do not require one, and an x that does is an error. A state dict has
     the weights in 8 bits with their scales. A model that has been quantised in the same way loads it. Casting a
-    quantised layer to another dtype is not supported.
+    quantised layer to another dtype is not supported, nor is a model that casts x to the dtype of a layer's weight, as
+    transformers' T5 does. Layers that share a weight get a copy each.
 
     Args:
         module: the model, which is changed in place.

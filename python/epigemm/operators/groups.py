@@ -18,8 +18,9 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, one_kernel, resolve
 from epigemm.calls.log import current
 from epigemm.compilers import is_faked, when_imported
-from epigemm.epilogues.kinds import MATRIX
+from epigemm.epilogues.kinds import MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import compute_dtype
 
 _SCHEMA = (
     "(str epilogue, Tensor x, Tensor weight, Tensor offs, Tensor?[] operands, Tensor? weight2) -> Tensor"
@@ -36,7 +37,12 @@ def is_in_graph(call: LinearCall) -> bool:
 
 def one_node(call: LinearCall) -> Tensor:
     """A call of tensors alone. With a weight2 its first matrix is the second product, as of `one_kernel.pair`."""
-    arguments = (call.epilogue.name, call.x, call.weight, call.group_ends, list(call.operands), call.weight2)
+    wide, pairs = compute_dtype(call.x.dtype), zip(call.epilogue.operands, call.operands, strict=True)
+    operands = [
+        value.to(wide) if isinstance(value, Tensor) and spec.kind == SCALAR else value
+        for spec, value in pairs
+    ]
+    arguments = (call.epilogue.name, call.x, call.weight, call.group_ends, operands, call.weight2)
     result: Tensor = torch.ops.epigemm.grouped_linear(*arguments)
     return result
 
