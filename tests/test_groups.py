@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -178,13 +179,38 @@ def test_scalars_are_those_of_other_calls() -> None:
     assert torch.equal(whole[:8], again[:8])
 
 
-def test_a_compiled_graph() -> None:
-    """In bf16, where PyTorch's product needs nothing of the host, it is one graph."""
-    x, weight, bias = draw(torch.bfloat16)
-    compiled = torch.compile(epigemm.grouped_linear, backend="aot_eager", fullgraph=True)
-    found = compiled(x, weight, bias, offs=offs(), epilogue="silu")
-    eager = epigemm.grouped_linear(x, weight, bias, offs=offs(), epilogue="silu")
-    torch.testing.assert_close(found[:8], eager[:8])
+COMPILED: dict[str, Callable[..., Tensor]] = {
+    "activation": lambda x, w, b, ends: epigemm.grouped_linear(x, w, b, offs=ends, epilogue="silu"),
+    "pair": lambda x, w, b, ends: epigemm.grouped_linear_glu(x, w, b, offs=ends),
+    "operands": lambda x, w, b, ends: weighted(x, w, b, x[:, 0].contiguous(), x[:, 1:2].expand(-1, N), 0.5, offs=ends),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_call_is_one_node(name: str, dtype: torch.dtype) -> None:
+    """Of any compiler, and in fp32, too, where PyTorch's operators would read the ends on the host."""
+    (x, weight, bias), graphs, call = draw(dtype), [], COMPILED[name]
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph.code)
+        return graph.forward
+
+    found = torch.compile(call, backend=backend, fullgraph=True)(x, weight, bias, offs())
+    torch.testing.assert_close(found[:8], call(x, weight, bias, offs())[:8])
+    assert graphs[0].count("epigemm.grouped_linear") == 1 and "mm(" not in graphs[0]
+
+
+def test_a_compiled_call_that_is_recorded_has_a_gradient() -> None:
+    x, weight, bias = (each.requires_grad_() for each in draw(torch.bfloat16))
+    given = (x, weight, bias)
+    call = torch.compile(COMPILED["activation"], backend="aot_eager", fullgraph=True)
+    found, wanted = (
+        torch.autograd.grad(made(*given, offs())[:8].float().sum(), given)
+        for made in (call, COMPILED["activation"])
+    )
+    for grad, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(grad, expected)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -204,9 +230,10 @@ def test_the_first_call_may_be_compiled(has_bias: bool, is_own: bool) -> None:
     torch.testing.assert_close(found, unseen(x, weight, *operands, offs=offs())[:8])
 
 
-def test_a_pair_in_fp32_compiles() -> None:
+def test_a_recorded_pair_in_fp32_compiles() -> None:
     """PyTorch's operators read the ends on the host there, and a compiler does not know the groups' rows."""
     x, weight, _ = draw(torch.float32)
+    weight.requires_grad_()
 
     def pair(x: Tensor, weight: Tensor) -> Tensor:
         return epigemm.grouped_linear_glu(x, weight, offs=offs())

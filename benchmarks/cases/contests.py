@@ -16,6 +16,7 @@ import epigemm
 
 OURS = "epigemm"
 _E4M3 = torch.float8_e4m3fn
+_BLOCK, _LARGEST = 128, 448.0  # columns that share a scale; e4m3's largest number
 _scaled_mm: Any = torch._scaled_mm
 # M, N, K of PRODUCTS' table, and of layers with a short K.
 SIZES_OF_8_BITS = (
@@ -40,16 +41,18 @@ class Contest:
         runs: by contestant, ours first.
         ratios: by the record's key, whose time is divided by ours.
         exact: the result in float64 of the same rows, and how far a result may be from it.
+        read: makes a matrix of what a run of ours returns.
     """
 
     name: str
-    runs: Mapping[str, Callable[[], Tensor]]
+    runs: Mapping[str, Callable[[], Any]]
     ratios: Mapping[str, str]
     exact: Callable[[], tuple[Tensor, Tensor]]
+    read: Callable[[Any], Tensor] = lambda result: result
 
     def part_of_bound(self) -> float:
         """The largest error of ours over what is allowed; infinite for a NaN."""
-        found, (expected, bound) = self.runs[OURS](), self.exact()
+        found, (expected, bound) = self.read(self.runs[OURS]()), self.exact()
         parts = (found[: len(expected)].double() - expected).abs() / bound
         return float(parts.max().nan_to_num(math.inf)) if parts.numel() else 0.0
 
@@ -60,13 +63,15 @@ def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Ten
 
 
 def of_8_bits(seed: int, count: int) -> Iterator[Contest]:
-    """GELU behind products of e4m3, by tensors' and rows' scales, both accumulations, against `_scaled_mm`."""
+    """GELU behind products of e4m3, by tensors' and rows' scales, both accumulations; SwiGLU to blocks of e4m3."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     drawn = [
         (round(2 ** draw.uniform(0, 15)), 16 * draw.randint(3, 640), 16 * draw.randint(3, 640))
         for _ in range(count)
     ]
+    for m, n, k in SIZES_OF_8_BITS:
+        yield _swiglu_to_blocks(m, n, k)
     for m, n, k in (*SIZES_OF_8_BITS, *drawn):
         for recipe in ("tensor", "rows"):
             for accumulate in ("fast", "promoted"):
@@ -99,6 +104,51 @@ def _gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str) -> Con
     runs = {OURS: ours, "scaled_mm": product, "eager": lambda: F.gelu(product())}
     ratios = {key: "scaled_mm", f"{key}_eager": "eager"}
     return Contest(f"{m}x{n}x{k}/{recipe}/{accumulate}", runs, ratios, exact)
+
+
+def _swiglu_to_blocks(m: int, n: int, k: int) -> Contest:
+    """SwiGLU whose result is e4m3 with a scale for each 128 columns, against `_scaled_mm` and one compiled kernel."""
+    x, weight = (torch.randn(rows, k, device="cuda").to(_E4M3) for rows in (m, 2 * n))
+    scale = torch.full((), k**-0.5, device="cuda")
+    one = torch.ones((), device="cuda")
+
+    def quantised(sums: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = sums.float().chunk(2, 1)
+        blocks = (F.silu(first) * second).to(torch.bfloat16).float().reshape(m, -1, _BLOCK)
+        scales = blocks.abs().amax(2, keepdim=True).clamp(min=2.0**-100) / _LARGEST
+        return (blocks / scales).to(_E4M3).flatten(1), scales[..., 0]
+
+    torch._dynamo.reset()  # each size is compiled for itself
+    compiled: Any = torch.compile(quantised, dynamic=False)
+
+    def others() -> Any:
+        return compiled(_scaled_mm(x, weight.t(), scale, one, out_dtype=torch.bfloat16, use_fast_accum=True))
+
+    def ours() -> Any:
+        about: dict[str, Any] = {"x_scale": scale, "weight_scale": one, "accumulate": "fast"}
+        return epigemm.linear_glu(x, weight, **about, out_dtype=_E4M3, out_scale="1x128")
+
+    def exact() -> tuple[Tensor, Tensor]:
+        rows, factor = x[:512].double(), scale.double()
+        first, second = (rows @ weight.double().t() * factor).chunk(2, 1)
+        magnitudes = (rows.abs() @ weight.double().abs().t() * factor).chunk(2, 1)
+        silu = F.silu(first)
+        expected = silu * second
+        sums = second.abs() * magnitudes[0] + silu.abs() * magnitudes[1]
+        bound = _bound(expected, sums, 2.0**-11, torch.finfo(torch.bfloat16).eps)
+        largest = (
+            (expected.abs() + bound).reshape(len(expected), -1, _BLOCK).amax(2).repeat_interleave(_BLOCK, 1)
+        )
+        # Half a unit of e4m3, of its subnormals too; the block's scale may be off by what its largest number is.
+        return expected, bound + (expected.abs() + bound) * 2.0**-4 + largest / _LARGEST * 2.0**-10
+
+    def read(result: tuple[Tensor, Tensor]) -> Tensor:
+        matrix, scales = result
+        return matrix.float() * scales.repeat_interleave(_BLOCK, 1)
+
+    name = f"{m}x{2 * n}x{k}/swiglu to 1x128"
+    runs = {OURS: ours, "scaled_mm and compiled": others}
+    return Contest(name, runs, {"vs_compiled_swiglu_quantised": "scaled_mm and compiled"}, exact, read)
 
 
 def of_experts(seed: int, count: int) -> Iterator[Contest]:

@@ -102,7 +102,7 @@ def forced_into(
         raise RuntimeError(f"{epilogue}: {reason}")
     packs = tuple(pack if name == arithmetic else None for name in dry_runs.SHIFTS)
     asked = (spec.number, x, weight, given, None, out, 0, packs, 0, False, False, known, wanted, weight2)
-    answer: Tensor | int | tuple[Tensor, int] = entry.ask(*asked, stored, moments, None, None)
+    answer: Tensor | int | tuple[Tensor, int] = entry.ask(*asked, stored, moments, None, None, None)
     if isinstance(answer, int):
         raise RuntimeError(f"plan {list(plan)}: {Reason(answer).name}")
     return answer if isinstance(answer, Tensor) else answer[0]

@@ -24,6 +24,7 @@ from epigemm.epilogues.declaration import Traced
 from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.functional import GATES, gate_function
+from epigemm.operators import groups
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
 
@@ -115,10 +116,11 @@ def glu(
         pair, scaled = pairs.checked(pair, out, precision, strict, given if is_8_bits else None)
     x, weight, bias, weight2, bias2, offs = pair
     memory: OutScale = None
-    if found is None and not is_traced() and (is_8_bits or x.dtype in _OF_PAIRS):
+    may_be_one = offs is not None or (not is_traced() and (is_8_bits or x.dtype in _OF_PAIRS))
+    if found is None and may_be_one:
         if scaled is not None:
             memory = eight_bits.memory_of_blocks(scaled.out_scale, x, weight)
-        found = one_kernel.pair(pair_call(function, pair, out, scaled and scaled._replace(out_scale=memory)))
+        found = groups.pair(pair_call(function, pair, out, scaled and scaled._replace(out_scale=memory)))
         if isinstance(found, Tensor):
             return eight_bits.with_blocks(found, memory)
     first, of_gate = UNSCALED, UNSCALED

@@ -1,6 +1,6 @@
 """`grouped_linear`: rows in groups, each multiplied by a weight of its own, as the experts of a mixture are.
 
-On Hopper, where nothing records or traces a call in 16 bits, one kernel computes all groups and the epilogue. It reads
+On Hopper, where autograd does not record a call in 16 bits, one kernel computes all groups and the epilogue. It reads
 on the device where the groups end, so nothing waits for the host. Every other call is one of PyTorch's grouped product
 and its pointwise operators.
 """
@@ -100,7 +100,7 @@ def grouped_linear_glu(
     """D[m] = activation(x[m] @ W1[g].T + b1[g]) * (x[m] @ W2[g].T + b2[g]): `linear_glu` of rows in groups.
 
     With one weight of 2N rows a group W1 is its first half, W2 its second one, and so of the bias. On Hopper,
-    where nothing records or traces a call in 16 bits, one kernel computes both products of all groups.
+    where autograd does not record a call in 16 bits, one kernel computes both products of all groups.
 
     Args:
         x: `[M, K]`, fp16, bf16, fp32 or fp64.

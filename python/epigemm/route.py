@@ -48,7 +48,7 @@ from epigemm.epilogues.declaration import Traced, TracedResults
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import FOLDED, Epilogue, Operands, folded_by_reference
-from epigemm.operators import graphs
+from epigemm.operators import graphs, groups
 from epigemm.operators import registration as _registration  # noqa: F401
 from epigemm.packs.weight_packs import PackedWeight
 from epigemm.planner.reasons import Reason
@@ -312,7 +312,11 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
     is_linear = isinstance(call, LinearCall)
     if isinstance(call, LinearCall) and call.group_ends is not None:
         by_groups.check(call)
-        return resolve.linear(by_groups.readable(call)) if route is _PLAIN else by_groups.by_operators(call)
+        if route is _PLAIN:
+            return resolve.linear(by_groups.readable(call))
+        by_groups.refuse(call)
+        found = groups.in_graph(call)
+        return by_groups.reference(call) if found is None else found
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:

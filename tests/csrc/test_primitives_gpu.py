@@ -144,11 +144,11 @@ def device_values(function: str, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def device_slopes(function: str, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """By the accumulator in its own dtype, by the columns in the arithmetic's."""
+    """By the accumulator in its own dtype, by the columns in the arithmetic's: not of kernels that the build made."""
     name = add_kernel(function, inputs[0].dtype, True)
     acc, columns = on_device(inputs)
     wide = torch.float64 if acc.dtype == torch.float64 else torch.float32
-    slots = [*registered(function).traced.slots]
+    slots = [] if registered(function).is_compiled else [*registered(function).traced.slots]
     of_acc, *outs = [torch.full_like(acc, 7.0, dtype=each) for each in (acc.dtype, *(wide for _ in slots))]
     bias, others, _ = registered(function).apart(columns or ())
     given = (bias, others or None, None)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
-import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import one_kernel
 from epigemm.epilogues.kinds import MATRIX
@@ -100,13 +99,6 @@ def halves(multiply: Any, g: Given) -> Tensor:
     return F.gelu(first) * second
 
 
-def public(multiply: Any, g: Given) -> Tensor:
-    """The package's own function, of which Dynamo's graph has PyTorch's product."""
-    return (
-        gated(multiply, g) if multiply is by_loop else epigemm.grouped_linear_glu(g.x, g.weight, offs=g.offs)
-    )
-
-
 TAKEN: dict[str, tuple[Made, int, str]] = {
     "alone": (mm, 0, "acc"),
     "relu": (lambda multiply, g: torch.relu(mm(multiply, g)), 1, "relu(acc)"),
@@ -119,7 +111,6 @@ TAKEN: dict[str, tuple[Made, int, str]] = {
     "two": (gated, 2, "acc * sigmoid(acc)"),
     "written": (written, 2, "acc * sigmoid(acc)"),
     "halves": (halves, 2, "gelu(acc)"),
-    "public": (public, 2, "copy(copy(acc))"),
 }  # fmt: skip
 """Functions, how many chains they have where no gradient is recorded, and the first one's formula."""
 
@@ -290,9 +281,7 @@ def test_what_pays(made: Any, n: int, is_recorded: bool, why_not: str, hopper: T
     assert found.way is profit.Way.FUSED
 
 
-@pytest.mark.parametrize(
-    ("name", "joins"), [("two", True), ("halves", True), ("public", True), ("written", False)]
-)
+@pytest.mark.parametrize(("name", "joins"), [("two", True), ("halves", True), ("written", False)])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_pairs(name: str, joins: bool, backend: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel, and two where it does not run; also where a compiler traces the graph."""

@@ -76,7 +76,8 @@ struct EpilogueConsumer {
     if constexpr (kHasWholeWords) {
       // Volatile, because the kernel ahead may write it: it is not read before that one is waited for.
       OutScale const& scale = params.out_scale;
-      return scale.data ? *static_cast<const volatile float*>(scale.data) : scale.value;
+      if (scale.data) return *static_cast<const volatile float*>(scale.data);
+      return scale.value;  // a conditional expression of both would be volatile, and read a parameter as memory
     }
     return 1;
   }

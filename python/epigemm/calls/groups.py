@@ -48,8 +48,8 @@ def readable(call: LinearCall) -> LinearCall:
     return call._replace(operands=tuple(operands))
 
 
-def by_operators(call: LinearCall) -> Tensor:
-    """A call that has been checked, and that autograd records or a compiler traces."""
+def refuse(call: LinearCall) -> None:
+    """Raise for what is not accepted of a call that autograd records or a compiler traces."""
     if call.strict:
         raise RuntimeError(
             "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
@@ -59,7 +59,6 @@ def by_operators(call: LinearCall) -> Tensor:
         raise RuntimeError(
             "out: got a tensor for rows in groups that autograd records or a compiler traces; accepted there is None"
         )
-    return reference(call)
 
 
 def launches(call: LinearCall) -> list[str]:

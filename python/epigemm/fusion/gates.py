@@ -16,7 +16,6 @@ from torch import Tensor, fx
 
 from epigemm.arguments import forms, invariance
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import one_kernel
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR, too_many
 from epigemm.epilogues.registry import Epilogue
@@ -28,7 +27,7 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.fusion.site import Site
 from epigemm.fusion.values import same_layout, same_sizes, tensor_of, value_at
 from epigemm.linker import loader
-from epigemm.operators.groups import is_in_graph, one_node
+from epigemm.operators import groups
 from epigemm.planner import dry_runs, plans
 
 _OF_ENDS = ("clamp", "cummax", operator.getitem)
@@ -215,9 +214,7 @@ class TwoSites(Site):
         if ends:
             weights = {"weight": weight.transpose(1, 2), "weight2": weight2.transpose(1, 2)}
             call = call._replace(**weights, group_ends=ends[0])
-            if is_in_graph(call):
-                return one_node(call)
-        found = one_kernel.pair(call)
+        found = groups.pair(call)
         if isinstance(found, Tensor):
             return found
         others, own = given[: self._others], given[self._others :]

@@ -32,7 +32,6 @@ from epigemm.fusion.profit import Judged
 from epigemm.fusion.report import FusedSite
 from epigemm.fusion.values import known, storage_of, tensor_of, value_at
 from epigemm.groups import grouped_linear
-from epigemm.operators.groups import is_in_graph, one_node
 
 _NO_BIAS = (None,)
 
@@ -178,12 +177,6 @@ class Site:
         for kind, value in zip(self._operands, sources, strict=True):
             value = value.reshape(KINDS[kind].callers_shape(x.shape[:-1], columns))
             given.append(value.expand(groups, columns).contiguous() if KINDS[kind].is_of_columns else value)
-        if self._is_direct:
-            function = BIAS if self._epilogue is None else self._epilogue.traced
-            epilogue, operands = forms.seen(function, x, tuple(given))
-            call = LinearCall(epilogue, x, weight, operands, group_ends=ends)
-            if is_in_graph(call):
-                return one_node(call)
         if self._epilogue is None:
             return grouped_linear(x, weight, offs=ends)
         return self._epilogue(x, weight, *given, offs=ends)

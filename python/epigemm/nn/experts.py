@@ -64,7 +64,7 @@ class Experts(nn.Module):
     their experts, and calls `epigemm.grouped_linear_glu` (or `grouped_linear`) and a grouped product whose epilogue
     adds the bias and multiplies by the weights. Where rows are whole 16 bytes, nothing waits for the GPU in bf16, and
     in fp16 if no gradient is recorded; PyTorch's grouped product, which computes the rest, waits in fp32 and fp16, and
-    breaks a compiler's graph there.
+    breaks a compiler's graph there if a gradient is recorded.
     Mixtures: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
 
     `weight` and `bias` have the rows of both products of an expert, the activated ones first, as `epigemm.linear_glu`

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.arguments import checks, invariance
+from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, one_kernel, resolve
 from epigemm.calls.log import current
-from epigemm.compilers import is_faked, when_imported
+from epigemm.compilers import is_faked, is_traced, when_imported
 from epigemm.epilogues.kinds import MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
+from epigemm.planner.reasons import Reason
 
 _SCHEMA = (
     "(str epilogue, Tensor x, Tensor weight, Tensor offs, Tensor?[] operands, Tensor? weight2) -> Tensor"
@@ -29,22 +30,31 @@ _LIBRARY = torch.library.Library("epigemm", "FRAGMENT")  # type: ignore[no-untyp
 _LIBRARY.define(f"grouped_linear{_SCHEMA}")  # type: ignore[no-untyped-call]
 
 
-def is_in_graph(call: LinearCall) -> bool:
-    """Whether a compiler traces a call, which then becomes one node of its graph."""
-    is_invariant = invariance.active and invariance.enabled()  # which calls of groups refuse
-    return not is_invariant and entry.sees(*call.inputs) is not None and is_faked()
+def in_graph(call: LinearCall) -> Tensor | None:
+    """One node of a compiler's graph; None where none traces the call, or autograd records it.
 
-
-def one_node(call: LinearCall) -> Tensor:
-    """A call of tensors alone. With a weight2 its first matrix is the second product, as of `one_kernel.pair`."""
+    With a weight2 its first matrix is the second product, as of `one_kernel.pair`.
+    """
+    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in call.inputs)
+    is_in_eager = not is_traced() and not (entry.sees(*call.inputs) and is_faked())
+    if call.invariant or call.out is not None or is_recorded or is_in_eager:
+        return None
     wide, pairs = compute_dtype(call.x.dtype), zip(call.epilogue.operands, call.operands, strict=True)
     operands = [
-        value.to(wide) if isinstance(value, Tensor) and spec.kind == SCALAR else value
+        torch.as_tensor(value, dtype=wide, device=call.x.device) if spec.kind == SCALAR else value
         for spec, value in pairs
     ]
     arguments = (call.epilogue.name, call.x, call.weight, call.group_ends, operands, call.weight2)
     result: Tensor = torch.ops.epigemm.grouped_linear(*arguments)
     return result
+
+
+def pair(call: LinearCall) -> Tensor | Reason:
+    """A pair of products as `one_kernel.pair` makes it, or as one node of a compiler's graph."""
+    found = None if call.group_ends is None else in_graph(call)
+    if found is None:
+        return Reason.NOT_PLAIN if is_traced() else one_kernel.pair(call)
+    return found
 
 
 def _call(
