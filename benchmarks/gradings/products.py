@@ -95,7 +95,8 @@ def forced_into(
     known = dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED
     given = _in_order(spec, bias, operands, scalars, is_pair=weight2 is not None)
     call = LinearCall(spec, x, weight, given, out=out, weight2=weight2)
-    found = dry_runs.dry_run(call, dry_runs.ALL_KEPT, circumstances=known, plan=wanted)
+    kept = 0 if pack is None else dry_runs.ALL_KEPT
+    found = dry_runs.dry_run(call, kept, circumstances=known, plan=wanted)
     if found.refused:
         raise RuntimeError(f"plan: {found.refused}")
     if reason := loader.link(spec, ",".join(found.missing), x.device):

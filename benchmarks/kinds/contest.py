@@ -12,7 +12,8 @@ import torch
 from benchmarks.cases.contests import CONTESTS, OURS, Contest
 from benchmarks.harness.records import geomean
 from benchmarks.harness.report import Table, number, progress
-from benchmarks.harness.runner import Budget
+from benchmarks.harness.runner import Bench, Budget
+from benchmarks.harness.timing import in_turn
 from benchmarks.kinds import Run
 
 METHOD = (
@@ -57,11 +58,11 @@ def main(run: Run) -> int:
     return bool(wrong)
 
 
-def measure(contest: Contest, bench: Any) -> dict[str, Any]:
+def measure(contest: Contest, bench: Bench) -> dict[str, Any]:
     """Microseconds of each, and the ratios."""
     runs = list(contest.runs.values())
-    host_us = max(bench.timer.warm_up(each) for each in runs)
-    samples = bench.timer.in_turn(runs, bench.effort, host_us)
+    host_us = max(bench.timer.host_us(each) for each in runs)
+    samples = in_turn(bench.timer, runs, bench.effort, host_us)
     us = {
         name: round(1e3 * statistics.median(each), 2)
         for name, each in zip(contest.runs, samples, strict=True)

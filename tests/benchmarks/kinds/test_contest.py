@@ -10,6 +10,8 @@ import torch
 
 from benchmarks import cli
 from benchmarks.cases import contests
+from benchmarks.harness.runner import Bench
+from benchmarks.harness.timing import Effort
 from benchmarks.kinds import contest
 
 
@@ -37,6 +39,8 @@ def test_all_compute_the_same(kind: str) -> None:
         found, changed = each.read(ours), dict(each.runs)
         changed[contests.OURS] = lambda found=found: found + 1  # type: ignore[misc]
         assert contests.Contest(each.name, changed, {}, each.exact).part_of_bound() > 5
+        measured = contest.measure(each, Bench(torch.device("cpu"), Effort(rounds=1)))
+        assert measured.keys() == {"us", *each.ratios} and measured["us"].keys() == each.runs.keys()
 
 
 def test_usage() -> None:
