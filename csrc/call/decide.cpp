@@ -47,12 +47,20 @@ bool is_readable_by_tma(const Matrix& matrix, int64_t rows, int64_t columns) {
          stride >= (is_transposed ? rows : columns) && alignment_of(matrix.data) >= 16;
 }
 
+// Whether both are transposed, as for the gradient of a weight: a sum over the rows of two matrices that have been made
+// since the last such call. No scale of their columns that is remembered is right, and the kernel that reads a weight
+// as it lies would read these columns again one by one: 19 ms where there are 262144 rows.
+bool are_transposed(const Matrix& x, const Matrix& weight) {
+  return x.row_stride == 1 && x.column_stride != 1 && weight.row_stride == 1 && weight.column_stride != 1;
+}
+
 // The problem on fp16 slices, whose layout suits the kernels whatever the layout of the tensors is.
 Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packed) {
   Problem problem = prepared.problem;
   problem.arithmetic = arithmetic;
+  problem.is_weight_readable =
+      is_readable_by_tma(problem.weight, problem.n, problem.k) && !are_transposed(problem.x, problem.weight);
   problem.x = {nullptr, ElementType::Float32, problem.k};
-  problem.is_weight_readable = is_readable_by_tma(problem.weight, problem.n, problem.k);
   problem.weight = {nullptr, ElementType::Float32, problem.k};
   problem.out = {nullptr, ElementType::Float32, problem.n};
   problem.alignment = kAllocated;

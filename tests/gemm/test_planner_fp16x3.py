@@ -36,6 +36,7 @@ def test_a_weight_without_a_pack_is_read_as_it_lies() -> None:
     for other in (
         replace(plain, packed=True),
         replace(plain, m=8192),
+        replace(plain, m=300, k=1000),  # nor over several tiles at a short K
         replace(plain, k=8190),
         replace(plain, weight_row_stride=8195),
         replace(plain, alignment=4),

@@ -81,6 +81,17 @@ def test_numbers_and_words_agree(
     assert (Reason.NOT_STORABLE in found.reasons) == ("copy_of_result" in behind)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(768, 768, 16384), (1024, 1024, 4096), (2048, 1024, 8192)])
+def test_a_gradient_of_a_weight_is_split(m: int, n: int, k: int) -> None:
+    """dz^T x: no scale of x's columns holds from one step to the next. That of x, dz W, reads the weight as it lies."""
+    dz, x, weight = torch.empty(k, m), torch.empty(k, n), torch.empty(k, n)
+    of_weight = run(LinearCall(BIAS, dz.t(), x.t()), HIGHEST, True)
+    assert of_weight.launches[0] == "split_of_weight"
+    assert not any(each.reads_weight for each in of_weight.tried)
+    of_x = run(LinearCall(BIAS, torch.empty(m, k), weight.t()), HIGHEST)
+    assert of_x.launches[0] == "scales_of_weight"
+
+
 @pytest.mark.parametrize(("order", "arithmetics"), [
     (IEEE, ["ieee"]),
     (HIGHEST, ["split", "ieee"]),

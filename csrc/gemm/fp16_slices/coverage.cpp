@@ -59,7 +59,7 @@ int64_t workspace_bytes_as_it_lies(const Problem& p) {
 }
 
 std::string why_not_as_it_lies(const Problem& p) {
-  if (!p.is_weight_readable) return "the weight's rows are not whole 16 bytes";
+  if (!p.is_weight_readable) return "the weight's rows are not whole 16 bytes, or x and the weight are both transposed";
   if (p.k <= kMostCountedColumns) return std::string();
   return text("K = ", p.k, " is above ", kMostCountedColumns, ", the most of which the kernel counts a row's elements");
 }
