@@ -336,6 +336,20 @@ def test_whole_models(first: str, gpu: str) -> None:
             assert row[column] == f"{mean:.2f}"
 
 
+def test_eight_bits_and_experts() -> None:
+    """Each line of that table names its record and its key; none is left out."""
+    section = PERFORMANCE.read_text().partition("## Eight bits and experts")[2].partition("\n## ")[0]
+    told = re.findall(r"\| ([\d.]+) \(([\d.]+)\) \| `(\w+)`, `(\w+)` \|", section)
+    found = {
+        (f"{mean:.2f}", f"{worst:.2f}", name, key)
+        for name in ("fp8", "experts")
+        for key, (mean, worst) in json.loads(
+            (RESULTS / FOLDERS["An H200"] / name / "summary.json").read_text()
+        )["geomeans"].items()
+    }
+    assert set(told) == found
+
+
 def test_kernelbench() -> None:
     record = json.loads((RESULTS / FOLDERS["An H200"] / "kernelbench" / "summary.json").read_text())
     means, source = record["geomeans"]["level2, products taken"], PERFORMANCE.read_text()
