@@ -199,7 +199,7 @@ def test_how_many_short_sums_there_are() -> None:
     text = " ".join(PERFORMANCE.read_text(encoding="utf-8").split())
     h100, h200 = (cases(FOLDERS[f"An {gpu}"], f"short-{seed}") for gpu, seed in (("H100", 91), ("H200", 65)))
     points = [sum(case["points"] for case in measured.values()) for measured in (h100, h200)]
-    assert f"the H100 came to {points[0]:,} of 2,400 points, the H200 to {points[1]:,}" in text
+    assert f"the H100's has {points[0]:,} of 2,400 points, the H200's {points[1]:,}" in text
 
 
 def test_host_times_in_words() -> None:
@@ -255,11 +255,12 @@ def test_elementwise_operators(row: Row) -> None:
         assert row.cells[column] == spread([case["vs_bare"] for case in found])
 
 
-def test_the_readmes_range() -> None:
-    """Of the column of its table."""
-    found = [row.figures()["fp32 highest"] for row in rows(README, FOLDERS["An H200"])]
-    text = " ".join(README.read_text(encoding="utf-8").split())
-    assert f"they are {min(found):.2f} to {max(found):.2f} times as fast" in text
+def test_ranges_of_the_readmes_columns() -> None:
+    columns = zip(*(row.figures().values() for row in rows(README, "nvidia-h200")), strict=True)
+    ranges = [f"{min(found):.2f} to {max(found):.2f} times" for found in columns]
+    told, text = (" ".join(each.read_text(encoding="utf-8").split()) for each in (PERFORMANCE, README))
+    assert re.findall(r"[\d.]+ to [\d.]+ times", told.partition("All figures")[0]) == ranges
+    assert f"they are {ranges[0]} as fast" in text
     measured = cases(FOLDERS["An H200"], "bench")
     names = [
         f"{LAYERS[row.what]} {row.cells['M x N x K'].replace(' ', '')} fp32 highest" for row in rows(README)
@@ -280,8 +281,7 @@ def test_what_tf32_alone_gives() -> None:
     page, readme = (" ".join(each.read_text(encoding="utf-8").split()) for each in (NUMERICS, README))
     assert f"takes {tf32['eager']:.3f} ms in place of {fp32['eager']:.3f}: it is {ratio}" in page
     assert f"at K = 8192 is {of_tf32:.0f} times SGEMM's" in page and f"at {of_tf32:.0f} times the" in readme
-    gain = f"gives {fp32['eager'] / tf32['eager']:.1f} at {of_tf32:.0f} times the error"
-    assert gain in PERFORMANCE.read_text(encoding="utf-8")
+    assert f"{fp32['eager'] / tf32['eager']:.1f} at {of_tf32:.0f} times the error" in PERFORMANCE.read_text()
     assert f"{fp32['epigemm']:.3f} ms, with {split:.1f} times SGEMM's" in page and ratio in readme
 
 

@@ -126,7 +126,7 @@ _REASONS = {
     "return x * self.drop(self.fc0(x)).transpose(1, 2).unsqueeze(0)": "of another shape or order",
     "return self.drop(self.fc0(x)).contiguous() + x[:1]": "takes as long as to add it",
     "z = self.fc0(x).view(-1, 2, 4); return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6)": "as norms do",
-    "z = self.fc0(x); return z * x + torch.cat([-z[..., 4:], z[..., :4]], -1) * x": "as rotary embeddings do",
+    "z = self.fc0(x); return z * x + torch.cat([-z[..., 4:], z[..., :4]], -1) * x": "takes a part of it",
     "z = self.fc0(x); return torch.relu(z) * z + z.sum()": "makes one number of several",
     "z = self.fc0(x); return z * z.sum(0)": "makes one number of several",
     "return self.fc0(x) * self.column.double()": "is no operand",

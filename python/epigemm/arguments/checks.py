@@ -80,8 +80,8 @@ def product(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight have a product."""
     if x.dtype in EIGHT_BITS:
         raise RuntimeError(
-            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors as x_scale and weight_scale, "
-            "which functions of one product and one result take"
+            f"x_scale: got None with an x of {x.dtype}; accepted are float32 tensors as x_scale and weight_scale "
+            "(rows in groups and functions with several results take no 8 bits)"
         )
     _require_matrix_like("x", x)
     require_like("weight", weight, x.dtype, x)

@@ -371,10 +371,10 @@ def logged(
     elif callable(function) and function in _FUNCTIONS.values():
         name = function.__name__
     else:
-        accepted = ", ".join(_FUNCTIONS)
+        got = type(fn_or_name).__name__ if isinstance(fn_or_name, Tensor) else repr(fn_or_name)
         raise ValueError(
-            f"fn_or_name: got {fn_or_name!r}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
-            f"epigemm's functions or their names: {accepted}"
+            f"fn_or_name: got {got}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"epigemm's functions or their names: {', '.join(_FUNCTIONS)}"
         )
     opened = Log(is_single=is_single)
     with opened:

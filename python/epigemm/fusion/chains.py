@@ -244,7 +244,7 @@ class ChainFinder:
             if effects.is_pointwise or not known(value.numel() < value_at(carried[0]).numel()):
                 return f"{node} gives a result of another shape or order"
             if effects.is_view:
-                return f"{node} takes a part of it, as rotary embeddings do, which is not pointwise"
+                return f"{node} takes a part of it, which is not pointwise"
             return f"{node} makes one number of several, as norms do, which is not pointwise"
         if effects.is_view and value.dtype == value_at(carried[0]).dtype:
             read = {storage_of(each) for n in node.all_input_nodes for each in tensors_of(n)}
