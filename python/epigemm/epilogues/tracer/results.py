@@ -164,9 +164,9 @@ def structured(returned: object) -> tuple[list[Any], Structure]:
 def described(returned: Any) -> str:
     """The types of what a function returns."""
     if type(returned) not in (tuple, list):
-        return "Tensor" if isinstance(returned, Tensor) else type(returned).__name__
-    inner = ", ".join(map(described, returned)) or "nothing"
-    return f"a {type(returned).__name__} of {inner}"
+        name = f"{type(returned).__module__}.{type(returned).__name__}".removeprefix("builtins.")
+        return "Tensor" if isinstance(returned, Tensor) else name
+    return f"a {type(returned).__name__} of {', '.join(map(described, returned)) or 'nothing'}"
 
 
 def filled(structure: Structure, values: Sequence[T]) -> Any:

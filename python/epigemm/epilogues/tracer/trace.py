@@ -347,8 +347,8 @@ def _translated(cause: Exception, name: str, start: str, line: str) -> Exception
     if _is_about_a_scalar(cause):
         return NotImplementedError(f"{name} ({line}): this is not supported on a Scalar; {ON_SCALARS}")
     error = type(cause) if isinstance(cause, (TypeError, ValueError, NotImplementedError)) else TypeError
-    if "SymIntArrayRef" in text:
-        text = "a shape is read, or random numbers are drawn"
+    if "SymIntArrayRef" in text or "normalized_shape" in text:
+        text = "a shape is read, a norm computed, or random numbers are drawn"
     elif "must match the size of tensor" in text or "Expected cond" in text:
         text = "shapes do not broadcast; the function sees [M, N], of PerColumn [N] and of PerRow [M, 1]"
     return error(f"{name} ({line}): it fails while it is traced: {kind}: {text}")
