@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
@@ -199,6 +200,7 @@ def test_a_compiled_call_is_one_node(name: str, dtype: torch.dtype) -> None:
     found = torch.compile(call, backend=backend, fullgraph=True)(x, weight, bias, offs())
     torch.testing.assert_close(found[:8], call(x, weight, bias, offs())[:8])
     assert graphs[0].count("epigemm.grouped_linear") == 1 and "mm(" not in graphs[0]
+    assert "as_tensor" not in graphs[0]  # which would wait for the device at each run
 
 
 def test_a_compiled_call_that_is_recorded_has_a_gradient() -> None:
@@ -211,6 +213,29 @@ def test_a_compiled_call_that_is_recorded_has_a_gradient() -> None:
     )
     for grad, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("traced", ["dynamo", "make_fx"])
+def test_transforms_in_a_graph(traced: str) -> None:
+    """torch.func's transforms need PyTorch's operators; a tensor does not tell there that it has a gradient."""
+    x, weight, bias = draw(torch.bfloat16)
+
+    def summed(x: Tensor) -> Tensor:
+        return epigemm.grouped_linear(x, weight, bias, offs=offs(), epilogue="silu")[:8].float().sum()
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.func.grad(summed)(x), torch.func.vmap(summed)(torch.stack([x, 2 * x]))
+
+    made: Any = torch.compile(both, backend="aot_eager", fullgraph=True)
+    if traced == "make_fx":
+        made = make_fx(both, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    grad, sums = made(x)
+    exact = x.double().requires_grad_()
+    (expected,) = torch.autograd.grad(F.silu(products(exact, weight, bias)).sum(), exact)
+    torch.testing.assert_close(grad.double(), expected, rtol=0.05, atol=0.05)
+    assert not grad[8:].any()
+    wanted = torch.stack([F.silu(products(each, weight, bias)).sum() for each in (x, 2 * x)])
+    torch.testing.assert_close(sums.double(), wanted, rtol=0.05, atol=0.5)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

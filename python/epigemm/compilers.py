@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _importing = threading.Lock()
@@ -54,6 +55,15 @@ def is_exporting() -> bool:
 def is_faked() -> bool:
     """Whether tensors without data stand for others here, as where AOTAutograd traces."""
     return torch._guards.detect_fake_mode() is not None
+
+
+@at_trace_time
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is around this code, or forward-mode differentiation.
+
+    Neither shows in a tensor's `requires_grad` where Dynamo traces.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def in_functional_derivative() -> bool:

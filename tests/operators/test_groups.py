@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import epigemm
@@ -14,6 +14,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import typed
 from epigemm.operators import groups
+from tests.support.pretended import describe
 
 OPERATOR: Any = torch.ops.epigemm.grouped_linear
 GATED = typed(FUNCTIONS["gated_silu"], (False, False))
@@ -56,6 +57,23 @@ def test_a_pair_by_two_calls() -> None:
     found = OPERATOR(GATED.name, x, halves[0], OFFS, [biases[0].contiguous(), None], halves[1])
     expected = epigemm.grouped_linear_glu(x, halves[0], biases[0], offs=OFFS, weight2=halves[1])
     assert torch.equal(found, expected)
+
+
+class OfGraph(nn.Module):
+    """A node of a graph."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor, offs: Tensor) -> Tensor:
+        result: Tensor = OPERATOR(BIAS.name, x, weight, offs, [bias], None)
+        return result
+
+
+def test_a_kernel_reads_a_bias_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a call outside of graphs: here a half of a larger one."""
+    describe(monkeypatch, linked=True)
+    shapes = ((128, 2048), (8, 1536, 2048), (8, 2 * 1536))
+    x, weight, bias = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
+    (product,) = epigemm.explain(OfGraph(), x, weight, bias[:, :1536], torch.empty(8, dtype=torch.int32))
+    assert product.explanation is not None and product.explanation.kernel.startswith("epigemm fused GEMM")
 
 
 def test_a_graph_asks_the_arguments_that_a_call_asks() -> None:

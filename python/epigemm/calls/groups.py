@@ -9,7 +9,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall, tensors_of
-from epigemm.compilers import is_traced
+from epigemm.compilers import is_traced, is_transformed
 from epigemm.epilogues.kinds import KINDS
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
@@ -77,7 +77,7 @@ def reference(call: LinearCall) -> Tensor:
     ends = _clamped(call.group_ends, x.shape[0])  # type: ignore[arg-type]
     rows = torch.arange(x.shape[0], device=x.device)
     inputs = (x, weight, *tensors_of(operands))
-    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
+    is_recorded = is_transformed() or (torch.is_grad_enabled() and any(each.requires_grad for each in inputs))
 
     def masked(matrix: Tensor) -> Tensor:
         # PyTorch's product leaves its rows there undefined, and their gradient.

@@ -16,8 +16,9 @@ from torch import Tensor
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, one_kernel, resolve
+from epigemm.calls import groups as by_groups
 from epigemm.calls.log import current
-from epigemm.compilers import is_faked, is_traced, when_imported
+from epigemm.compilers import is_faked, is_traced, is_transformed, when_imported
 from epigemm.epilogues.kinds import MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
@@ -31,22 +32,26 @@ _LIBRARY.define(f"grouped_linear{_SCHEMA}")  # type: ignore[no-untyped-call]
 
 
 def in_graph(call: LinearCall) -> Tensor | None:
-    """One node of a compiler's graph; None where none traces the call, or autograd records it.
+    """One node of a compiler's graph; None where none traces the call, or it is recorded or transformed.
 
-    With a weight2 its first matrix is the second product, as of `one_kernel.pair`.
+    The operator has neither a derivative nor a rule for vmap. With a weight2 its first matrix is the second product, as
+    of `one_kernel.pair`.
     """
     is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in call.inputs)
     is_in_eager = not is_traced() and not (entry.sees(*call.inputs) and is_faked())
-    if call.invariant or call.out is not None or is_recorded or is_in_eager:
+    if call.invariant or call.out is not None or is_recorded or is_in_eager or is_transformed():
         return None
     wide, pairs = compute_dtype(call.x.dtype), zip(call.epilogue.operands, call.operands, strict=True)
-    operands = [
-        torch.as_tensor(value, dtype=wide, device=call.x.device) if spec.kind == SCALAR else value
-        for spec, value in pairs
-    ]
+    operands = [_on_device(value, call.x, wide) if spec.kind == SCALAR else value for spec, value in pairs]
     arguments = (call.epilogue.name, call.x, call.weight, call.group_ends, operands, call.weight2)
     result: Tensor = torch.ops.epigemm.grouped_linear(*arguments)
     return result
+
+
+def _on_device(value: Tensor | float | None, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scalar as a tensor. A number is filled in by a kernel: to copy it from the host would wait for the device."""
+    assert value is not None
+    return value.to(dtype) if isinstance(value, Tensor) else x.new_full((), value, dtype=dtype)
 
 
 def pair(call: LinearCall) -> Tensor | Reason:
@@ -70,6 +75,7 @@ def _call(
 
 
 def _computed(call: LinearCall) -> Tensor:
+    call = by_groups.readable(call)
     if call.weight2 is None:
         return resolve.linear(call)
     found = one_kernel.pair(call)
