@@ -203,6 +203,21 @@ def test_a_compiled_call_is_one_node(name: str, dtype: torch.dtype) -> None:
     assert "as_tensor" not in graphs[0]  # which would wait for the device at each run
 
 
+@pytest.mark.parametrize("name", ["activation", "pair"])
+def test_an_exported_program_holds_operators_of_pytorch(name: str) -> None:
+    """It may run where there is no Python, and be differentiated."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *given: Tensor) -> Tensor:
+            return COMPILED[name](*given)
+
+    given = (*draw(torch.bfloat16), offs())
+    with torch.no_grad():
+        program = torch.export.export(Module(), given)
+        torch.testing.assert_close(program.module()(*given)[:8], COMPILED[name](*given)[:8])
+    assert "epigemm" not in program.graph_module.code
+
+
 def test_a_compiled_call_that_is_recorded_has_a_gradient() -> None:
     x, weight, bias = (each.requires_grad_() for each in draw(torch.bfloat16))
     given = (x, weight, bias)

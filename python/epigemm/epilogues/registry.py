@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from epigemm._native import ops
 from epigemm.compilers import at_trace_time, is_traced
@@ -245,16 +246,17 @@ def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
     name = f"{traced.name}.{version}"
     # Both values are computed from the start.
     primitives = [source.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
-    number = ops._register_epilogue(
-        name,
-        ",".join(names),
-        [KINDS[operand.kind].code for operand in operands] or None,
-        forms or None,
-        bias,
-        ",".join(filter(None, primitives)),
-        short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
-        traced.stored is not None,
-    )
+    with _disable_current_modes():  # else a program that is exported meanwhile would hold this operator
+        number = ops._register_epilogue(
+            name,
+            ",".join(names),
+            [KINDS[operand.kind].code for operand in operands] or None,
+            forms or None,
+            bias,
+            ",".join(filter(None, primitives)),
+            short_number(traced.program, ROUNDED_TO["bfloat16"]) is not None,
+            traced.stored is not None,
+        )
     formula = f"D = {traced.name}({', '.join(['acc', *names])})"
     found = LINKED[name] = Epilogue(name, formula, traced, operands, number)
     return found

@@ -18,7 +18,7 @@ from epigemm.arguments.calls import LinearCall
 from epigemm.calls import entry, one_kernel, resolve
 from epigemm.calls import groups as by_groups
 from epigemm.calls.log import current
-from epigemm.compilers import is_faked, is_traced, is_transformed, when_imported
+from epigemm.compilers import is_exporting, is_faked, is_traced, is_transformed, when_imported
 from epigemm.epilogues.kinds import MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import compute_dtype
@@ -32,14 +32,21 @@ _LIBRARY.define(f"grouped_linear{_SCHEMA}")  # type: ignore[no-untyped-call]
 
 
 def in_graph(call: LinearCall) -> Tensor | None:
-    """One node of a compiler's graph; None where none traces the call, or it is recorded or transformed.
+    """One node of a compiler's graph; None where none traces the call, or it is recorded, transformed or exported.
 
-    The operator has neither a derivative nor a rule for vmap. With a weight2 its first matrix is the second product, as
-    of `one_kernel.pair`.
+    The operator has neither a derivative nor a rule for vmap, and runs in Python. With a weight2 its first matrix is
+    the second product, as of `one_kernel.pair`.
     """
     is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in call.inputs)
     is_in_eager = not is_traced() and not (entry.sees(*call.inputs) and is_faked())
-    if call.invariant or call.out is not None or is_recorded or is_in_eager or is_transformed():
+    if (
+        call.invariant
+        or call.out is not None
+        or is_recorded
+        or is_in_eager
+        or is_transformed()
+        or is_exporting()
+    ):
         return None
     wide, pairs = compute_dtype(call.x.dtype), zip(call.epilogue.operands, call.operands, strict=True)
     operands = [_on_device(value, call.x, wide) if spec.kind == SCALAR else value for spec, value in pairs]
