@@ -62,7 +62,7 @@ def test_the_first_arithmetic(old: str | None, new: tuple[str, str] | None, defa
     for value, arithmetic in ACCEPTED.items():
         assert order(value, "cuda").fused[0] == arithmetic
         is_coarser = default == "scaled" and MATMUL.fp32_precision == "tf32"
-        assert precision.needs_override(value, "cuda") == (is_coarser and arithmetic in ("split", "ieee"))
+        assert precision.order(value, "cuda").overrides == (is_coarser and arithmetic in ("split", "ieee"))
 
 
 def test_bf16_of_a_cpu_asks_for_no_more_than_ten_bits() -> None:
@@ -139,7 +139,7 @@ def test_what_one_call_switches_no_other_call_goes_by() -> None:
         with precision.full_fp32("cuda"):
             assert MATMUL.fp32_precision == "ieee"
             assert precision.torch_setting("cuda") == "tf32"
-            assert precision.needs_override("ieee", "cuda")
+            assert precision.order("ieee", "cuda").overrides
             with precision.switched("cuda", "tf32"):
                 assert precision.torch_setting("cuda") == "tf32"
             assert MATMUL.fp32_precision == "ieee"

@@ -135,14 +135,6 @@ def is_full(precision: str | None) -> bool:
     return precision is not None and ARITHMETIC.get(precision) in (IEEE, SPLIT)
 
 
-def needs_override(precision: str, device_type: str) -> bool:
-    """Whether torch's GEMM would be less accurate than the call asked for.
-
-    If the setting is more accurate than the call asks for, nothing has to be done.
-    """
-    return order(precision, device_type).overrides
-
-
 def full_fp32(device_type: str) -> AbstractContextManager[None]:
     """Run torch's fp32 GEMMs in full fp32, whatever the setting says.
 

@@ -176,28 +176,12 @@ def linear_gradients(
     of_both = [each for each in (of_product, grad_product) if each is not None]
     if not of_both:
         return [None, None, *found]
-    return through_product(
-        sum(of_both[1:], of_both[0]), x, weight, needs, found, epilogue.bias_place, precision
-    )
-
-
-def through_product(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    needs: Sequence[bool],
-    of_operands: list[Tensor | None],
-    bias_place: int,
-    precision: str,
-) -> list[Tensor | None]:
-    """Gradients of (x, weight, *operands) from that of the product, and from those of the operands behind it."""
-    needs_x, needs_weight, *needs_operands = needs
-    place = bias_place - 1  # among the operands
-    needs_bias = place >= 0 and needs_operands[place] and of_operands[place] is None
-    found = product_gradients(grad, x, weight, needs_x, needs_weight, needs_bias, precision)
+    needs_bias = place >= 0 and needs_operands[place] and found[place] is None
+    of_product = sum(of_both[1:], of_both[0])
+    through = product_gradients(of_product, x, weight, needs_x, needs_weight, needs_bias, precision)
     if needs_bias:
-        of_operands[place] = found[2]
-    return [*found[:2], *of_operands]
+        found[place] = through[2]
+    return [*through[:2], *found]
 
 
 def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
@@ -225,13 +209,11 @@ def _gradients_by_product(
         grad.to(acc.dtype),
         (needs_x or needs_weight, *needs_operands),
     )
-    grad_x = grad_weight = None
-    if found is not None:
-        grad_acc = found.to(grad.dtype)
-        grad_x, grad_weight, _ = product_gradients(
-            grad_acc, x, weight, needs_x, needs_weight, False, precision
-        )
-    return [grad_x, grad_weight, *of_operands]
+    if found is None:
+        return [None, None, *of_operands]
+    of_product = found.to(grad.dtype)
+    through = product_gradients(of_product, x, weight, needs_x, needs_weight, False, precision)
+    return [*through[:2], *of_operands]
 
 
 def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None = None) -> tuple[Any, ...]:
@@ -282,8 +264,11 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
     if needs_bias and (summed := derivative.of_x_and_sums(call, grad)) is not None:
         found[0], found[place] = summed
         return found
-    of_x = found[0] = _derivative(call, grad)
-    if needs_bias:
+    of_x = derivative.of_x(call, grad)
+    if of_x is None:
+        of_x, *_ = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
+    found[0] = of_x
+    if needs_bias and of_x is not None:
         found[place] = rows_of(of_x).sum(0)
     return found
 
@@ -370,15 +355,6 @@ def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
     return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
-
-
-def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    """grad times the epilogue's derivative at x."""
-    found = derivative.of_x(call, grad)
-    if found is None:
-        found, *_ = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
-    assert found is not None
-    return found
 
 
 def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:

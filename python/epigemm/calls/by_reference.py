@@ -26,7 +26,7 @@ def linear_by_reference(
     x: Tensor,
     weight: Tensor,
     operands: Operands,  # one that has rows with as many dimensions as the result
-    fold: Operands | None,  # what scale_batch_norm's are folded from: the vectors of `FOLDED`, then eps
+    fold: Any,  # what scale_batch_norm's are folded from: the vectors of `FOLDED`, then eps; or None
     out: Tensor | None,  # where the result goes; None: a new tensor
     full_fp32: bool,  # whether torch's own setting would be less accurate than the call asks for
 ) -> Tensor:
@@ -35,15 +35,10 @@ def linear_by_reference(
     if fold is None:
         bias, operands = epilogue.bias_among(operands), epilogue.without_bias(operands)
     else:
-        bias, operands = _unfolded_bias(x, fold)
+        bias, *vectors, eps = fold
+        operands = folded_by_reference(x, (None, *vectors), eps)
     result = epilogue.reference(_product(x, weight, bias, full_fp32), operands)
     return result if out is None else out.copy_(result)
-
-
-def _unfolded_bias(like: Tensor, fold: Any) -> tuple[Tensor | None, Operands]:
-    """The bias that is added to the product, and what all else is folded to."""
-    bias, *vectors, eps = fold
-    return bias, folded_by_reference(like, (None, *vectors), eps)
 
 
 def of_call(call: LinearCall) -> Tensor:
@@ -111,7 +106,7 @@ def _behind_product(call: LinearCall) -> ElementwiseCall:
         raise RuntimeError(
             "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
         )
-    if x.dtype == torch.float32 and precision.needs_override(call.precision, x.device.type):
+    if x.dtype == torch.float32 and call.order.overrides:
         raise NotImplementedError(
             f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is less "
             "accurate; accepted is None, or change torch's setting"

@@ -236,7 +236,9 @@ class Builder:
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full", "full_like"):
             value = self._value(args[0 if name == "scalar_tensor" else 1])
-            return self._filled(value, node.meta["val"].dtype)
+            if node.meta["val"].dtype != torch.bool:
+                return value
+            return self._bool(value) if isinstance(value, Ref) else bool(value)
         is_whole_slice = (
             name == "slice" and args[2] in (0, None) and args[3] in (2**63 - 1, None) and args[4] == 1
         )
@@ -247,7 +249,11 @@ class Builder:
                 f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
             )
         if name == "_to_copy":
-            return self._cast(self._value(args[0]), kind)
+            value = self._value(args[0])
+            if kind == BOOL:
+                return self._bool(value)
+            # A cast to a rounded type is a rounding. A cast from one to the arithmetic's type changes nothing.
+            return self.rounded(self._real(value), kind if kind in ROUNDED else None)
         if name in aten.BITWISE:
             if kind != BOOL:
                 raise Refusal(f"{name} is supported on booleans alone")
@@ -276,13 +282,6 @@ class Builder:
         if kind == BOOL:
             return self.step("where", condition, self._bool(chosen), self._bool(other), kind=BOOL)
         return self.step("where", condition, self._real(chosen), self._real(other))
-
-    def _cast(self, value: Value, kind: str) -> Value:
-        if kind == BOOL:
-            return self._bool(value)
-        value = self._real(value)
-        # A cast to a rounded type is a rounding. A cast from one to the arithmetic's type changes nothing.
-        return self.rounded(value, kind if kind in ROUNDED else None)
 
     def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
         """Functions from numbers to a number."""
@@ -313,12 +312,6 @@ class Builder:
         """Whether rounding to the kind changes nothing."""
         found = self._kind(value)
         return found in (kind, BOOL) or (kind == FLOAT and found in ROUNDED)
-
-    def _filled(self, value: Value, dtype: torch.dtype) -> Value:
-        """A number that fills a tensor, as one of that type."""
-        if dtype == torch.bool:
-            return bool(value) if not isinstance(value, Ref) else self._bool(value)
-        return value
 
     def numbers(self, given: Sequence[Any]) -> list[Value]:
         """Arguments as numbers, booleans among them as 0 and 1."""
