@@ -291,20 +291,9 @@ def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int]
     if kind == SCALAR:
         scalar_tensor(name, value, x, first)
         return
-    element(name, value, x, first)
-    shape_of_operand(kind, name, value, shape)
-
-
-def element(name: str, value: Tensor, x: Tensor, first: str) -> None:
-    """RuntimeError unless dense, on the device of x, and of its type or the arithmetic's."""
-    wide = compute_dtype(x.dtype)
+    wide, about = compute_dtype(x.dtype), KINDS[kind]
     require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
-
-
-def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) -> None:
-    """RuntimeError unless `value` has a shape that callers may give beside a result of this shape."""
     lead, columns = shape[:-1], shape[-1]
-    about = KINDS[kind]
     given = (*value.shape, 1) if about.lacks_last_axis else value.shape
     if not about.fits(given, lead, columns):
         raise RuntimeError(f"{name}: got shape {_shape(value)}; accepted is {_accepted(kind, lead, columns)}")

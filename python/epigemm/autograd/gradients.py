@@ -122,9 +122,7 @@ def save(ctx: Any, call: LinearCall | ElementwiseCall, result: Any) -> Any:
     that uses it can be differentiated again.
     """
     epilogue, operands, not_read, returned = call.epilogue, call.operands, unread(call), result
-    x = weight = snapshot = matrix = (
-        None  # the last: what the epilogue was applied to, if its derivative reads that
-    )
+    x = weight = snapshot = matrix = None  # the last: what the epilogue's derivative reads of its argument
     precision, again = None, False  # of an elementwise call
     if isinstance(call, LinearCall):
         precision = call.precision
@@ -165,7 +163,10 @@ def linear_gradients(
     if grad is None:
         pass
     elif epilogue.is_bias_relu:
-        of_product, found[0] = _gradients_of_relu(grad, matrix, needs_operands[0])
+        both = None
+        if needs_operands[0] and not _grad_enabled():
+            both = derivative.of_x_and_sums(ElementwiseCall(BIAS_RELU, matrix), grad)
+        of_product, found[0] = both or (_threshold_backward(grad, matrix, 0), None)
     elif not epilogue.is_bias:
         has_own = matrix is not None and grad_product is None  # whether the bias's is asked for here
         wanted = [need and (number != place or has_own) for number, need in enumerate(needs_operands)]
@@ -182,15 +183,6 @@ def linear_gradients(
     if needs_bias:
         found[place] = through[2]
     return [*through[:2], *found]
-
-
-def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient of what the relu was applied to; and that of its bias, if one kernel gives both."""
-    if needs_bias and not _grad_enabled():
-        summed = derivative.of_x_and_sums(ElementwiseCall(BIAS_RELU, output), grad)
-        if summed is not None:
-            return summed
-    return _threshold_backward(grad, output, 0), None
 
 
 def _gradients_by_product(

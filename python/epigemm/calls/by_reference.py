@@ -79,7 +79,7 @@ def _each_row(epilogue: Epilogue, x: Tensor, operands: Operands) -> Tensor:
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
     is_matrix = x.dim() == 2
     rows = x if is_matrix else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
-    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
+    with precision.switched(x.device.type, precision.IEEE) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
     return product if is_matrix else unflattened(product, (*x.shape[:-1], weight.shape[0]))
 
@@ -96,23 +96,19 @@ def in_derivative(call: LinearCall | ElementwiseCall) -> Tensor:
         raise RuntimeError(
             "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
         )
-    call = _behind_product(call) if isinstance(call, LinearCall) else call
+    if isinstance(call, LinearCall):
+        if call.strict:
+            raise RuntimeError(
+                "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
+            )
+        if call.order.overrides:
+            raise NotImplementedError(
+                f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is "
+                "less accurate; accepted is None, or change torch's setting"
+            )
+        # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
+        call = call.behind(_torch_linear(call.x, call.weight, call.bias))
     return call.epilogue.reference(call.x, call.operands)
-
-
-def _behind_product(call: LinearCall) -> ElementwiseCall:
-    x = call.x
-    if call.strict:
-        raise RuntimeError(
-            "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
-        )
-    if x.dtype == torch.float32 and call.order.overrides:
-        raise NotImplementedError(
-            f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is less "
-            "accurate; accepted is None, or change torch's setting"
-        )
-    # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
-    return call.behind(_torch_linear(x, call.weight, call.bias))
 
 
 def unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:

@@ -169,6 +169,11 @@ class _Linear(_Attempt):
         """Whether the call must not run on PyTorch's GEMM."""
         return self.call.strict or self.call.invariant
 
+    def again(self) -> Tensor:
+        """Make the call, perhaps not for the first time."""
+        found: Any = self.ask()
+        return self.run() if type(found) is int else found  # type: ignore[no-any-return]
+
     def read(self, inputs: LinearCall) -> None:
         self.inputs, self.x = inputs, inputs.x
         self.given: tuple[Any, ...] = () if inputs.fold else tuple(inputs.operands)
@@ -329,7 +334,7 @@ def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
 
 def _run_at_full_fp32(attempt: _Linear) -> Any:
     attempt.order = attempt.order._replace(overrides=False)
-    with _precision.full_fp32(attempt.call.x.device.type):
+    with _precision.switched(attempt.call.x.device.type, _precision.IEEE):
         return attempt.run()
 
 
@@ -408,10 +413,4 @@ def forced(call: LinearCall, plan: tuple[int, ...]) -> Callable[[], Tensor]:
     The remedies are applied the first time. A result whose rows were padded to whole 16 bytes is not copied to a tensor
     without padding.
     """
-    attempt = _Linear(call, plan)
-
-    def run() -> Tensor:
-        found: Any = attempt.ask()
-        return attempt.run() if type(found) is int else found  # type: ignore[no-any-return]
-
-    return run
+    return _Linear(call, plan).again

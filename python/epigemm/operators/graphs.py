@@ -60,7 +60,8 @@ def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: o
     order = _precision.order(precision, device.type)
     if device.type == "cpu":
         # Dynamo does not guard the CPU setting. Such a call may have to switch it later, which only Python does.
-        return _NOT_NATIVE if _precision.is_full(precision) else order.number
+        is_full = precision is not None and order.fused[0] in (_precision.IEEE, _precision.SPLIT)
+        return _NOT_NATIVE if is_full else order.number
     return _NOT_NATIVE if order.overrides else order.number
 
 
@@ -99,7 +100,7 @@ def resolved(precision: str, x: Tensor) -> str:
 @at_trace_time
 def _precision_now(device_type: str) -> str:
     is_guarded = device_type == "cuda" or is_exporting()
-    return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
+    return _precision.order(None, device_type).name if is_guarded else _precision.DEFAULT
 
 
 # Each function and each global that Dynamo traces below becomes a guard, which takes time at each call of the graph.

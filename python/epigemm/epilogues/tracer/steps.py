@@ -12,16 +12,12 @@ from torch import fx
 
 from epigemm.epilogues.tracer import aten
 from epigemm.epilogues.tracer import program as programs
-from epigemm.epilogues.tracer.aten import ON_SCALARS, SUPPORTED
+from epigemm.epilogues.tracer.aten import ON_SCALARS, SUPPORTED, Refusal
 from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, REAL, Program, Ref, Step, Value
-from epigemm.epilogues.tracer.results import Result, Results, Structure
+from epigemm.epilogues.tracer.results import ACCEPTED, Result, Results, Structure
 
 ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
 """The kinds of numbers that are rounded to another type than the arithmetic's."""
-
-
-class Refusal(Exception):
-    """Why a node has no step; `trace` adds the place."""
 
 
 class Builder:
@@ -55,10 +51,7 @@ class Builder:
         for node in self.module.graph.nodes:
             self.node = node
             if node.op == "call_function":
-                try:
-                    self._call(node)
-                except aten.NotAResult as error:
-                    raise Refusal(str(error)) from None
+                self._call(node)
             elif node.op == "get_attr":
                 constant = getattr(self.module, str(node.target))
                 if not isinstance(constant, torch.Tensor) or constant.dim() != 0:
@@ -102,7 +95,10 @@ class Builder:
     def _value(self, given: Any) -> Value:
         if isinstance(given, fx.Node):
             if given in self.reduced:
-                aten.refuse_reader(given)
+                raise Refusal(
+                    f"{aten.name_of(given)} is a reduction, and its result is read; supported are {ACCEPTED}: read it "
+                    "in a second call"
+                )
             if given not in self.values:
                 raise Refusal("the size of a tensor is used as a number")
             return self.values[given]
@@ -231,7 +227,8 @@ class Builder:
             raise Refusal(
                 "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
             )
-        aten.refuse(name)
+        if name in aten.REDUCTIONS:
+            raise Refusal(f"{name} is a reduction; supported are {ACCEPTED}")
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full", "full_like"):
@@ -386,8 +383,7 @@ HANDLERS: dict[str, Callable[[Builder, list[Any]], Value]] = {
     ),
     "nan_to_num": _nan_to_num,
 }
-_WITH_NUMBERS = programs.words(
-    "hardtanh leaky_relu elu softplus softshrink"
-)  # among their arguments, in this order
+# Among their arguments, in this order.
+_WITH_NUMBERS = programs.words("hardtanh leaky_relu elu softplus softshrink")
 KEPT = {*HANDLERS, *_WITH_NUMBERS, *aten.UNARY, *aten.BINARY, *aten.PREDICATES, "where"} - {"rsub"}
 """Operators that the trace does not decompose, although torch has a decomposition for some."""
