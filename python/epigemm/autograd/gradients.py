@@ -94,12 +94,8 @@ def save_operands(
 
 def saved_operands(ctx: Any, saved: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | float | None]:
     """A call's operands from what `save_operands` kept and `saved`."""
-    tensors = iter(saved)
-    given = [next(tensors) if each is _SAVED else each for each in ctx.kept]
-    return [
-        _unread(grad) if value is None and each is _SAVED else value
-        for value, each in zip(given, ctx.kept, strict=True)
-    ]
+    tensors = iter([_unread(grad) if each is None else each for each in saved])
+    return [next(tensors) if each is _SAVED else each for each in ctx.kept]
 
 
 _SAVED = object()
@@ -122,7 +118,8 @@ def save(ctx: Any, call: LinearCall | ElementwiseCall, result: Any) -> Any:
     that uses it can be differentiated again.
     """
     epilogue, operands, not_read, returned = call.epilogue, call.operands, unread(call), result
-    x = weight = snapshot = matrix = None  # the last: what the epilogue's derivative reads of its argument
+    # The last: what the epilogue was applied to, if its derivative reads that.
+    x = weight = snapshot = matrix = None
     precision, again = None, False  # of an elementwise call
     if isinstance(call, LinearCall):
         precision = call.precision

@@ -95,7 +95,9 @@ def _is_taken(module: nn.Module, path: str) -> bool:
     if not is_own and type(module) is not nn.Linear:
         return False
     weight = module._parameters.get("weight")
-    if weight is None or weight.dtype not in _DTYPES or not weight.shape[1] or not eight_bits.divides(weight):
+    if weight is None or weight.dtype not in _DTYPES:
+        return False
+    if not weight.shape[1] or weight.shape[1] % eight_bits.MULTIPLE:
         return False
     if not is_own:
         try:
