@@ -31,7 +31,7 @@ from benchmarks.harness.runner import Bench, Budget, describe_error
 from benchmarks.harness.timing import Effort, in_turn
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import elementwise_kernels
-from epigemm.calls.resolve import Forced
+from epigemm.calls.resolve import forced
 from epigemm.epilogues.registry import typed
 from epigemm.linker import cubins, loader
 from epigemm.linker.libraries import side_by_side
@@ -210,7 +210,7 @@ class Sweep:
         """The functor in a kernel."""
         if not kernel.plan:
             return partial(functor.epilogue.elementwise, tensors[0], 1.01, out=tensors[2])
-        return Forced(self.linear(kernel, functor, tensors), kernel.plan)
+        return forced(self.linear(kernel, functor, tensors), kernel.plan)
 
     def linear(self, kernel: Kernel, functor: Functor, tensors: tuple[Tensor, ...]) -> LinearCall:
         """The linear call of a functor."""

@@ -143,9 +143,8 @@ def decompose_in_inductor(functions: Mapping[Any, Callable[..., Any]]) -> None:
         return decomposed
 
     def add(lowering: ModuleType) -> None:
-        strides = lowering.tag_to_layout_constraint(
-            torch._C.Tag.needs_exact_strides
-        )  # as of any custom operator
+        # As of any custom operator.
+        strides = lowering.tag_to_layout_constraint(torch._C.Tag.needs_exact_strides)
         for operator, function in functions.items():
             lowering.make_fallback(operator, strides, override_decomp=True)
             lowering.decompositions[operator] = in_place_of(function)

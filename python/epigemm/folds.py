@@ -115,8 +115,8 @@ def linear_batch_norm_relu(
         >>> epigemm.linear_batch_norm_relu(x, weight, None, zeros, ones).shape
         torch.Size([8, 32])
     """
-    plain = weight.weight if isinstance(weight, PackedWeight) else weight
-    checks.tensors(x=x, weight=plain)
+    weight = weight.weight if isinstance(weight, PackedWeight) else weight
+    checks.tensors(x=x, weight=weight)
     statistics = {"running_mean": running_mean, "running_var": running_var}
     checks.optional_tensors(bias=bias, **statistics, bn_weight=bn_weight, bn_bias=bn_bias)
     checks.running_statistics(**statistics)
@@ -127,7 +127,7 @@ def linear_batch_norm_relu(
 
 def batch_norm_relu(
     x: Tensor,
-    weight: Tensor | PackedWeight,
+    weight: Tensor,
     vectors: tuple[Tensor | None, ...],
     eps: float,
     out: Tensor | None,
@@ -137,8 +137,6 @@ def batch_norm_relu(
 
     Where `route.adds_bias_first`, the bias is not folded.
     """
-    if isinstance(weight, PackedWeight):
-        weight = weight.weight
     if out is not None:
         checks.own_memory(out, x, [("weight", weight), *zip(FOLDED, vectors, strict=True)])
     if not checks.is_folded(vectors[3], eps):

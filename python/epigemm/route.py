@@ -95,11 +95,13 @@ def linear(
             )
         weight = weight.weight
     promotes = promotes and _any_autocast() and not is_8_bits and offs is None
-    if promotes and isinstance(function, Traced) and _promotes(function, x, operands):
-        if out is not None:
-            checks.own_memory(out, x, [("weight", weight), *forms.by_name(function, operands)])
-        z, operands = promoted(function, x, weight, operands, Options(precision, strict))
-        return elementwise(function, z, operands, out)
+    if promotes and isinstance(function, Traced):
+        typing = [operands[place] for place in function.typing]
+        if autocast.promotes(x, typing):
+            if out is not None:
+                checks.own_memory(out, x, [("weight", weight), *forms.by_name(function, operands)])
+            z, operands = promoted(function, x, weight, operands, Options(precision, strict))
+            return elementwise(function, z, operands, out)
     found: Tensor | Reason | None = None
     if is_traced():
         if _any_autocast() and not is_8_bits:
@@ -136,16 +138,15 @@ def linear(
         is_invariant = invariance.active and invariance.enabled()
         about = (DEFAULT if precision is None else precision, not weight.requires_grad, strict, is_invariant)
         return nodes.record(LinearCall(epilogue, x, weight, operands, *about))
-    more: dict[str, Any] = {} if offs is None else {"offs": offs}
-    if is_8_bits:
-        more = {"x_scale": x_scale, "weight_scale": weight_scale, "out_scale": scaled[-1]}
+    ends = {} if offs is None else {"offs": offs}
+    scales = {"x_scale": x_scale, "weight_scale": weight_scale, "out_scale": scaled[-1]}
+    more: dict[str, Any] = scales if is_8_bits else ends
     by_name: list[tuple[str, Any]] = []
     if out is not None or is_8_bits:
         operands_by_name = forms.by_name(function, operands)
         by_name = [("weight", weight), *more.items(), *operands_by_name, *_named(fold).items()]
         checks.own_memory(out, x, by_name)
     if found is None or found is _OPERATOR:
-        ends = {} if offs is None else {"offs": offs}
         _check_tensors(function, operands, fold, out, x=x, weight=weight, **ends)
         if _any_autocast() and not is_8_bits:
             x, weight, operands, fold = autocast.cast_call(function.bias_place, x, weight, operands, fold)
@@ -204,10 +205,6 @@ def _of_eight_bits(
 def _are_like(x: Tensor, operands: Operands) -> bool:
     """Whether all operands that there are have x's type."""
     return all(each is None or (isinstance(each, Tensor) and each.dtype == x.dtype) for each in operands)
-
-
-def _promotes(function: Traced, x: Tensor, operands: Operands) -> bool:
-    return autocast.promotes(x, [operands[place] for place in function.typing])
 
 
 def promoted(
@@ -423,19 +420,17 @@ def _fold(route: Reason | None, call: FoldCall, out: Tensor | None) -> tuple[Ten
         return folded_by_reference(like, vectors, eps)
     # The fold reads the dtype and the device of x alone. If x kept its gradient, autograd would record the fold as a
     # function of x, and the layer's derivative would be made for operands that need a gradient.
-    like = detached(like)
+    like = _detached(like)
     folded: Tensor = ops.fold_batch_norm(like, *vectors, eps)
     return folded.unbind(0)
 
 
-def detached(tensor: Tensor) -> Tensor:
-    """The tensor without its gradient; itself if it has none. Under `vmap` it does not tell whether it has one."""
-    may_be_recorded = tensor.requires_grad or (not is_traced() and _functorch_interpreter() is not None)
-    return tensor.detach() if may_be_recorded else tensor
-
-
 def _detached(value: Any) -> Any:
-    return detached(value) if isinstance(value, Tensor) else value
+    """A tensor without its gradient; what has none itself. Under `vmap` a tensor does not tell whether it has one."""
+    if not isinstance(value, Tensor):
+        return value
+    may_be_recorded = value.requires_grad or (not is_traced() and _functorch_interpreter() is not None)
+    return value.detach() if may_be_recorded else value
 
 
 def _unrecorded(function: Traced, operands: Operands) -> Operands:

@@ -62,7 +62,7 @@ def test_the_first_arithmetic(old: str | None, new: tuple[str, str] | None, defa
     for value, arithmetic in ACCEPTED.items():
         assert order(value, "cuda").fused[0] == arithmetic
         is_coarser = default == "scaled" and MATMUL.fp32_precision == "tf32"
-        assert precision.needs_override(value, "cuda") == (is_coarser and arithmetic in ("split", "ieee"))
+        assert precision.order(value, "cuda").overrides == (is_coarser and arithmetic in ("split", "ieee"))
 
 
 def test_bf16_of_a_cpu_asks_for_no_more_than_ten_bits() -> None:
@@ -127,7 +127,7 @@ def test_settings_are_restored_when_the_call_fails() -> None:
     backends.mkldnn.matmul.fp32_precision = "tf32"
     before = state()
     for device_type in ("cuda", "cpu"):
-        with pytest.raises(ZeroDivisionError), precision.full_fp32(device_type):
+        with pytest.raises(ZeroDivisionError), precision.switched(device_type, precision.IEEE):
             raise ZeroDivisionError
     assert state() == before
 
@@ -136,10 +136,10 @@ def test_what_one_call_switches_no_other_call_goes_by() -> None:
     """Another thread's call must not take the switched setting for torch's, least of all remember it."""
     MATMUL.fp32_precision = "tf32"
     for _ in range(2):
-        with precision.full_fp32("cuda"):
+        with precision.switched("cuda", precision.IEEE):
             assert MATMUL.fp32_precision == "ieee"
             assert precision.torch_setting("cuda") == "tf32"
-            assert precision.needs_override("ieee", "cuda")
+            assert precision.order("ieee", "cuda").overrides
             with precision.switched("cuda", "tf32"):
                 assert precision.torch_setting("cuda") == "tf32"
             assert MATMUL.fp32_precision == "ieee"
@@ -157,7 +157,7 @@ def test_overrides_from_several_threads_restore_the_setting() -> None:
     def work() -> None:
         barrier.wait()
         for _ in range(300):
-            with precision.full_fp32("cuda"):
+            with precision.switched("cuda", precision.IEEE):
                 seen.add(MATMUL.fp32_precision)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -58,7 +58,7 @@ class Stage:
 
     @staticmethod
     def plan_of(run: Any) -> tuple[int, ...] | None:
-        return None if run.plan == dry_runs.FALLBACK else tuple(run.plan[1:])
+        return None if run.__self__.plan == dry_runs.FALLBACK else tuple(run.__self__.plan[1:])
 
 
 @pytest.fixture

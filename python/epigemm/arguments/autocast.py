@@ -35,13 +35,15 @@ def cast(x: Tensor, weight: Tensor, *biases: Any) -> tuple[Tensor, Tensor, tuple
 
 
 def cast_call(
-    bias_place: int, x: Tensor, weight: Tensor, operands: Operands, fold: tuple[Any, ...] | None
+    place: int, x: Tensor, weight: Tensor, operands: Operands, fold: tuple[Any, ...] | None
 ) -> tuple[Tensor, Tensor, Operands, tuple[Any, ...] | None]:
-    """A call's arguments. Beside x and the weight only a bias is cast, an operand or what is folded: as the product."""
+    """A call's arguments. Beside x and the weight only a bias is cast, an operand or what is folded: as the product.
+
+    `place`: that of the bias among the operands, as of `Epilogue`.
+    """
     if fold is not None:
         x, weight, first = cast(x, weight, fold[0])
         return x, weight, operands, (*first, *fold[1:])
-    place = bias_place
     x, weight, bias = cast(x, weight, *operands[place - 1 : place] if place else ())
     return x, weight, (*operands[: place - 1], *bias, *operands[place:]) if place else operands, None
 

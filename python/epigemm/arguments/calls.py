@@ -92,18 +92,13 @@ class LinearCall(NamedTuple):
     weight: Tensor  # `[N, K]`
     operands: Operands = (None,)  # one for each of the epilogue's, in its order: as a rule a bias, or None
     precision: str = DEFAULT  # what an fp32 product gets, `DEFAULT` for torch's setting
-    uses_pack: bool = (
-        True  # a kept pack of the weight, if it is current; not if a gradient of the weight is needed
-    )
+    # a kept pack of the weight, if it is current; not if a gradient of the weight is needed
+    uses_pack: bool = True
     strict: bool = False  # raise instead of running torch's GEMM
     invariant: bool = False  # the bits of a row may not depend on the others
     out: Tensor | None = None  # where the result goes; None: a new contiguous tensor
-    weight2: Tensor | None = (
-        None  # of a pair: x @ weight2.T is the epilogue's first matrix, which is None here
-    )
-    statistics: bool = (
-        False  # whether the kernel also gives the mean and the variance of each column of the result
-    )
+    weight2: Tensor | None = None  # of a pair: x @ weight2.T is the epilogue's first matrix, None here
+    statistics: bool = False  # whether the kernel also gives the mean and the variance of each column
     fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
     eight_bits: EightBits | None = None  # for an x and a weight of 8 bits
     # int32 `[E]`: rows of x are in groups that end there. Weights are `[E, N, K]` then, vectors along N `[E, N]`.

@@ -149,7 +149,7 @@ def fold_batch_norm(like: Tensor, vectors: Vectors, eps: float, columns: int | N
             raise RuntimeError(
                 f"{name}: got dtype {vector.dtype}; accepted is {accepted}, as x has {like.dtype}"
             )
-        _require_device(name, vector, like)
+        require_device(name, vector, like)
         if columns is None and vector.dim() == 1:
             columns = vector.shape[0]
         require_length(name, vector, columns)
@@ -179,8 +179,7 @@ def running_statistics(running_mean: Tensor | None, running_var: Tensor | None) 
                 f"{name}: got None; inference BatchNorm accepts a tensor of shape [N]. With batch statistics use "
                 "epigemm.linear_scale followed by torch.nn.functional.batch_norm."
             )
-        if not isinstance(vector, Tensor):
-            raise TypeError(f"{name}: got {_kind(vector)}; accepted is a torch.Tensor")
+        tensors(**{name: vector})
 
 
 def tensors(**arguments: object) -> None:
@@ -264,7 +263,7 @@ def scalar_tensor(name: str, value: Tensor, x: Tensor, first: str = "x") -> None
         )
     if value.dtype not in DTYPES:
         raise RuntimeError(f"{name}: got dtype {value.dtype}; accepted are {_names(DTYPES)}")
-    _require_device(name, value, x, first)
+    require_device(name, value, x, first)
 
 
 def not_negated(out: Tensor) -> None:
@@ -291,20 +290,9 @@ def operand(kind: str, name: str, value: object, x: Tensor, shape: Sequence[int]
     if kind == SCALAR:
         scalar_tensor(name, value, x, first)
         return
-    element(name, value, x, first)
-    shape_of_operand(kind, name, value, shape)
-
-
-def element(name: str, value: Tensor, x: Tensor, first: str) -> None:
-    """RuntimeError unless dense, on the device of x, and of its type or the arithmetic's."""
-    wide = compute_dtype(x.dtype)
+    wide, about = compute_dtype(x.dtype), KINDS[kind]
     require_like(name, value, wide if value.dtype is wide else x.dtype, x, first, is_choice=True)
-
-
-def shape_of_operand(kind: str, name: str, value: Tensor, shape: Sequence[int]) -> None:
-    """RuntimeError unless `value` has a shape that callers may give beside a result of this shape."""
     lead, columns = shape[:-1], shape[-1]
-    about = KINDS[kind]
     given = (*value.shape, 1) if about.lacks_last_axis else value.shape
     if not about.fits(given, lead, columns):
         raise RuntimeError(f"{name}: got shape {_shape(value)}; accepted is {_accepted(kind, lead, columns)}")
@@ -449,10 +437,11 @@ def require_like(
             f"{name}: got dtype {tensor.dtype}; accepted is {accepted}, as {'the result' if is_other else first} has "
             f"{like}"
         )
-    _require_device(name, tensor, x, first)
+    require_device(name, tensor, x, first)
 
 
-def _require_device(name: str, tensor: Tensor, x: Tensor, first: str = "x") -> None:
+def require_device(name: str, tensor: Tensor, x: Tensor, first: str = "x") -> None:
+    """RuntimeError unless on the device of x, which the caller calls `first`."""
     if tensor.device != x.device:
         raise RuntimeError(f"{name}: got device {tensor.device}; accepted is {x.device}, where {first} is")
 

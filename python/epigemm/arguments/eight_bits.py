@@ -19,7 +19,8 @@ from epigemm.arguments.precision import FAST, PROMOTED
 E4M3 = EIGHT_BITS[0]
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, E4M3)
 """The types that a result may have; the first is the default."""
-_MULTIPLE = 16  # of K
+MULTIPLE = 16
+"""K is one of it."""
 _DEVICES = ("cpu", "cuda", "meta")
 _ACCUMULATE = (PROMOTED, FAST)
 _BLOCK = 128  # columns of a result
@@ -50,8 +51,8 @@ def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits, weight2: Tenso
     types(x, weight)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         checks.shapes(x, weight)
-    if weight.shape[1] % _MULTIPLE:
-        raise RuntimeError(f"x: got K = {weight.shape[1]} in 8 bits; accepted are multiples of {_MULTIPLE}")
+    if weight.shape[1] % MULTIPLE:
+        raise RuntimeError(f"x: got K = {weight.shape[1]} in 8 bits; accepted are multiples of {MULTIPLE}")
     rows = _scale("x_scale", x_scale, x, x.shape[:-1])
     count = weight.shape[0] * (1 if weight2 is None else 2)
     columns = _scale("weight_scale", weight_scale, x, torch.Size([count]))
@@ -106,11 +107,6 @@ def scaled(tensor: Tensor, *, of_rows: bool) -> tuple[Tensor, Tensor]:
     return (tensor / (scale if of_rows else scale.reshape(1))).to(E4M3), scale
 
 
-def divides(weight: Tensor) -> bool:
-    """Whether K is a multiple of what products of 8 bits have."""
-    return weight.shape[-1] % _MULTIPLE == 0
-
-
 def types(x: Tensor, weight: Tensor) -> None:
     """RuntimeError unless x and weight are e4m3, or one of them is e5m2, on a device that computes with them."""
     accepted = " and ".join(map(str, EIGHT_BITS))
@@ -125,8 +121,7 @@ def types(x: Tensor, weight: Tensor) -> None:
             raise RuntimeError(f"{name}: got dtype {each.dtype} {why}; accepted are {accepted}")
     if x.device.type not in _DEVICES:
         raise RuntimeError(f"x: got device {x.device} in 8 bits; accepted are CPUs and CUDA GPUs")
-    if weight.device != x.device:
-        raise RuntimeError(f"weight: got device {weight.device}; accepted is {x.device}, where x is")
+    checks.require_device("weight", weight, x)
     if x.dtype == weight.dtype == EIGHT_BITS[1]:
         raise RuntimeError(
             f"weight: got dtype {weight.dtype} beside an x of the same; accepted is {EIGHT_BITS[0]} for one of them"
@@ -169,8 +164,7 @@ def _out_scale(scale: OutScale, dtype: torch.dtype, x: Tensor) -> OutScale:
     checks.strided("out_scale", scale)
     if scale.dtype is not torch.float32:
         raise RuntimeError(f"out_scale: got dtype {scale.dtype}; accepted is torch.float32")
-    if scale.device != x.device:
-        raise RuntimeError(f"out_scale: got device {scale.device}; accepted is {x.device}, where x is")
+    checks.require_device("out_scale", scale, x)
     if scale.dim():
         raise RuntimeError(f"out_scale: got shape {[*scale.shape]}; accepted is [], or {BLOCKS!r}")
     return scale
@@ -191,8 +185,7 @@ def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
     checks.strided(name, scale)
     if scale.dtype is not torch.float32:
         raise RuntimeError(f"{name}: got dtype {scale.dtype}; accepted is torch.float32")
-    if scale.device != x.device:
-        raise RuntimeError(f"{name}: got device {scale.device}; accepted is {x.device}, where x is")
+    checks.require_device(name, scale, x)
     shape = [*scale.shape]
     if shape == []:
         return scale

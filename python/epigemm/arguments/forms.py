@@ -76,9 +76,9 @@ def converted(
     """
     wide = compute_dtype(dtype or x.dtype)
     given: list[Any] = []
-    # The operators accept all scalars as numbers, or all as tensors.
+    # The operators accept all scalars as numbers, or all as tensors. Each value of a symbol would be traced again.
     pairs = [*zip(function.operands, operands, strict=True)]
-    has_tensors = any(_is_tensor(value) for spec, value in pairs if spec.kind == SCALAR)
+    has_tensors = any(isinstance(v, Tensor) or _is_symbol(v) for spec, v in pairs if spec.kind == SCALAR)
     for place, (spec, value) in enumerate(pairs, 1):
         if spec.kind == SCALAR and isinstance(value, Tensor):
             checks.scalar_tensor(spec.name, value, x, first)
@@ -121,11 +121,6 @@ def _on_device(number: float, x: Tensor) -> Tensor:
     """A number as a 0-d tensor in fp64. It is a product: compilers keep one graph of it for all values."""
     symbol: float = torch.sym_float(number)  # type: ignore[no-untyped-call]
     return x.new_ones((), dtype=torch.float64) * symbol
-
-
-def _is_tensor(scalar: Tensor | float | None) -> bool:
-    """Whether a scalar is a tensor, or should become one because each value of a number would be traced again."""
-    return isinstance(scalar, Tensor) or (scalar is not None and _is_symbol(scalar))
 
 
 def _is_constant(number: float) -> bool:

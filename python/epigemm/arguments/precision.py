@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -125,38 +125,12 @@ def order(precision: str | None, device_type: str) -> Order:
     return in_fp32 if torch_setting(device_type) not in _REDUCED else in_tf32
 
 
-def resolved(device_type: str) -> str:
-    """The `precision` that stands for None under torch's setting as it is now."""
-    return "highest" if torch_setting(device_type) not in _REDUCED else "high"
-
-
-def is_full(precision: str | None) -> bool:
-    """Whether a call asks for fp32's accuracy, whatever torch's setting is."""
-    return precision is not None and ARITHMETIC.get(precision) in (IEEE, SPLIT)
-
-
-def needs_override(precision: str, device_type: str) -> bool:
-    """Whether torch's GEMM would be less accurate than the call asked for.
-
-    If the setting is more accurate than the call asks for, nothing has to be done.
-    """
-    return order(precision, device_type).overrides
-
-
-def full_fp32(device_type: str) -> AbstractContextManager[None]:
-    """Run torch's fp32 GEMMs in full fp32, whatever the setting says.
-
-    torch has no per-call choice, so the process-wide setting is switched and put back. A GEMM that another thread
-    launches in the meantime is at least as accurate as it asked for.
-    """
-    return switched(device_type, IEEE)
-
-
 @contextmanager
 def switched(device_type: str, value: str) -> Iterator[None]:
-    """Run torch's fp32 GEMMs under a setting, and put the old one back.
+    """Run torch's fp32 GEMMs under a setting, and put the old one back: torch's is that of the process.
 
-    The lock keeps two such calls from restoring each other's value.
+    Under `IEEE` a GEMM that another thread launches in the meantime is at least as accurate as it asked for. The lock
+    keeps two such calls from restoring each other's value.
     """
     global _switches
     setting = _SETTINGS[device_type]

@@ -112,7 +112,7 @@ def _own_products(rows: Tensor, precision: str) -> int:
         return _STRAIGHT_ONES if rows.element_size() == 2 else _EVERY_ONE
     if precision == _precision.DEFAULT or rows.dtype is not torch.float32:
         return _NO_PRODUCT
-    return _EVERY_ONE if _precision.needs_override(precision, rows.device.type) else _NO_PRODUCT
+    return _EVERY_ONE if _precision.order(precision, rows.device.type).overrides else _NO_PRODUCT
 
 
 def rows_of(x: Tensor) -> Tensor:

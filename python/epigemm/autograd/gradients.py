@@ -94,12 +94,8 @@ def save_operands(
 
 def saved_operands(ctx: Any, saved: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | float | None]:
     """A call's operands from what `save_operands` kept and `saved`."""
-    tensors = iter(saved)
-    given = [next(tensors) if each is _SAVED else each for each in ctx.kept]
-    return [
-        _unread(grad) if value is None and each is _SAVED else value
-        for value, each in zip(given, ctx.kept, strict=True)
-    ]
+    tensors = iter([_unread(grad) if each is None else each for each in saved])
+    return [next(tensors) if each is _SAVED else each for each in ctx.kept]
 
 
 _SAVED = object()
@@ -122,9 +118,8 @@ def save(ctx: Any, call: LinearCall | ElementwiseCall, result: Any) -> Any:
     that uses it can be differentiated again.
     """
     epilogue, operands, not_read, returned = call.epilogue, call.operands, unread(call), result
-    x = weight = snapshot = matrix = (
-        None  # the last: what the epilogue was applied to, if its derivative reads that
-    )
+    # The last: what the epilogue was applied to, if its derivative reads that.
+    x = weight = snapshot = matrix = None
     precision, again = None, False  # of an elementwise call
     if isinstance(call, LinearCall):
         precision = call.precision
@@ -165,7 +160,10 @@ def linear_gradients(
     if grad is None:
         pass
     elif epilogue.is_bias_relu:
-        of_product, found[0] = _gradients_of_relu(grad, matrix, needs_operands[0])
+        both = None
+        if needs_operands[0] and not _grad_enabled():
+            both = derivative.of_x_and_sums(ElementwiseCall(BIAS_RELU, matrix), grad)
+        of_product, found[0] = both or (_threshold_backward(grad, matrix, 0), None)
     elif not epilogue.is_bias:
         has_own = matrix is not None and grad_product is None  # whether the bias's is asked for here
         wanted = [need and (number != place or has_own) for number, need in enumerate(needs_operands)]
@@ -176,37 +174,12 @@ def linear_gradients(
     of_both = [each for each in (of_product, grad_product) if each is not None]
     if not of_both:
         return [None, None, *found]
-    return through_product(
-        sum(of_both[1:], of_both[0]), x, weight, needs, found, epilogue.bias_place, precision
-    )
-
-
-def through_product(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    needs: Sequence[bool],
-    of_operands: list[Tensor | None],
-    bias_place: int,
-    precision: str,
-) -> list[Tensor | None]:
-    """Gradients of (x, weight, *operands) from that of the product, and from those of the operands behind it."""
-    needs_x, needs_weight, *needs_operands = needs
-    place = bias_place - 1  # among the operands
-    needs_bias = place >= 0 and needs_operands[place] and of_operands[place] is None
-    found = product_gradients(grad, x, weight, needs_x, needs_weight, needs_bias, precision)
+    needs_bias = place >= 0 and needs_operands[place] and found[place] is None
+    of_product = sum(of_both[1:], of_both[0])
+    through = product_gradients(of_product, x, weight, needs_x, needs_weight, needs_bias, precision)
     if needs_bias:
-        of_operands[place] = found[2]
-    return [*found[:2], *of_operands]
-
-
-def _gradients_of_relu(grad: Tensor, output: Tensor, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient of what the relu was applied to; and that of its bias, if one kernel gives both."""
-    if needs_bias and not _grad_enabled():
-        summed = derivative.of_x_and_sums(ElementwiseCall(BIAS_RELU, output), grad)
-        if summed is not None:
-            return summed
-    return _threshold_backward(grad, output, 0), None
+        found[place] = through[2]
+    return [*through[:2], *found]
 
 
 def _gradients_by_product(
@@ -225,13 +198,11 @@ def _gradients_by_product(
         grad.to(acc.dtype),
         (needs_x or needs_weight, *needs_operands),
     )
-    grad_x = grad_weight = None
-    if found is not None:
-        grad_acc = found.to(grad.dtype)
-        grad_x, grad_weight, _ = product_gradients(
-            grad_acc, x, weight, needs_x, needs_weight, False, precision
-        )
-    return [grad_x, grad_weight, *of_operands]
+    if found is None:
+        return [None, None, *of_operands]
+    of_product = found.to(grad.dtype)
+    through = product_gradients(of_product, x, weight, needs_x, needs_weight, False, precision)
+    return [*through[:2], *of_operands]
 
 
 def backward(ctx: Any, grad: Tensor | None, grad_product: Tensor | None = None) -> tuple[Any, ...]:
@@ -282,8 +253,11 @@ def elementwise_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[b
     if needs_bias and (summed := derivative.of_x_and_sums(call, grad)) is not None:
         found[0], found[place] = summed
         return found
-    of_x = found[0] = _derivative(call, grad)
-    if needs_bias:
+    of_x = derivative.of_x(call, grad)
+    if of_x is None:
+        of_x, *_ = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
+    found[0] = of_x
+    if needs_bias and of_x is not None:
         found[place] = rows_of(of_x).sum(0)
     return found
 
@@ -370,15 +344,6 @@ def _product_of(first: Tensor, *others: Tensor | None) -> Tensor:
 def fold_batch_norm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Gradients of `epigemm::fold_batch_norm`, in the order of its arguments."""
     return None, *fold_batch_norm_gradients(ctx, grad, ctx.needs_input_grad[1:-1]), None
-
-
-def _derivative(call: ElementwiseCall, grad: Tensor) -> Tensor:
-    """grad times the epilogue's derivative at x."""
-    found = derivative.of_x(call, grad)
-    if found is None:
-        found, *_ = _epilogue_gradients(call, grad, (True, *[False] * len(call.operands)))
-    assert found is not None
-    return found
 
 
 def _epilogue_gradients(call: ElementwiseCall, grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:

@@ -26,7 +26,7 @@ def linear_by_reference(
     x: Tensor,
     weight: Tensor,
     operands: Operands,  # one that has rows with as many dimensions as the result
-    fold: Operands | None,  # what scale_batch_norm's are folded from: the vectors of `FOLDED`, then eps
+    fold: Any,  # what scale_batch_norm's are folded from: the vectors of `FOLDED`, then eps; or None
     out: Tensor | None,  # where the result goes; None: a new tensor
     full_fp32: bool,  # whether torch's own setting would be less accurate than the call asks for
 ) -> Tensor:
@@ -35,15 +35,10 @@ def linear_by_reference(
     if fold is None:
         bias, operands = epilogue.bias_among(operands), epilogue.without_bias(operands)
     else:
-        bias, operands = _unfolded_bias(x, fold)
+        bias, *vectors, eps = fold
+        operands = folded_by_reference(x, (None, *vectors), eps)
     result = epilogue.reference(_product(x, weight, bias, full_fp32), operands)
     return result if out is None else out.copy_(result)
-
-
-def _unfolded_bias(like: Tensor, fold: Any) -> tuple[Tensor | None, Operands]:
-    """The bias that is added to the product, and what all else is folded to."""
-    bias, *vectors, eps = fold
-    return bias, folded_by_reference(like, (None, *vectors), eps)
 
 
 def of_call(call: LinearCall) -> Tensor:
@@ -84,7 +79,7 @@ def _each_row(epilogue: Epilogue, x: Tensor, operands: Operands) -> Tensor:
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
     is_matrix = x.dim() == 2
     rows = x if is_matrix else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
-    with precision.full_fp32(x.device.type) if full_fp32 else nullcontext():
+    with precision.switched(x.device.type, precision.IEEE) if full_fp32 else nullcontext():
         product = _torch_linear(rows, weight, bias)
     return product if is_matrix else unflattened(product, (*x.shape[:-1], weight.shape[0]))
 
@@ -101,23 +96,19 @@ def in_derivative(call: LinearCall | ElementwiseCall) -> Tensor:
         raise RuntimeError(
             "out: got a tensor under a derivative of torch.func; accepted is None, out= has no derivative"
         )
-    call = _behind_product(call) if isinstance(call, LinearCall) else call
+    if isinstance(call, LinearCall):
+        if call.strict:
+            raise RuntimeError(
+                "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
+            )
+        if call.order.overrides:
+            raise NotImplementedError(
+                f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is "
+                "less accurate; accepted is None, or change torch's setting"
+            )
+        # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
+        call = call.behind(_torch_linear(call.x, call.weight, call.bias))
     return call.epilogue.reference(call.x, call.operands)
-
-
-def _behind_product(call: LinearCall) -> ElementwiseCall:
-    x = call.x
-    if call.strict:
-        raise RuntimeError(
-            "strict: got True under a derivative of torch.func, where no fused kernel runs; accepted there is False"
-        )
-    if x.dtype == torch.float32 and precision.needs_override(call.precision, x.device.type):
-        raise NotImplementedError(
-            f"precision: got {call.precision!r} under a derivative of torch.func, where torch's fp32 setting is less "
-            "accurate; accepted is None, or change torch's setting"
-        )
-    # The bias in the product: to 16 bits it is rounded once, with the bias, as in PyTorch.
-    return call.behind(_torch_linear(x, call.weight, call.bias))
 
 
 def unfolded(z: Tensor, norm: Sequence[Tensor | None], eps: float, out: Tensor | None) -> Tensor:

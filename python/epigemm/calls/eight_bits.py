@@ -113,7 +113,7 @@ def _in_fp32(call: LinearCall) -> Tensor:
     assert about is not None and about.x_scale is not None and about.weight_scale is not None
     # Not the numbers, the sums are multiplied, as in the kernels: no product is lost that is in range.
     device_type = call.x.device.type
-    with precision.full_fp32(device_type), torch.autocast(device_type, enabled=False):
+    with precision.switched(device_type, precision.IEEE), torch.autocast(device_type, enabled=False):
         product = torch.nn.functional.linear(_rows(call).float(), call.weight.float())
     scales = about.x_scale.reshape(-1, 1) if about.x_scale.dim() else about.x_scale
     product = unflattened(product * scales * about.weight_scale, _shape(call))

@@ -106,10 +106,9 @@ def sees(*tensors: Tensor | None) -> Reason | None:
     if found == _NOT_PLAIN and current.log is not None:
         with current.log.closed():  # which hides nothing but the log's own mode
             found = _module.sees(*tensors)
+    # In inference mode enable_grad turns on the flag that the entry asks for, yet nothing is recorded.
     if found == _RECORDED and _inference():
-        return (
-            NOT_PLAIN  # enable_grad there turns on the flag that the entry asks for, yet nothing is recorded
-        )
+        return NOT_PLAIN
     return REASONS[found] if found else None
 
 
@@ -118,8 +117,7 @@ def linear(
     x: Tensor,
     weight: Tensor,
     operands: Operands,  # one for each operand of the epilogue; empty if they are folded
-    fold: Operands
-    | None,  # what scale_batch_norm's are folded from: the vectors of `epilogues.FOLDED` and then eps
+    fold: Operands | None,  # what scale_batch_norm's are folded from: the vectors of `FOLDED`, then eps
     precision: str | None,  # what an fp32 product gets; None follows torch's setting
     out: Tensor | None,  # where the result goes; None: a new tensor
     strict: bool,  # the call must not run on torch's GEMM
@@ -186,7 +184,7 @@ def linear(
     if found == _RECORDED_BY_TORCH:
         return RECORDED_BY_TORCH if is_usual and _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
-        with _precision.full_fp32(x.device.type):
+        with _precision.switched(x.device.type, _precision.IEEE):
             found = _module.linear(*call[:_CIRCUMSTANCES], 0, *call[_CIRCUMSTANCES + 1 :])
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
@@ -231,7 +229,7 @@ def products(
     weight_again = type(of_weight) is int and of_weight == _OTHER_SETTING
     if x_again or weight_again:
         asked = x if weight_again else None, weight if x_again else None
-        with _precision.full_fp32(rows.device.type):
+        with _precision.switched(rows.device.type, _precision.IEEE):
             again = _module.products(rows, *asked, order.number, 0)
         of_x, of_weight = again[0] if x_again else of_x, again[1] if weight_again else of_weight
     return None if type(of_x) is int else of_x, None if type(of_weight) is int else of_weight

@@ -52,7 +52,12 @@ def with_moments(call: LinearCall, *, leaves_blocks: bool = False) -> tuple[Tens
         RuntimeError: arguments that do not fit; `strict`, and no fused kernel would run.
     """
     if is_served(call.x):
-        moments, blocks = _memory(call.x, call.weight.shape[0], leaves_blocks)
+        like: Any = {"dtype": compute_dtype(call.x.dtype), "device": call.x.device}
+        columns = call.weight.shape[0]
+        moments = torch.empty((_ROWS, columns), **like)
+        # No kernel's blocks have more rows than twice `BLOCK_ROWS`.
+        may_leave = leaves_blocks and call.rows <= MOST_LEFT * 2 * BLOCK_ROWS
+        blocks = torch.empty((MOST_LEFT, columns, 2), **like) if may_leave else None
         found = resolve.one_kernel(call._replace(statistics=True), Beside(None, moments, blocks))
         if not isinstance(found, int):
             (z, block_rows), (mean, var) = found, moments.unbind(0)
@@ -85,13 +90,3 @@ def column_moments(z: Tensor, *, leaves_blocks: bool = False) -> Moments:
     _column_moments_out(z, blocks, None if is_left else moments)
     mean, var = moments.unbind(0)
     return Moments(mean, var, blocks, BLOCK_ROWS) if is_left else Moments(mean, var)
-
-
-def _memory(x: Tensor, columns: int, leaves_blocks: bool) -> tuple[Tensor, Tensor | None]:
-    """For the moments of the columns, and for those of blocks if these may be few enough to be left."""
-    like: Any = {"dtype": compute_dtype(x.dtype), "device": x.device}
-    moments = torch.empty((_ROWS, columns), **like)
-    rows = x.numel() // max(x.shape[-1], 1)
-    if not leaves_blocks or rows > MOST_LEFT * 2 * BLOCK_ROWS:  # no kernel's blocks have more rows
-        return moments, None
-    return moments, torch.empty((MOST_LEFT, columns, 2), **like)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import compute_dtype
-from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, SUM
+from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, SUM, VAR
 
 
 def reduce(
@@ -26,14 +26,11 @@ def reduce(
     if invariant and axis == 1:
         return _of_rows(matrix, kind, correction)
     wide = compute_dtype(matrix.dtype)
-    if kind == SUM:
-        return matrix.sum(axis, dtype=wide), None
-    if kind == MEAN:
-        return matrix.mean(axis, dtype=wide), None
-    if kind == AMAX:
-        return matrix.amax(axis).to(wide), None
-    if kind == AMIN:
-        return matrix.amin(axis).to(wide), None
+    # All kinds but the variance are named after torch's methods.
+    if kind in (SUM, MEAN):
+        return getattr(matrix, kind)(axis, dtype=wide), None
+    if kind in (AMAX, AMIN):
+        return getattr(matrix, kind)(axis).to(wide), None
     return torch.var_mean(matrix.to(wide), axis, correction=correction)
 
 
@@ -41,7 +38,7 @@ def launches(kind: str, dtype: torch.dtype, *, invariant: bool) -> list[str]:
     """What `reduce` runs for a matrix of this type."""
     if invariant and kind not in (AMAX, AMIN):
         return [f"{kind}, as sums of two numbers: one kernel for each halving of the columns"]
-    name = {SUM: "sum", MEAN: "mean", AMAX: "amax", AMIN: "amin"}.get(kind, "var_mean")
+    name = "var_mean" if kind == VAR else kind
     wide = compute_dtype(dtype)
     cast = f"cast to {str(wide).removeprefix('torch.')}"
     if wide is dtype or kind in (SUM, MEAN):
@@ -53,8 +50,7 @@ def _of_rows(matrix: Tensor, kind: str, correction: float) -> tuple[Tensor, Tens
     wide, columns = compute_dtype(matrix.dtype), matrix.shape[1]
     if kind in (AMAX, AMIN):
         # Of two zeros the order would choose one: the sum is 0.
-        found = matrix.amax(1) if kind == AMAX else matrix.amin(1)
-        return found.to(wide) + 0.0, None
+        return getattr(matrix, kind)(1).to(wide) + 0.0, None
     total = _tree(matrix.to(wide))
     if kind == SUM:
         return total, None

@@ -170,10 +170,9 @@ class _Linear(_Attempt):
         return self.call.strict or self.call.invariant
 
     def again(self) -> Tensor:
-        """Make a call that was made before once more."""
-        found = self.ask()
-        result: Tensor = self.run() if type(found) is int else found
-        return result
+        """Make the call, perhaps not for the first time."""
+        found: Any = self.ask()
+        return self.run() if type(found) is int else found  # type: ignore[no-any-return]
 
     def read(self, inputs: LinearCall) -> None:
         self.inputs, self.x = inputs, inputs.x
@@ -211,14 +210,6 @@ class _Linear(_Attempt):
         )
         if ran_short and ran_short.on_slices and type(found) is not int:
             weight_slices.ran(call, ran_short.arithmetic, self.choices[ran_short.arithmetic].is_kept)
-        return found
-
-    def note_shortage(self) -> DryRun:
-        """Note that there was no memory for the plan that the call runs on."""
-        found = self.dry()
-        if found.on_slices:
-            is_kept = self.choices[found.arithmetic].is_kept
-            weight_slices.ran_out_of_memory(self.call, found.arithmetic, is_kept, found.reads_weight)
         return found
 
     def is_laid_out(self, result: Tensor) -> bool:
@@ -310,8 +301,10 @@ def _copy_inputs(attempt: _Attempt) -> Tensor | None:
 
 
 def _do_with_less_memory(attempt: _Linear) -> None:
-    found = attempt.note_shortage()
+    found = attempt.dry()
     if found.on_slices:
+        is_kept = attempt.choices[found.arithmetic].is_kept
+        weight_slices.ran_out_of_memory(attempt.call, found.arithmetic, is_kept, found.reads_weight)
         attempt.short |= dry_runs.SHORT << dry_runs.SHIFTS[found.arithmetic]
     elif "copy" in found.launches and attempt.plan is None and not attempt.insists:
         attempt.plan = dry_runs.FALLBACK
@@ -341,7 +334,7 @@ def _refuse_or_rearrange(attempt: _Linear) -> Tensor:
 
 def _run_at_full_fp32(attempt: _Linear) -> Any:
     attempt.order = attempt.order._replace(overrides=False)
-    with _precision.full_fp32(attempt.call.x.device.type):
+    with _precision.switched(attempt.call.x.device.type, _precision.IEEE):
         return attempt.run()
 
 
@@ -414,21 +407,10 @@ def one_kernel(call: LinearCall, beside: Beside) -> Any:
     return _named(_Linear(call, beside=beside))
 
 
-class Forced:
-    """A call with a forced plan that is made many times. The remedies are applied the first time.
+def forced(call: LinearCall, plan: tuple[int, ...]) -> Callable[[], Tensor]:
+    """A call with a forced plan that is made many times; RuntimeError if the plan cannot run.
 
-    A result whose rows were padded to whole 16 bytes is not copied to a tensor without padding.
+    The remedies are applied the first time. A result whose rows were padded to whole 16 bytes is not copied to a tensor
+    without padding.
     """
-
-    def __init__(self, call: LinearCall, plan: Sequence[int]) -> None:
-        self.plan = tuple(plan)
-        self._call = call
-        self._attempt: _Linear | None = None
-
-    def __call__(self) -> Tensor:
-        """Make the call; RuntimeError if the plan cannot run."""
-        if self._attempt is None:
-            self._attempt = _Linear(self._call, self.plan)
-            result: Tensor = self._attempt.run()
-            return result
-        return self._attempt.again()
+    return _Linear(call, plan).again

@@ -24,19 +24,18 @@ class Choice(NamedTuple):
     is_short: bool  # whether a call of these sizes found no memory, and would find none now
 
 
-def find(call: LinearCall, arithmetic: str, *, ignore_shortage: bool = False) -> Choice:
-    """Where a call's slices would come from.
+def find_all(call: LinearCall, *, ignore_shortage: bool = False) -> dict[str, Choice]:
+    """Where a call's slices would come from, for every arithmetic on slices.
 
     `ignore_shortage`: as if no earlier call of these sizes had been short of memory.
     """
-    pack = weight_packs.kept(call.weight).get(weight_packs.SLICES[arithmetic]) if call.uses_pack else None
-    is_kept = pack is not None and pack.is_current(call.weight)
-    return Choice(pack, is_kept, not ignore_shortage and _is_short(call, arithmetic, is_kept))
-
-
-def find_all(call: LinearCall, *, ignore_shortage: bool = False) -> dict[str, Choice]:
-    """The same for every arithmetic on slices."""
-    return {name: find(call, name, ignore_shortage=ignore_shortage) for name in weight_packs.SLICES}
+    packs, found = weight_packs.kept(call.weight) if call.uses_pack else {}, dict[str, Choice]()
+    for arithmetic, slices in weight_packs.SLICES.items():
+        pack = packs.get(slices)
+        is_kept = pack is not None and pack.is_current(call.weight)
+        is_short = not ignore_shortage and _is_short(call, arithmetic, is_kept)
+        found[arithmetic] = Choice(pack, is_kept, is_short)
+    return found
 
 
 def number_of(choices: Mapping[str, Choice]) -> int:

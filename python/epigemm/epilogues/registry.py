@@ -21,7 +21,7 @@ from epigemm._native import ops
 from epigemm.compilers import at_trace_time, is_traced
 from epigemm.epilogues import formulas
 from epigemm.epilogues.declaration import TRACED, Traced
-from epigemm.epilogues.kinds import KINDS, PER_COLUMN, SCALAR, Operand
+from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
 from epigemm.epilogues.tracer import source
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
 from epigemm.epilogues.tracer.program import REAL, Program, Ref, Step
@@ -75,7 +75,7 @@ class Epilogue:
         self.name, self.formula, self.number = name, formula, number
         self.traced = traced
         self.operands = tuple(operands)
-        self.bias_place = bias_of(traced.program, self.operands)
+        self.bias_place = bias_of(traced, self.operands)
         self.linear = linear
         self.has_scalar = any(each.kind == SCALAR for each in operands)
         self.functor = functor  # the struct in csrc/epilogue/NAME.h; empty: that of `traced`
@@ -203,12 +203,10 @@ def _make_modules(key: str) -> None:
     _ = traced.graph, traced.behind_bias
 
 
-def bias_of(program: Program, operands: Sequence[Operand]) -> int:
+def bias_of(traced: Traced, operands: Sequence[Operand]) -> int:
     """The place of the operand that is added to the accumulator before all else; 0: there is none."""
-    place = program.bias() or 0
-    if not place or operands[place - 1].kind != PER_COLUMN or operands[place - 1].folded:
-        return 0
-    return place
+    place = traced.bias_place
+    return 0 if place and operands[place - 1].folded else place
 
 
 EPILOGUES: dict[str, Epilogue] = {}
@@ -233,7 +231,7 @@ def typed(traced: Traced, folded: Sequence[bool], shared: Sequence[bool] = ()) -
 
 
 def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
-    bias = bias_of(traced.program, operands)
+    bias = bias_of(traced, operands)
     if bias and traced.is_compiled:  # whoever wrote it: the package has its kernels
         found = EPILOGUES["bias" if traced.program.is_bias else "bias_relu"]
         return Epilogue(found.name, found.formula, traced, operands, found.number, found.functor)

@@ -298,7 +298,7 @@ def _fallback_notes(call: LinearCall) -> list[str]:
     x, out, device_type = call.x, call.out, call.x.device.type
     notes = []
     apart = "its leading dimensions are not one stride apart"
-    if x.dtype == torch.float32 and _precision.needs_override(call.precision, device_type):
+    if x.dtype == torch.float32 and _precision.order(call.precision, device_type).overrides:
         setting = _precision.torch_setting(device_type)
         notes.append(
             f"precision={call.precision!r}: torch's setting {setting!r} is switched to 'ieee' for this GEMM"

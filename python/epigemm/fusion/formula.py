@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues import declaration
 from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
+from epigemm.epilogues.tracer.aten import Refusal
 from epigemm.epilogues.tracer.program import Ref, words
-from epigemm.epilogues.tracer.steps import Refusal
 
 _LONGEST_NAME, _LONGEST_TEXT = 40, 160
 

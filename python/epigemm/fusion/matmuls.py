@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from epigemm._native import ops
 from epigemm.arguments.calls import EIGHT_BITS
+from epigemm.arguments.eight_bits import MULTIPLE
 from epigemm.arguments.precision import FAST, PROMOTED
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.tracer.program import words
@@ -20,7 +21,6 @@ from epigemm.fusion.values import is_contiguous, known, same_sizes, storage_of, 
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _scaled_mm: Any = torch._scaled_mm
-_FUNCTIONS = (F.linear, torch.matmul, operator.matmul, operator.imatmul, torch.mm, torch.addmm, torch.bmm)
 # The arguments of products of 8 bits: PyTorch's, the same with lists of scales, and epigemm's operator.
 _SCALED_MM = words("input mat2 scale_a scale_b bias scale_result out_dtype use_fast_accum")
 _WITH_LISTS = words(
@@ -35,27 +35,24 @@ _OF_8_BITS: dict[Any, tuple[str, ...]] = {
     getattr(torch, "_scaled_mm_v2", None): _WITH_LISTS,  # the torch of later versions
     **dict.fromkeys((ops.linear, ops.linear.default), _OWN),
 }
-_METHODS = ("matmul", "__matmul__", "mm", "addmm", "bmm")
+_CALLS = ("call_function", "call_method")
 _grouped_mm = torch.ops.aten._grouped_mm
-_OF_GROUPS = (torch._grouped_mm, _grouped_mm, _grouped_mm.default)
-_GROUPED = "grouped_mm"
-# PyTorch's signatures: the names of x, of the weight and of the summand come first. A call that fits none of them is of
-# another overload, such as `addmm(beta, input, mat1, mat2)`, and is left alone.
-_MATMUL = inspect.signature(lambda input, other, *, out=None: None)
-_MM = inspect.signature(lambda input, mat2, *, out=None: None)
-_SIGNATURES: dict[str, tuple[tuple[str, str, str], inspect.Signature]] = {
-    "linear": (("input", "weight", "bias"), inspect.signature(lambda input, weight, bias=None: None)),
-    "addmm": (
-        ("mat1", "mat2", "input"),
-        inspect.signature(lambda input, mat1, mat2, *, beta=1, alpha=1, out=None: None),
-    ),
-    **dict.fromkeys(("mm", "bmm"), (("input", "mat2", ""), _MM)),
-    **dict.fromkeys(("matmul", "__matmul__", "imatmul"), (("input", "other", ""), _MATMUL)),
-    _GROUPED: (
-        ("self", "mat2", "bias"),
-        inspect.signature(lambda self, mat2, offs=None, bias=None, out_dtype=None: None),
-    ),
+# PyTorch's signatures, with the names of x, of the weight and of the summand first. A call that does not fit its own is
+# of another overload, such as `addmm(beta, input, mat1, mat2)`, and is left alone.
+_ADD = inspect.signature(lambda input, mat1, mat2, *, beta=1, alpha=1, out=None: None)
+_GROUP = inspect.signature(lambda self, mat2, offs=None, bias=None, out_dtype=None: None)
+_LINEAR = ("input", "weight", "bias"), inspect.signature(lambda input, weight, bias=None: None)
+_MATMUL = ("input", "other", ""), inspect.signature(lambda input, other, *, out=None: None)
+_MM = ("input", "mat2", ""), inspect.signature(lambda input, mat2, *, out=None: None)
+_ADDMM, _GROUPED = (("mat1", "mat2", "input"), _ADD), (("self", "mat2", "bias"), _GROUP)
+_FORMS: dict[Any, tuple[tuple[str, str, str], inspect.Signature]] = {
+    F.linear: _LINEAR,
+    **dict.fromkeys((torch.matmul, operator.matmul, operator.imatmul, "matmul", "__matmul__"), _MATMUL),
+    **dict.fromkeys((torch.mm, torch.bmm, "mm", "bmm"), _MM),
+    **dict.fromkeys((torch.addmm, "addmm"), _ADDMM),
+    **dict.fromkeys((torch._grouped_mm, _grouped_mm, _grouped_mm.default), _GROUPED),
 }
+"""By the function that a node calls, or the name of the method."""
 
 
 class Scales(NamedTuple):
@@ -117,17 +114,17 @@ class Product:
 
 def is_product(node: fx.Node) -> bool:
     """Whether a node calls one of PyTorch's matrix products."""
-    return _name(node) is not None or (node.op == "call_function" and node.target in _OF_8_BITS)
+    return node.op in _CALLS and (node.target in _FORMS or node.target in _OF_8_BITS)
 
 
 def understand(node: fx.Node) -> Product | str | None:
     """A node as a product, or why it cannot be fused; None if it is no product, or multiplies two batches."""
     if node.op == "call_function" and node.target in _OF_8_BITS:
         return _of_8_bits(node)
-    name = _name(node)
-    if name is None:
+    form = _FORMS.get(node.target) if node.op in _CALLS else None
+    if form is None:
         return None
-    roles, signature = _SIGNATURES[name]
+    roles, signature = form
     try:
         given = signature.bind(*node.args, **node.kwargs).arguments
     except TypeError:
@@ -138,7 +135,7 @@ def understand(node: fx.Node) -> Product | str | None:
         return "an operand is no plain tensor"
     if result is None:
         return "its result is no plain tensor"
-    if name == _GROUPED:
+    if form is _GROUPED:
         return _understand_groups(node, given, result)
     is_batch = right.dim() == 3 and known(right.stride(0) == 0) and known(right.shape[0] != 0)
     if left.dim() < 2 or (right.dim() != 2 and not is_batch):
@@ -154,7 +151,7 @@ def understand(node: fx.Node) -> Product | str | None:
     if reason := _why_not(result, left, right):
         return reason
     bias = added if isinstance(added, fx.Node) else None
-    if name == "linear":
+    if form is _LINEAR:
         return Product(node, x, weight, bias, is_kn=False)
     origin = None if is_batch else _transposed(weight, right, node)
     return Product(node, x, origin or weight, bias, origin is None, is_batch, alpha, beta)
@@ -177,17 +174,6 @@ def _understand_groups(node: fx.Node, given: dict[str, Any], result: Tensor) -> 
     if not known(right.stride(1) == 1):
         return "the weights of its groups lie column by column"
     return Product(node, x, weight, None, is_kn=True, ends=ends)
-
-
-def _name(node: fx.Node) -> str | None:
-    """The name of the called function, if it multiplies matrices."""
-    if node.op == "call_method":
-        return str(node.target) if node.target in _METHODS else None
-    if node.op == "call_function" and node.target in _OF_GROUPS:
-        return _GROUPED
-    if node.op != "call_function" or node.target not in _FUNCTIONS:
-        return None
-    return str(getattr(node.target, "__name__", ""))
 
 
 def _why_not(result: Tensor, left: Tensor, right: Tensor) -> str:
@@ -224,7 +210,6 @@ def _transposed(weight: fx.Node, value: Tensor, product: fx.Node) -> fx.Node | N
 
 # --- 8 bits -----------------------------------------------------------------------------------------------------------
 
-_MULTIPLE = 16  # of K
 _NO_RECIPE = "its scales are not those of tensors or rows in fp32"
 
 
@@ -272,8 +257,8 @@ def _why_not_scaled(result: Tensor, read: list[Any], given: dict[str, Any]) -> s
     """Why epigemm does not accept the arguments of a product of PyTorch's; empty if it does."""
     _, right, *scales = read
     m, n, k = *result.shape, right.shape[0]
-    if not known(k % _MULTIPLE == 0) or not is_contiguous(right.t()):
-        return f"its weight is no [N, K] without gaps, or its K not of whole {_MULTIPLE}"
+    if not known(k % MULTIPLE == 0) or not is_contiguous(right.t()):
+        return f"its weight is no [N, K] without gaps, or its K not of whole {MULTIPLE}"
     are_single = all(known(each.numel() == 1) for each in scales)
     shapes = zip(scales, ((m, 1), (1, n)), strict=True)
     are_of_rows = all(same_sizes(each.shape, shape) for each, shape in shapes)

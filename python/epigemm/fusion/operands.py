@@ -138,7 +138,9 @@ class _Maker:
             # Leave it to PyTorch where its types overflow.
             most = min(_LARGEST, torch.finfo(self._product.dtype).max)
             args, kwargs = _substituted(
-                (node.args, tuple(node.kwargs.items())), lambda n: self._argument(node, n, shape), most
+                (node.args, tuple(node.kwargs.items())),
+                lambda n: self._member(node, n) if n in self._region.members else self._operand(n, shape),
+                most,
             )
             # An epilogue computes in fp32 where PyTorch computes in the product's type or in fp32.
             wide = not value.is_floating_point() or value.dtype in (self._product.dtype, torch.float32)
@@ -153,11 +155,6 @@ class _Maker:
             return self._values[node]
         is_condition = value_at(node).dtype == torch.bool
         return self._step(reader, torch.gt, (self._acc, 0.0)) if is_condition else self._acc
-
-    def _argument(self, reader: fx.Node, node: fx.Node, shape: Tensor) -> fx.Node:
-        if node in self._region.members:
-            return self._member(reader, node)
-        return self._operand(node, shape)
 
     def _operand(self, node: fx.Node, beside: Tensor) -> fx.Node:
         product = self._product
@@ -180,19 +177,16 @@ class _Maker:
         shared = kind == MATRIX and not same_sizes(padded, beside.shape)
         if shared and self._region.product.ends is not None:
             raise Refused(f"{node} is repeated along rows, which are in groups")
-        if shared:
-            self._keep_lead(node, in_order(beside.shape, order or range(beside.dim()))[:-1])
+        if shared:  # the call has one list of their leading sizes
+            lead = in_order(beside.shape, order or range(beside.dim()))[:-1]
+            if self.lead is not None and not same_sizes(self.lead, lead):
+                raise Refused(f"{node} is repeated along other axes than an operand before it")
+            self.lead = lead
         operand = ChainOperand(kind, (node,), order if kind in (PER_ROW, MATRIX) else None, shared)
         if operand not in self._read:
             self.operands.append(operand)
             self._read[operand] = self._new(kind)
         return self._read[operand]
-
-    def _keep_lead(self, node: fx.Node, lead: list[Any]) -> None:
-        """Note the leading sizes of a matrix that shares rows; the call has one list of them."""
-        if self.lead is not None and not same_sizes(self.lead, lead):
-            raise Refused(f"{node} is repeated along other axes than an operand before it")
-        self.lead = lead
 
     def _new(self, kind: str) -> fx.Node:
         self.kinds.append(kind)

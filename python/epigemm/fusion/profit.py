@@ -15,6 +15,7 @@ from epigemm.arguments import forms
 from epigemm.arguments.calls import EightBits, LinearCall, operand_dtype
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
+from epigemm.calls.elementwise_kernels import Kind
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import Epilogue
@@ -102,19 +103,16 @@ def in_two_kernels(chain: Chain, found: Judged, place: Tensor) -> Judged:
     behind = kernels_behind(chain)
     if chain.epilogue is None or chain.norm is not None or len(behind) < _FEWEST:
         return found
-    if one_kernel_us(chain) > _WORTH * sum(map(device_us, behind)):
+    product = chain.product.value
+    # One kernel reads the product and matrices, and writes one.
+    if moved_us([product, product, *map(value_at, chain.matrices)]) > _WORTH * sum(map(device_us, behind)):
         return found
-    recorded = chain.product.value.requires_grad
+    recorded = product.requires_grad
     if recorded and any(_learns(each, chain) for each in chain.operands):
         return found
     call = call_of(chain, is_product_alone=False)
-    dtype = call.x.dtype
-    for kind in (
-        (elementwise_kernels.Kind.ELEMENTWISE, elementwise_kernels.Kind.DERIVATIVE)
-        if recorded
-        else (elementwise_kernels.Kind.ELEMENTWISE,)
-    ):
-        like = torch.empty(0, dtype=dtype, device=place.device)
+    like = torch.empty(0, dtype=call.x.dtype, device=place.device)
+    for kind in list(Kind)[: 2 if recorded else 1]:
         kernel = elementwise_kernels.missing(call.epilogue, like, kind)
         if not call.epilogue.is_compiled and loader.would_link(call.epilogue, kernel, place.device):
             return found
@@ -244,12 +242,6 @@ def _of_8_bits(chain: Chain, m: int, n: int) -> EightBits | None:
 def kernels_behind(chain: Chain) -> list[fx.Node]:
     """The nodes of a chain behind its product that launch kernels in eager mode."""
     return [node for node in chain.nodes[1:] if not effects_of(node).is_view]
-
-
-def one_kernel_us(chain: Chain) -> float:
-    """The time of one elementwise kernel behind a chain's product: it reads that and matrices, and writes one."""
-    product = chain.product.value
-    return moved_us([product, product, *map(value_at, chain.matrices)])
 
 
 def device_us(node: fx.Node) -> float:

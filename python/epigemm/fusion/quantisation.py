@@ -11,7 +11,7 @@ from torch import fx
 
 from epigemm.arguments.calls import EIGHT_BITS
 from epigemm.fusion.operands import Quantisation, Region
-from epigemm.fusion.values import known, tensor_of, value_at
+from epigemm.fusion.values import known, only_reader, tensor_of, value_at
 
 _E4M3 = EIGHT_BITS[0]
 _LARGEST = torch.finfo(_E4M3).max
@@ -36,8 +36,8 @@ def quantisation_of(node: fx.Node, region: Region) -> Quantisation | None:
         clamp = _clamp_before(node, least=0)
         is_member = clamp in region.members and value_at(clamp).dtype == torch.float32
         return Quantisation((node,), 1.0) if is_member else None
-    clamp = _only_reader(node)
-    cast = None if clamp is None else _only_reader(clamp)
+    clamp = only_reader(node)
+    cast = None if clamp is None else only_reader(clamp)
     if clamp is None or cast is None or _clamp_before(cast, least=_LARGEST) is not clamp:
         return None
     return Quantisation((node, clamp, cast), divided["other"]) if _is_by_scale(divided, region) else None
@@ -72,8 +72,3 @@ def _bound(node: fx.Node, targets: tuple[Any, ...], signature: inspect.Signature
         return signature.bind(*node.args, **node.kwargs).arguments
     except TypeError:
         return None
-
-
-def _only_reader(node: fx.Node) -> fx.Node | None:
-    (reader,) = node.users if len(node.users) == 1 else (None,)
-    return reader

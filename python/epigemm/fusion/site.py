@@ -30,7 +30,7 @@ from epigemm.fusion.matmuls import Scales
 from epigemm.fusion.operands import arguments_of
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.report import FusedSite
-from epigemm.fusion.values import known, storage_of, tensor_of, value_at
+from epigemm.fusion.values import known, only_reader, storage_of, tensor_of, value_at
 from epigemm.groups import grouped_linear
 
 _NO_BIAS = (None,)
@@ -272,7 +272,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Replacement | None:
     if product.is_scaled or product.scales is not None or chain.views or not product.adds_columns:
         return None
     scale = None if last is product.node else _scale_of(last, product.node)
-    norm = _only_reader(last)
+    norm = only_reader(last)
     if last is not product.node and scale is None:
         return None
     if norm is None or norm.target is not F.batch_norm or value_at(norm).dtype != product.value.dtype:
@@ -281,7 +281,7 @@ def _behind(chain: Chain, finder: ChainFinder) -> Replacement | None:
     is_constant = isinstance(given["momentum"], float) and isinstance(given["eps"], float)
     if given["input"] is not last or given["training"] is not True or not is_constant:
         return None
-    relu = _only_reader(norm)
+    relu = only_reader(norm)
     learns = value_at(norm).requires_grad
     if relu is None or relu.target not in _RELUS or value_at(relu).requires_grad != learns:
         relu = None
@@ -308,11 +308,6 @@ def _behind(chain: Chain, finder: ChainFinder) -> Replacement | None:
 
 def _memory_of(nodes: Iterable[fx.Node | None]) -> set[int]:
     return {storage_of(value) for node in nodes if (value := tensor_of(node)) is not None}
-
-
-def _only_reader(node: fx.Node) -> fx.Node | None:
-    (reader,) = node.users if len(node.users) == 1 else (None,)
-    return None if reader is None or tensor_of(reader) is None else reader
 
 
 def _scale_of(node: fx.Node, product: fx.Node) -> fx.Node | None:

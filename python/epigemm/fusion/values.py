@@ -46,6 +46,12 @@ def tensors_of(node: fx.Node) -> list[Tensor]:
     return [tensor for part in parts if (tensor := _plain(part)) is not None]
 
 
+def only_reader(node: fx.Node) -> fx.Node | None:
+    """The node that alone reads another one, if it gives a plain tensor."""
+    (reader,) = node.users if len(node.users) == 1 else (None,)
+    return None if reader is None or tensor_of(reader) is None else reader
+
+
 def value_at(node: fx.Node) -> Tensor:
     """The fake tensor of a node that has one."""
     value = tensor_of(node)

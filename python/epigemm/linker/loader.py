@@ -141,10 +141,7 @@ def _link(epilogue: Epilogue, symbols: Sequence[str], capability: tuple[int, int
     except libraries.CompileError as error:
         what = describe_compile_error(epilogue.traced.program, jobs[0].source, error.log)
         raise libraries.CompileError(f"{epilogue.name.partition('.')[0]}: {what}", error.log) from error
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # nvJitLink refuses the code, or the driver refuses the kernel
+    except (RuntimeError, ValueError) as error:  # nvJitLink refuses the code, or the driver the kernel
         _failed.update({(epilogue.name, symbol, capability): str(error) for symbol in symbols})
         return str(error)
     return ""

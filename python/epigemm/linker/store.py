@@ -259,9 +259,7 @@ class Contents(NamedTuple):
     where: Path
     measured: dict[str, int]
     linked: dict[str, int]
-    why_not_linked: (
-        str  # why the folder of linked kernels is not used; empty if it is used, or does not exist
-    )
+    why_not_linked: str  # why the folder of linked kernels is not used; empty if it is, or is not there
 
     @property
     def nbytes(self) -> int:

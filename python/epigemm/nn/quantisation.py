@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WEIGHTS = ("weight", "weight2")
 # They read the weights of the layers within: epigemm's with a BatchNorm, and the fast path of torch's.
 _READ_WEIGHTS = (Layer, nn.TransformerEncoderLayer)
-
-
-class _Found(NamedTuple):
-    """A layer that can be quantised, and where it is: empty for the module itself."""
-
-    path: str
-    layer: nn.Linear | FusedLinear
 
 
 def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
@@ -76,18 +69,18 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
             f"module: got a {type(module).__name__} without a layer that can be quantised; accepted is one with a "
             "torch.nn.Linear or a layer of epigemm.nn, with in_features of whole 16 and weights in fp32, bf16 or fp16"
         )
-    made = {each: _quantised(each, recipe) for each in dict.fromkeys(each.layer for each in found)}
+    made = {each: _quantised(each, recipe) for each in dict.fromkeys(layer for _, layer in found)}
     for path, layer in found:
         if path:
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, made[layer])
-    return made.get(module, module)  # type: ignore[call-overload, no-any-return]
+    return made.get(module, module)
 
 
-def _layers(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[_Found]:
-    """The layers to quantise, one for each of their names."""
+def _layers(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, Any]]:
+    """The layers to quantise, one for each of their names: where it is, empty for the module itself, and the layer."""
     if _is_taken(module, path):
-        yield _Found(path, module)  # type: ignore[arg-type]
+        yield path, module
     elif module not in seen and not isinstance(module, _READ_WEIGHTS):
         seen.add(module)
         for name, child in module._modules.items():
@@ -102,7 +95,9 @@ def _is_taken(module: nn.Module, path: str) -> bool:
     if not is_own and type(module) is not nn.Linear:
         return False
     weight = module._parameters.get("weight")
-    if weight is None or weight.dtype not in _DTYPES or not weight.shape[1] or not eight_bits.divides(weight):
+    if weight is None or weight.dtype not in _DTYPES:
+        return False
+    if not weight.shape[1] or weight.shape[1] % eight_bits.MULTIPLE:
         return False
     if not is_own:
         try:

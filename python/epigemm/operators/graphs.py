@@ -60,7 +60,8 @@ def _fp32_order(has_scalar: bool, tensors: tuple[Seen | None, ...], precision: o
     order = _precision.order(precision, device.type)
     if device.type == "cpu":
         # Dynamo does not guard the CPU setting. Such a call may have to switch it later, which only Python does.
-        return _NOT_NATIVE if _precision.is_full(precision) else order.number
+        is_full = precision is not None and order.fused[0] in (_precision.IEEE, _precision.SPLIT)
+        return _NOT_NATIVE if is_full else order.number
     return _NOT_NATIVE if order.overrides else order.number
 
 
@@ -99,7 +100,7 @@ def resolved(precision: str, x: Tensor) -> str:
 @at_trace_time
 def _precision_now(device_type: str) -> str:
     is_guarded = device_type == "cuda" or is_exporting()
-    return _precision.resolved(device_type) if is_guarded else _precision.DEFAULT
+    return _precision.order(None, device_type).name if is_guarded else _precision.DEFAULT
 
 
 # Each function and each global that Dynamo traces below becomes a guard, which takes time at each call of the graph.
@@ -137,23 +138,18 @@ def native(
     if order == _NOT_NATIVE:
         return Reason.NOT_PLAIN
     out = torch.empty_like(x) if weight is None else x.new_empty((*x.shape[:-1], weight.shape[0]))
-    tensors, number = _apart(epilogue, operands, fold, x)
+    tensors: Operands = operands
+    number = 0.0  # in the place of the last operand, which alone may be one; of a fold its eps
+    if fold is not None:
+        *tensors, number = fold
+    elif epilogue.has_scalar:
+        *before, scalar = operands
+        if isinstance(scalar, Tensor):
+            tensors = [*before, scalar.to(compute_dtype(x.dtype))]
+        else:
+            tensors, number = [*before, None], 0.0 if scalar is None else float(scalar)
     _write(epilogue, x, weight, tensors, number, fold is not None, order, True, strict, out)
     return out
-
-
-def _apart(
-    epilogue: Epilogue, operands: Operands, fold: tuple[Any, ...] | None, x: Tensor
-) -> tuple[Operands, float]:
-    """The tensors of a call whose last operand alone may be a number, and that number; of a fold its eps."""
-    if fold is not None:
-        return fold[:-1], fold[-1]
-    if not epilogue.has_scalar:
-        return operands, 0.0
-    *others, scalar = operands
-    if isinstance(scalar, Tensor):
-        return (*others, scalar.to(compute_dtype(x.dtype))), 0.0
-    return (*others, None), 0.0 if scalar is None else float(scalar)
 
 
 def _write(

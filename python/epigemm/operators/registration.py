@@ -21,7 +21,6 @@ from epigemm.arguments.calls import (
     BLOCKS,
     EightBits,
     ElementwiseCall,
-    FoldCall,
     LinearCall,
     operator_arguments,
 )
@@ -102,10 +101,6 @@ def _in_order(
     return given
 
 
-def _fold_call(like: Tensor, *rest: Any) -> FoldCall:
-    return checks.fold_batch_norm(like, rest[:-1], rest[-1], None)
-
-
 # --- the operators ---------------------------------------------------------------------------------------------------
 
 
@@ -122,20 +117,14 @@ class _Operator(NamedTuple):
     backward: Callable[..., tuple[Any, ...]]  # the derivative, for all others
 
 
-def _linear_fake(call: LinearCall) -> Tensor:
+def _checked_out(call: LinearCall | ElementwiseCall) -> Tensor:
     checks.arguments(call)
-    return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]), dtype=call.dtype)
+    return call.new_out()
 
 
 def _in_blocks(run: Callable[[LinearCall], Tensor]) -> Callable[[LinearCall], tuple[Tensor, Any]]:
     """A kernel of `linear_in_blocks`: the result, and the memory with its scales."""
     return lambda call: (run(call), call.eight_bits.out_scale)  # type: ignore[union-attr]
-
-
-def _with_product_fake(call: LinearCall) -> tuple[Tensor, Tensor]:
-    checks.arguments(call)
-    shape = (*call.x.shape[:-1], call.weight.shape[0])
-    return call.x.new_empty(shape), call.x.new_empty(shape)
 
 
 def _of_changing_weight(call: LinearCall) -> LinearCall:
@@ -147,15 +136,10 @@ def _of_changing_weight(call: LinearCall) -> LinearCall:
     return call._replace(uses_pack=False) if call.weight.requires_grad else call
 
 
-def _elementwise_fake(call: ElementwiseCall) -> Tensor:
-    checks.arguments(call)
-    return torch.empty_like(call.x)
-
-
 _OPERATORS = {
     "linear": _Operator(
         linear_call,
-        _linear_fake,
+        _checked_out,
         nodes.forward,
         lambda call: entry.made(call) if call.uses_pack and not call.invariant else Reason.NOT_PLAIN,
         lambda call: nodes.record(_of_changing_weight(call)),
@@ -165,7 +149,7 @@ _OPERATORS = {
     # What `linear` becomes where autograd records a traced call, which was checked: nobody else calls it.
     "linear_with_product": _Operator(
         linear_call,
-        _with_product_fake,
+        lambda call: (_checked_out(call), call.new_out()),
         nodes.linear_with_product,
         lambda call: Reason.NOT_PLAIN,  # only recorded calls keep their product
         lambda call: nodes.recorded_with_product(
@@ -176,7 +160,7 @@ _OPERATORS = {
     ),
     "elementwise": _Operator(
         elementwise_call,
-        _elementwise_fake,
+        _checked_out,
         resolve.run,
         entry.made,
         nodes.record,
@@ -184,7 +168,7 @@ _OPERATORS = {
         gradients.backward,
     ),
     "fold_batch_norm": _Operator(
-        _fold_call,
+        lambda like, *rest: checks.fold_batch_norm(like, rest[:-1], rest[-1], None),
         lambda call: call.like.new_empty((2, call.columns), dtype=compute_dtype(call.like.dtype)),
         elementwise_kernels.fold_batch_norm,
         lambda call: Reason.NOT_PLAIN,  # the entry computes folds only as part of other calls
@@ -251,14 +235,6 @@ def _traced_linear(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return autograd_kernel
 
 
-def _refuse_forward_mode(name: str) -> None:
-    # Kernels below autograd cannot see tangents. Without this error they would be dropped silently.
-    if forward_ad._current_level >= 0:
-        raise NotImplementedError(
-            f"epigemm::{name}: got a call under forward-mode automatic differentiation; accepted is reverse mode"
-        )
-
-
 def _refuse_gradients(op: Any) -> Callable[..., None]:
     """The autograd kernel of an operator that writes into `out`."""
 
@@ -300,8 +276,11 @@ def _after(
     """A kernel of an operator's arguments, from one of a call. `name`: an operator without forward mode."""
 
     def kernel(*args: Any) -> Any:
-        if name:
-            _refuse_forward_mode(name)
+        # Kernels below autograd cannot see tangents. Without this error they would be dropped silently.
+        if name and forward_ad._current_level >= 0:
+            raise NotImplementedError(
+                f"epigemm::{name}: got a call under forward-mode automatic differentiation; accepted is reverse mode"
+            )
         result = run(call_of(*args))
         return result if has_result else None
 
@@ -347,7 +326,7 @@ def _register() -> None:
         implement(name, _bump_version(op), "ADInplaceOrView", with_keyset=True)
     of_blocks = _after(linear_in_blocks_call, _in_blocks(resolve.run), "linear_in_blocks")
     implement("linear_in_blocks", of_blocks, "CompositeExplicitAutograd")
-    fake = _after(linear_in_blocks_call, _in_blocks(_linear_fake))
+    fake = _after(linear_in_blocks_call, _in_blocks(_checked_out))
     torch.library.register_fake("epigemm::linear_in_blocks", fake, lib=_LIBRARY)
     implement("linear", _after(linear_call, vmap.linear_batched), "Batched")
     for name, rule in (

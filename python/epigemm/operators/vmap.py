@@ -23,7 +23,7 @@ _BEFORE_X_SCALE = 10  # arguments of `linear`
 def linear_batched(call: LinearCall) -> Tensor:
     """For `torch.autograd.grad(is_grads_batched=True)`, whose batches support only torch's own operators."""
     x, weight = call.x, call.weight
-    with _precision.full_fp32(x.device.type) if call.order.overrides else nullcontext():
+    with _precision.switched(x.device.type, _precision.IEEE) if call.order.overrides else nullcontext():
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         product = unflattened(torch.mm(rows, weight.t()), (*x.shape[:-1], weight.shape[0]))
     return call.epilogue.reference(product, call.operands)

@@ -184,12 +184,6 @@ def _storage_of(tensor: Tensor) -> int:
     return found
 
 
-def _is_packable(weight: Tensor) -> bool:
-    """Whether kernels run on slices of the weight, and its changes are noticed."""
-    right = weight.dtype == torch.float32 and weight.dim() == 2 and weight.layout == torch.strided
-    return right and not weight.is_inference() and plans.has_gpu_kernels(weight)
-
-
 def _slices_for(weight: Tensor, precision: str) -> int:
     """The number of slices that calls with this weight would run on at `precision`; 0 if none would."""
     if plans.no_gemm_kernels():
@@ -203,7 +197,9 @@ def _slices_for(weight: Tensor, precision: str) -> int:
 
 def _repack(weight: Tensor, precision: str) -> None:
     """Split the weight into all its kept packs, and into the one that `precision` asks for."""
-    if not _is_packable(weight):
+    is_matrix = weight.dtype == torch.float32 and weight.dim() == 2 and weight.layout == torch.strided
+    # Changes of an inference tensor are not noticed.
+    if not is_matrix or weight.is_inference() or not plans.has_gpu_kernels(weight):
         drop(weight)
         return
     slices = {*kept(weight), _slices_for(weight, precision)} - {0}

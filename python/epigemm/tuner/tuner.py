@@ -23,9 +23,8 @@ from epigemm import progress
 from epigemm.arguments import checks
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import elementwise_kernels
+from epigemm.calls import elementwise_kernels, resolve
 from epigemm.calls.forecast import consider
-from epigemm.calls.resolve import Forced
 from epigemm.compilers import is_traced
 from epigemm.epilogues.kinds import KINDS
 from epigemm.explain.explanation import dtype_name
@@ -325,8 +324,8 @@ def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]
             found.arithmetic,
             found.is_on_slices and found.packed,
             call.x.dtype == torch.float32 and (allowed or is_switched),
-            [Candidate(plan, texts[plan], Forced(call, (number, *plan))) for plan in linked_to],
-            Candidate(TORCH, "the fallback", Forced(call, dry_runs.FALLBACK)),
+            [Candidate(plan, texts[plan], resolve.forced(call, (number, *plan))) for plan in linked_to],
+            Candidate(TORCH, "the fallback", resolve.forced(call, dry_runs.FALLBACK)),
             partial(_precision.switched, call.x.device.type, _precision.TF32) if is_switched else nullcontext,
             TORCH if why.get(now) else now,
             tuple(dict.fromkeys(filter(None, why.values()))),

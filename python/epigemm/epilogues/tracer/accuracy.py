@@ -74,9 +74,8 @@ class RoundedTo:
     """A type that results are rounded to."""
 
     most: int  # the error that a result may have, in units: a quarter of the rounding's
-    numbers: Mapping[
-        str, Mapping[str, int]
-    ]  # the types of csrc/epilogue/rounded.h, shortest first, and their units
+    # the types of csrc/epilogue/rounded.h, shortest first, and their units
+    numbers: Mapping[str, Mapping[str, int]]
 
 
 ROUNDED_TO = {

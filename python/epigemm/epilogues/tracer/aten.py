@@ -85,22 +85,8 @@ OPERATORS = {"sum": SUM, "mean": MEAN, "amax": AMAX, "amin": AMIN, "var": VAR, "
 """Those that may be a result, by the name of the operator."""
 
 
-class NotAResult(Exception):
-    """Why a reduction is refused."""
-
-
-def refuse(name: str) -> None:
-    """Raises `NotAResult` for the name of an operator that is a reduction, and no result."""
-    if name in REDUCTIONS:
-        raise NotAResult(f"{name} is a reduction; supported are {ACCEPTED}")
-
-
-def refuse_reader(node: fx.Node) -> None:
-    """Raises `NotAResult`, for a node that reads the reduction `node`."""
-    name = name_of(node)
-    raise NotAResult(
-        f"{name} is a reduction, and its result is read; supported are {ACCEPTED}: read it in a second call"
-    )
+class Refusal(Exception):
+    """Why a node has no step; `trace` adds the place."""
 
 
 def name_of(node: fx.Node) -> str:
@@ -116,22 +102,22 @@ def reduced(node: fx.Node, arguments: list[Any], whole: tuple[int, int], hints: 
     `arguments`: by the operator's schema; `whole`: the sizes of `[M, N]`; `hints`: a tensor's sizes.
 
     Raises:
-        NotAResult: it is none of those that may be results.
+        Refusal: it is none of those that may be results.
     """
     name = name_of(node)
     source, axes, *_ = arguments if len(arguments) > 1 else (*arguments, None)
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(value, Tensor) or tuple(hints(value)) != whole:
-        raise NotAResult(f"{name} is a reduction of a tensor that is not [M, N]; supported are {ACCEPTED}")
+        raise Refusal(f"{name} is a reduction of a tensor that is not [M, N]; supported are {ACCEPTED}")
     axes = axes if isinstance(axes, (list, tuple)) else [] if axes is None else [axes]
     if len(axes) != 1:
-        raise NotAResult(f"{name} is a reduction of all elements; supported are {ACCEPTED}")
+        raise Refusal(f"{name} is a reduction of all elements; supported are {ACCEPTED}")
     if not value.is_floating_point():
-        raise NotAResult(
+        raise Refusal(
             f"{name} is a reduction of {value.dtype}; accepted are numbers, as of torch.where(condition, 1.0, 0.0)"
         )
     if value.dtype not in (torch.float32, torch.float64):
-        raise NotAResult(
+        raise Refusal(
             f"{name} is a reduction of {value.dtype}; it is in fp32 (fp64 beside fp64): write float() before it"
         )
     by_name = {
@@ -139,7 +125,7 @@ def reduced(node: fx.Node, arguments: list[Any], whole: tuple[int, int], hints: 
         for argument, given in zip(node.target._schema.arguments, arguments, strict=False)  # type: ignore[union-attr]
     }
     if by_name.get("dtype") is not None:
-        raise NotAResult(
+        raise Refusal(
             f"{name} is a reduction with a dtype; accepted is none: it is in fp32 (fp64 beside fp64)"
         )
     correction = by_name.get("correction", 0.0)

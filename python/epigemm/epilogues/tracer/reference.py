@@ -29,9 +29,8 @@ def elu(x: Tensor, alpha: Any, scale: Any, input_scale: Any) -> Tensor:
         return torch.ops.aten.elu(x, alpha, scale, input_scale)  # type: ignore[no-any-return]
     above = x * scale
     below = torch.expm1(torch.where(x > 0, 0.0, x) * input_scale) * (alpha * scale)
-    at_zero = above.detach() - (
-        below.detach() - below
-    )  # the value, with its sign, of one expression; the slope of the other
+    # The value, with its sign, of one expression; the slope of the other.
+    at_zero = above.detach() - (below.detach() - below)
     return torch.where(x > 0, above, torch.where(x == 0, at_zero, below))
 
 
@@ -131,16 +130,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def function_of(op: str) -> Callable[..., Any]:
-    """The PyTorch function of a primitive."""
-    found = FUNCTIONS.get(op)
-    if found is not None:
-        return found
-    function = getattr(torch, op)
-    assert callable(function)
-    return function  # type: ignore[no-any-return]
-
-
 def whole(result: Tensor, acc: Tensor) -> Tensor:
     """A new tensor of the accumulator's shape."""
     return result.expand_as(acc).clone(memory_format=torch.contiguous_format)
@@ -171,7 +160,7 @@ def reference_module(program: Program) -> fx.GraphModule:
         has_booleans = any(program.kind(value) == BOOL for value in step.inputs)
         keeps_numbers = step.op in WITH_NUMBERS and is_of_tensors and not has_booleans
         inputs = (v if keeps_numbers and not isinstance(v, Ref) else tensor(v) for v in step.inputs)
-        node = graph.call_function(function_of(step.op), tuple(inputs))
+        node = graph.call_function(FUNCTIONS.get(step.op) or getattr(torch, step.op), tuple(inputs))
         if step.kind in ROUNDED:
             node = graph.call_function(round_to, (node, ROUNDED[step.kind]))
         values.append(node)

@@ -178,10 +178,5 @@ def filled(structure: Structure, values: Sequence[T]) -> Any:
 
 
 def written(structure: Structure, names: Sequence[str]) -> str:
-    """The same as text."""
-    if isinstance(structure, int):
-        return names[structure]
-    inner = ", ".join(written(each, names) for each in structure)
-    if isinstance(structure, list):
-        return f"[{inner}]"
-    return f"({inner},)" if len(structure) == 1 else f"({inner})"
+    """The same of names, as text."""
+    return str(filled(structure, names)).replace("'", "")

@@ -47,7 +47,7 @@ def number_text(value: float) -> str:
     return f"T({value!r})" if value == round(value, 6) and abs(value) < 1e15 else f"T({value.hex()})"
 
 
-def _expression(program: Program, step: Step, names: Sequence[str]) -> str:
+def _expression(step: Step, names: Sequence[str]) -> str:
     def text(value: Value) -> str:
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -79,7 +79,7 @@ def functor_text(program: Program, kinds: Sequence[str], name: str = "Functor") 
     lines = []
     for number, step in enumerate(program.steps):
         kind = "bool" if step.kind == BOOL else "T"
-        lines.append(f"    const {kind} v{number} = {_expression(program, step, names)};")
+        lines.append(f"    const {kind} v{number} = {_expression(step, names)};")
     result = program.result
     returned = names[result.number] if isinstance(result, Ref) else number_text(float(result))
     given = ", ".join(f"[[maybe_unused]] T {argument}" for argument in arguments)

@@ -12,16 +12,12 @@ from torch import fx
 
 from epigemm.epilogues.tracer import aten
 from epigemm.epilogues.tracer import program as programs
-from epigemm.epilogues.tracer.aten import ON_SCALARS, SUPPORTED
+from epigemm.epilogues.tracer.aten import ON_SCALARS, SUPPORTED, Refusal
 from epigemm.epilogues.tracer.program import BFLOAT16, BOOL, FLOAT, HALF, REAL, Program, Ref, Step, Value
-from epigemm.epilogues.tracer.results import Result, Results, Structure
+from epigemm.epilogues.tracer.results import ACCEPTED, Result, Results, Structure
 
 ROUNDED = {HALF: torch.float16, BFLOAT16: torch.bfloat16, FLOAT: torch.float32}
 """The kinds of numbers that are rounded to another type than the arithmetic's."""
-
-
-class Refusal(Exception):
-    """Why a node has no step; `trace` adds the place."""
 
 
 class Builder:
@@ -55,10 +51,7 @@ class Builder:
         for node in self.module.graph.nodes:
             self.node = node
             if node.op == "call_function":
-                try:
-                    self._call(node)
-                except aten.NotAResult as error:
-                    raise Refusal(str(error)) from None
+                self._call(node)
             elif node.op == "get_attr":
                 constant = getattr(self.module, str(node.target))
                 if not isinstance(constant, torch.Tensor) or constant.dim() != 0:
@@ -102,7 +95,10 @@ class Builder:
     def _value(self, given: Any) -> Value:
         if isinstance(given, fx.Node):
             if given in self.reduced:
-                aten.refuse_reader(given)
+                raise Refusal(
+                    f"{aten.name_of(given)} is a reduction, and its result is read; supported are {ACCEPTED}: read it "
+                    "in a second call"
+                )
             if given not in self.values:
                 raise Refusal("the size of a tensor is used as a number")
             return self.values[given]
@@ -231,12 +227,15 @@ class Builder:
             raise Refusal(
                 "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
             )
-        aten.refuse(name)
+        if name in aten.REDUCTIONS:
+            raise Refusal(f"{name} is a reduction; supported are {ACCEPTED}")
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full", "full_like"):
             value = self._value(args[0 if name == "scalar_tensor" else 1])
-            return self._filled(value, node.meta["val"].dtype)
+            if node.meta["val"].dtype != torch.bool:
+                return value
+            return self._bool(value) if isinstance(value, Ref) else bool(value)
         is_whole_slice = (
             name == "slice" and args[2] in (0, None) and args[3] in (2**63 - 1, None) and args[4] == 1
         )
@@ -247,7 +246,11 @@ class Builder:
                 f"{name} is an index; an epilogue sees one element at a time; supported are {SUPPORTED}"
             )
         if name == "_to_copy":
-            return self._cast(self._value(args[0]), kind)
+            value = self._value(args[0])
+            if kind == BOOL:
+                return self._bool(value)
+            # A cast to a rounded type is a rounding. A cast from one to the arithmetic's type changes nothing.
+            return self.rounded(self._real(value), kind if kind in ROUNDED else None)
         if name in aten.BITWISE:
             if kind != BOOL:
                 raise Refusal(f"{name} is supported on booleans alone")
@@ -276,13 +279,6 @@ class Builder:
         if kind == BOOL:
             return self.step("where", condition, self._bool(chosen), self._bool(other), kind=BOOL)
         return self.step("where", condition, self._real(chosen), self._real(other))
-
-    def _cast(self, value: Value, kind: str) -> Value:
-        if kind == BOOL:
-            return self._bool(value)
-        value = self._real(value)
-        # A cast to a rounded type is a rounding. A cast from one to the arithmetic's type changes nothing.
-        return self.rounded(value, kind if kind in ROUNDED else None)
 
     def _numbers(self, node: fx.Node, name: str, args: list[Any]) -> Value:
         """Functions from numbers to a number."""
@@ -313,12 +309,6 @@ class Builder:
         """Whether rounding to the kind changes nothing."""
         found = self._kind(value)
         return found in (kind, BOOL) or (kind == FLOAT and found in ROUNDED)
-
-    def _filled(self, value: Value, dtype: torch.dtype) -> Value:
-        """A number that fills a tensor, as one of that type."""
-        if dtype == torch.bool:
-            return bool(value) if not isinstance(value, Ref) else self._bool(value)
-        return value
 
     def numbers(self, given: Sequence[Any]) -> list[Value]:
         """Arguments as numbers, booleans among them as 0 and 1."""
@@ -393,8 +383,7 @@ HANDLERS: dict[str, Callable[[Builder, list[Any]], Value]] = {
     ),
     "nan_to_num": _nan_to_num,
 }
-_WITH_NUMBERS = programs.words(
-    "hardtanh leaky_relu elu softplus softshrink"
-)  # among their arguments, in this order
+# Among their arguments, in this order.
+_WITH_NUMBERS = programs.words("hardtanh leaky_relu elu softplus softshrink")
 KEPT = {*HANDLERS, *_WITH_NUMBERS, *aten.UNARY, *aten.BINARY, *aten.PREDICATES, "where"} - {"rsub"}
 """Operators that the trace does not decompose, although torch has a decomposition for some."""

@@ -27,11 +27,11 @@ from torch.utils._pytree import tree_leaves
 from epigemm import compilers
 from epigemm.epilogues.constants import is_users, return_line, user_line
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
-from epigemm.epilogues.tracer.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED
+from epigemm.epilogues.tracer.aten import NO_FUNCTOR, ON_SCALARS, SUPPORTED, Refusal
 from epigemm.epilogues.tracer.graphs import traced_graph
 from epigemm.epilogues.tracer.program import FLOAT, REAL, Program, Step, Value, rewritten, words
 from epigemm.epilogues.tracer.results import Results, Structure, described, filled, structured
-from epigemm.epilogues.tracer.steps import Builder, Refusal
+from epigemm.epilogues.tracer.steps import Builder
 
 ROWS, COLUMNS = 5, 7  # different primes, so that a size in the wrong place is noticed
 _READS_A_VALUE = words("item tolist __bool__ __float__ __int__ __index__ numpy __array__")
@@ -132,9 +132,7 @@ def _keeps_type(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
 @functools.cache
 def _environment_type() -> Any:
     """A `ShapeEnv` that notes the user's line at which each guard was made."""
-    from torch.fx.experimental.symbolic_shapes import (
-        ShapeEnv,
-    )  # takes seconds, so only at the first decoration
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes seconds: at the first decoration
 
     class Environment(ShapeEnv):
         guard_lines: list[str]
@@ -315,7 +313,7 @@ def _trace_once(
         error = TypeError if "it returns" in str(refusal) else NotImplementedError
         raise error(refused(*(watch.first or (watch.line, refusal)))) from None
     except Exception as cause:
-        raise _translated(cause, name, start, watch.line) from cause
+        raise _translated(cause, name, watch.line) from cause
     _check_guards(environment, name, start)
 
     def location(node: fx.Node) -> str:
@@ -333,7 +331,7 @@ def _trace_once(
     return found, watch
 
 
-def _translated(cause: Exception, name: str, start: str, line: str) -> Exception:
+def _translated(cause: Exception, name: str, line: str) -> Exception:
     """An error of torch or of the function itself, with the place."""
     for frame, number in traceback.walk_tb(cause.__traceback__):
         if is_users(frame.f_code.co_filename):
