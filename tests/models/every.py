@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.models import zoo, zoo_others, zoo_transformers
+from tests.models import zoo, zoo_others
 
-EXAMPLES = [*zoo.EXAMPLES, *zoo_transformers.EXAMPLES, *zoo_others.EXAMPLES]
+EXAMPLES = [*zoo.EXAMPLES, *zoo_others.EXAMPLES]

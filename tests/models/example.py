@@ -8,6 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tests.models.packages import package
+
+Inputs = Callable[[], dict[str, Any]]
+
 
 @dataclass(frozen=True)
 class Example:
@@ -21,11 +25,25 @@ class Example:
     name: str
     package: str
     make: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, Any]]
+    inputs: Inputs
     is_fp32: bool = False
 
     def __str__(self) -> str:
         return self.name
+
+
+def of_package(
+    name: str, path: str, inputs: Inputs, *given: Any, is_fp32: bool = False, **options: Any
+) -> Example:
+    """What a package's class or function makes of these arguments; the path is that of its module, and its name."""
+    module, _, kind = path.rpartition(".")
+    return Example(
+        name,
+        module.partition(".")[0],
+        lambda: getattr(package(module), kind)(*given, **options),
+        inputs,
+        is_fp32,
+    )
 
 
 def first_tensor(output: Any) -> Tensor:

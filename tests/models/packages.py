@@ -12,7 +12,7 @@ import torch
 @cache
 def package(name: str) -> Any:
     """A package, imported."""
-    if name in ("diffusers", "timm", "torchvision", "transformers"):
+    if name.partition(".")[0] in ("diffusers", "timm", "torchvision", "transformers"):
         _declare_operators_of_torchvision()
     return importlib.import_module(name)
 
