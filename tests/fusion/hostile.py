@@ -80,6 +80,13 @@ class Case:
         return type("Model", (Base,), {"forward": fresh(self.forward), **members})
 
 
+def forward_of(value: str, scope: dict[str, Any]) -> Any:
+    """A forward of (self, x) with this value, which reads the globals of a module; its name is the value."""
+    made = eval(f"lambda self, x: {value}", scope)
+    made.__name__ = value
+    return made
+
+
 def fresh(function: Any) -> Any:
     """The function once more, with a closure of its own, for what a case changes in it."""
     closure = tuple(types.CellType(cell.cell_contents) for cell in function.__closure__ or ())

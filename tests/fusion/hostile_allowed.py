@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.fusion.hostile import WIDTH, Case, new_layer, new_parameter, original, put, put_in_class, set_in
+from tests.fusion.hostile import (
+    WIDTH,
+    Case,
+    forward_of,
+    new_layer,
+    new_parameter,
+    original,
+    put,
+    put_in_class,
+    set_in,
+)
 
 FACTOR: Any = 2.0
 ZERO: Any = 0.0
@@ -27,6 +37,11 @@ def ordinary(z: Tensor, factor: float = 2.0) -> Tensor:
 
 def other(z: Tensor, factor: float = 2.0) -> Tensor:
     return torch.sigmoid(z) * factor
+
+
+def of(value: str) -> Any:
+    """A forward with this value."""
+    return forward_of(value, globals())
 
 
 def loops(self: Any, x: Tensor) -> Tensor:
@@ -46,10 +61,6 @@ def unpacks(self: Any, x: Tensor) -> Tensor:
     n, c = x.shape
     a, b = torch.relu(self.fc(x)).chunk(2, dim=-1)
     return torch.cat([a, b], -1).reshape(n, c) / math.sqrt(c) + math.sqrt(4.0) + math.pi
-
-
-def calls_helpers(self: Any, x: Tensor) -> Any:
-    return self.doubled(self.helper(self.fc(x))) + ordinary(self.second(x), factor=3.0) + self.gain
 
 
 def checks_bias(self: Any, x: Tensor) -> Any:
@@ -95,68 +106,27 @@ def nested_functions(self: Any, x: Tensor) -> Any:
     return scaled(torch.relu(self.fc(x))) + sum(scaled(layer(x)) for layer in self.blocks)
 
 
-def reads_factor(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.factor
-
-
-def reads_global(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * FACTOR
-
-
-def reads_zero(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) / (ZERO if ZERO == ZERO else 1.0)
-
-
-def reads_huge(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) + (1 if HUGE > 5 else 0)
-
-
-def reads_lists(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.steps[1] + self.config["factor"] + self.config["deep"][0]
-
-
-def first_relu(self: Any, x: Tensor) -> Any:
-    return F.relu(self.fc(x))
-
-
-def calls_function(self: Any, x: Tensor) -> Any:
-    return self.function(self.fc(x))
-
-
-def calls_ordinary(self: Any, x: Tensor) -> Any:
-    return ordinary(self.fc(x))
-
-
-def calls_helper(self: Any, x: Tensor) -> Any:
-    return self.helper(self.fc(x))
-
-
-def reads_gain(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.gain
-
-
-def reads_class(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.scale
-
-
-def shares(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.second(torch.relu(self.fc(x))))
-
-
 def listed_layers(self: Any, x: Tensor) -> Any:
     for layer in self.first_of:
         x = torch.relu(layer(x))
     return x
 
 
-def calls_net(self: Any, x: Tensor) -> Any:
-    return torch.sigmoid(self.net(x)) + self.fc(x)
-
-
 def reads_blocks(self: Any, x: Tensor) -> Any:
     for layer in self.blocks:
         x = torch.relu(layer(x))
     return x
+
+
+reads_factor = of("torch.relu(self.fc(x)) * self.factor")
+reads_global = of("torch.relu(self.fc(x)) * FACTOR")
+reads_lists = of('torch.relu(self.fc(x)) * self.steps[1] + self.config["factor"] + self.config["deep"][0]')
+first_relu = of("F.relu(self.fc(x))")
+calls_ordinary = of("ordinary(self.fc(x))")
+calls_helper = of("self.helper(self.fc(x))")
+shares = of("torch.relu(self.second(torch.relu(self.fc(x))))")
+calls_net = of("torch.sigmoid(self.net(x)) + self.fc(x)")
+global_after_loud_child = of("torch.relu(self.fc(self.bumps(x))) * FACTOR")
 
 
 def tie(model: Any) -> None:
@@ -216,10 +186,6 @@ def reads_after_loud_child(self: Any, x: Tensor) -> Any:
     return torch.relu(self.fc(x)) * self.bumps.rate
 
 
-def global_after_loud_child(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(self.bumps(x))) * FACTOR
-
-
 def raises(self: Any, x: Tensor) -> Any:
     if self.factor == 0:
         raise ValueError(f"factor is {self.factor}")
@@ -249,7 +215,7 @@ ORDINARY = [
     Case(listed_functions, put("flag", False)),
     Case(loops),
     Case(unpacks),
-    Case(calls_helpers),
+    Case(of("self.doubled(self.helper(self.fc(x))) + ordinary(self.second(x), factor=3.0) + self.gain")),
     Case(checks_bias),
     Case(checks_bias_of_child),
     Case(two_outputs),
@@ -266,17 +232,17 @@ CHANGES = [
     Case(reads_factor, lambda m: m.register_buffer("factor", m.__dict__.pop("factor") * torch.ones(WIDTH))),
     Case(reads_global, set_global("FACTOR", 3.0)),
     Case(reads_global, set_global("FACTOR", torch.tensor(3.0))),
-    Case(reads_zero, set_global("ZERO", math.nan)),
-    Case(reads_huge, set_global("HUGE", 1)),
+    Case(of("torch.relu(self.fc(x)) / (ZERO if ZERO == ZERO else 1.0)"), set_global("ZERO", math.nan)),
+    Case(of("torch.relu(self.fc(x)) + (1 if HUGE > 5 else 0)"), set_global("HUGE", 1)),
     Case(reads_lists, lambda m: m.config["deep"].__setitem__(0, 9.0)),
     Case(reads_lists, lambda m: m.config.update(factor=-0.0)),
-    Case(calls_function, put("function", lambda: torch.sigmoid)),
+    Case(of("self.function(self.fc(x))"), put("function", lambda: torch.sigmoid)),
     Case(calls_ordinary, set_global("ordinary", other)),
     Case(calls_ordinary, change_defaults),
     Case(calls_helper, put_in_class("helper", lambda self, z: torch.sigmoid(z))),
     Case(calls_helper, change_code, members={"helper": lambda self, z: torch.relu(z)}),
-    Case(reads_gain, put_in_class("gain", 5.0)),
-    Case(reads_class, put_in_class("scale", 5.0)),
+    Case(of("torch.relu(self.fc(x)) * self.gain"), put_in_class("gain", 5.0)),
+    Case(of("torch.relu(self.fc(x)) * self.scale"), put_in_class("scale", 5.0)),
     Case(first_relu, put_in_class("forward", reads_factor)),
     Case(first_relu, put("forward", lambda: lambda x: x * 2)),
     Case(around(2.0), change_cell),
