@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from epigemm._native import build_info
@@ -39,26 +39,10 @@ class Query:
     any_family: bool = False
 
     def plan(self) -> dict[str, Any]:
-        return ask_planner(
-            self.epilogue,
-            self.m,
-            self.n,
-            self.k,
-            self.dtype,
-            self.arithmetic,
-            packed=self.packed,
-            tf32_allowed=self.tf32_allowed,
-            has_bias=self.has_bias,
-            invariant=self.invariant,
-            any_family=self.any_family,
-            strides=(
-                self.k if self.x_row_stride is None else self.x_row_stride,
-                self.k if self.weight_row_stride is None else self.weight_row_stride,
-                self.n if self.out_row_stride is None else self.out_row_stride,
-            ),
-            alignment=self.alignment,
-            gpu=self.gpu,
-        )
+        given = asdict(self)
+        rows = zip(("x", "weight", "out"), (self.k, self.k, self.n), strict=True)
+        strides = [given.pop(f"{name}_row_stride") or least for name, least in rows]
+        return ask_planner(**given, strides=strides)
 
 
 FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
