@@ -13,6 +13,7 @@ from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import PER_COLUMN, PER_ROW, Matrix, Operand, PerColumn, Scalar
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
 from epigemm.epilogues.tracer.reference import reference_module
+from tools.operands import sample_inputs
 
 
 def gated(acc: Tensor, bias: PerColumn, gate: Matrix, limit: Scalar) -> Tensor:
@@ -99,3 +100,13 @@ def test_what_pytorchs_gemm_may_add_has_the_packages_kernels(name: str, function
         package = EPILOGUES[name]
         assert (usual.name, usual.number, usual.formula) == (package.name, package.number, package.formula)
         assert usual.source("float16") == package.source("float16")
+
+
+@pytest.mark.parametrize("name", sorted(EPILOGUES))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_reference_rounds_once(name: str, dtype: torch.dtype) -> None:
+    epilogue, acc = EPILOGUES[name], torch.randn(50, 64).to(dtype)
+    given = epilogue.in_order(*sample_inputs(epilogue, 64, dtype, generator=torch.Generator().manual_seed(5)))
+    assert given is not None
+    wide = [each.float() if isinstance(each, torch.Tensor) else each for each in given]
+    assert torch.equal(epilogue.reference(acc, given), epilogue.reference(acc.float(), wide).to(dtype))
