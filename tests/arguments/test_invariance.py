@@ -161,23 +161,16 @@ def test_m_decides_nothing(m: list[int], n: int, k: int, kind: str) -> None:
 class Switches(NamedTuple):
     """A mode's block, its statement for all threads, what a call asks, and the global that compiled code reads."""
 
-    block: Callable[..., Any]
-    everywhere: Callable[..., Any]
-    enabled: Callable[[], bool]
-    module: Any
+    block: Callable[..., Any] = epigemm.batch_invariant
+    everywhere: Callable[..., Any] = epigemm.set_batch_invariant
+    enabled: Callable[[], bool] = epigemm.is_batch_invariant
+    module: Any = invariance
 
 
-MODES = {
-    "batch_invariant": Switches(
-        epigemm.batch_invariant, epigemm.set_batch_invariant, epigemm.is_batch_invariant, invariance
-    ),
-}
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> Iterator[Switches]:
+@pytest.fixture
+def mode() -> Iterator[Switches]:
     """Off before the test, and left off by it."""
-    found = MODES[request.param]
+    found = Switches()
     assert not found.enabled() and not found.module.active
     yield found
     left = found.enabled() or found.module.active

@@ -49,7 +49,6 @@ FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
 ALL_TYPES = [*FUSED_TYPES, ("float32", "split"), ("float32", "scaled")]
 ROWS = [1, 2, 8, 16, 17, 63, 64, 65, 96, 127, 128, 129, 200, 256, 512, 1000, 1024, 4096, 16384, 100000]
 SIZES = [(8192, 8192), (4096, 4096), (512, 1024), (1024, 256), (28672, 8192), (128, 8192), (8192, 64)]
-TINY = Query(epilogue="bias", m=16, n=512, k=512, dtype="float32", arithmetic="split")
 WINS = {
     "fp32 on pieces": Query(dtype="float32", arithmetic="split"),
     "fp32 on pieces, packed": Query(dtype="float32", arithmetic="split", packed=True),

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.models.example import Example, Inputs, of_package
-from tests.models.packages import package
+from tests.models.example import Example, Inputs, of_package, package
 
 # --- plain PyTorch ---------------------------------------------------------------------------------------------------
 

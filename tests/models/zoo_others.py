@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.models.example import Example, Inputs, of_package
-from tests.models.packages import package
+from tests.models import zoo
+from tests.models.example import Example, Inputs, of_package, package
 
 # --- diffusers -------------------------------------------------------------------------------------------------------
 
@@ -246,4 +246,4 @@ POLICIES = [
     _policy("sac", "sac.policies.MlpPolicy", discrete=False, **_NET),
     _policy("td3", "td3.policies.MlpPolicy", discrete=False, seen="observation", **_NET),
 ]
-EXAMPLES = [*DIFFUSERS, *GEOMETRIC, *RECOMMENDERS, *X_TRANSFORMERS, *POLICIES]
+EVERY = [*zoo.EXAMPLES, *DIFFUSERS, *GEOMETRIC, *RECOMMENDERS, *X_TRANSFORMERS, *POLICIES]

@@ -22,7 +22,6 @@ from tests.support.untyped import torch
 
 ROWS, IN, OUT = 9, 24, 16
 untyped_nn: Any = nn
-Layer = epigemm.nn.LinearScaleBatchNorm1d | epigemm.nn.LinearBatchNormReLU
 
 
 @pytest.fixture

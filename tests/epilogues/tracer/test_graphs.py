@@ -23,9 +23,6 @@ def pause() -> None:
     threading.current_thread().inside()  # type: ignore[attr-defined]
 
 
-compiled = torch.compile(lambda x: torch.relu(x @ WEIGHT.t()), backend="eager")
-
-
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
 def test_many_threads_decorate_at_once(default: torch.dtype) -> None:
     """All are in the middle of their traces at the same time, and each gets its own function, of fp32 numbers."""

@@ -207,10 +207,6 @@ def attribute_tensor(acc: Tensor) -> Tensor:
     return acc * Hidden.weight
 
 
-def another_without(acc: Tensor, bias: PerColumn | None = None) -> Any:
-    return acc - acc.sum(0) if bias is None else acc + bias
-
-
 def is_read_behind_a_result(acc: Tensor) -> Any:
     total = acc.sum(0)
     return (
