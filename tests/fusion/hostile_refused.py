@@ -10,8 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.fusion.hostile import WIDTH, Case, forward_of, put  # noqa: F401
-from tests.fusion.hostile_allowed import Bumps, Quiet, global_after_loud_child, reads_after_loud_child
+from tests.fusion.hostile_allowed import (  # noqa: F401
+    WIDTH,
+    Bumps,
+    Case,
+    Quiet,
+    forward_of,
+    global_after_loud_child,
+    put,
+    reads_after_loud_child,
+)
 
 FACTOR: Any = 2.0
 STEPS = [1.0, 2.0]

@@ -21,7 +21,7 @@ from tests.support.untyped import backward
 # Eager's own error is that of one order of summation; another one's differs by a small factor, and ends in few bits.
 FACTOR, FLOOR = 8.0, 2.0**-19
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 examples = pytest.mark.parametrize("example", EVERY, ids=str)
 
 

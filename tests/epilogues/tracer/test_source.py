@@ -17,7 +17,7 @@ from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
 from epigemm.epilogues.tracer import aten, steps
 from epigemm.epilogues.tracer.source import describe_compile_error, is_long, number_text, prelude, primitives
 from tests.csrc.test_functors import lengthy
-from tests.epilogues.tracer.functions import swish_clamp
+from tests.epilogues.tracer.test_trace import swish_clamp
 from tests.support.formulas import formula
 from tools import cost_table
 

@@ -17,10 +17,30 @@ from torch import Tensor
 
 import epigemm
 from epigemm.epilogues.declaration import trace
-from epigemm.epilogues.kinds import MATRIX, PER_COLUMN, PER_ROW, SCALAR, Operand, PerColumn, PerRow
-from tests.epilogues.tracer.functions import swish_clamp
+from epigemm.epilogues.kinds import (
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SCALAR,
+    Matrix,
+    Operand,
+    PerColumn,
+    PerRow,
+    Scalar,
+)
 from tests.net import errors
 from tests.net.test_net import of_this_torch
+
+
+def swish_clamp(
+    acc: Tensor,
+    bias: PerColumn,
+    residual: Matrix,
+    gain: PerRow,
+    limit: Scalar = 6.0,
+) -> Tensor:
+    z = acc + bias
+    return torch.clamp(z * torch.sigmoid(z), -limit, limit) * gain + residual
 
 
 def test_declaration() -> None:
