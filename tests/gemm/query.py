@@ -40,9 +40,9 @@ class Query:
 
     def plan(self) -> dict[str, Any]:
         given = asdict(self)
-        rows = zip(("x", "weight", "out"), (self.k, self.k, self.n), strict=True)
-        strides = [given.pop(f"{name}_row_stride") or least for name, least in rows]
-        return ask_planner(**given, strides=strides)
+        x, weight, out = (given.pop(f"{name}_row_stride") for name in ("x", "weight", "out"))
+        least = (self.k if x is None else x, self.k if weight is None else weight)
+        return ask_planner(**given, strides=(*least, self.n if out is None else out))
 
 
 FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
