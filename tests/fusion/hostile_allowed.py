@@ -225,31 +225,11 @@ calls_net = of("torch.sigmoid(self.net(x)) + self.fc(x)")
 global_after_loud_child = of("torch.relu(self.fc(self.bumps(x))) * FACTOR")
 
 
-def tie(model: Any) -> None:
-    model.second.weight = model.fc.weight
-
-
 def around(factor: float) -> Any:
     def forward(self: Any, x: Tensor) -> Any:
         return torch.relu(self.fc(x)) * factor
 
     return forward
-
-
-def change_cell(model: Any) -> None:
-    original(model).forward.__closure__[0].cell_contents = 5.0
-
-
-def change_code(model: Any) -> None:
-    original(model).helper.__code__ = (lambda self, z: torch.sigmoid(z)).__code__
-
-
-def change_defaults(model: Any) -> None:
-    ordinary.__defaults__ = (7.0,)
-
-
-def share(model: Any) -> None:
-    model.second = model.fc
 
 
 class Quiet(nn.Module):
@@ -334,14 +314,18 @@ CHANGES = [
     Case(reads_lists, lambda m: m.config.update(factor=-0.0)),
     Case(of("self.function(self.fc(x))"), put("function", lambda: torch.sigmoid)),
     Case(calls_ordinary, set_global("ordinary", other)),
-    Case(calls_ordinary, change_defaults),
+    Case(calls_ordinary, lambda m: setattr(ordinary, "__defaults__", (7.0,))),
     Case(calls_helper, put_in_class("helper", lambda self, z: torch.sigmoid(z))),
-    Case(calls_helper, change_code, members={"helper": lambda self, z: torch.relu(z)}),
+    Case(
+        calls_helper,
+        lambda m: setattr(original(m).helper, "__code__", (lambda self, z: torch.sigmoid(z)).__code__),
+        members={"helper": lambda self, z: torch.relu(z)},
+    ),
     Case(of("torch.relu(self.fc(x)) * self.gain"), put_in_class("gain", 5.0)),
     Case(of("torch.relu(self.fc(x)) * self.scale"), put_in_class("scale", 5.0)),
     Case(first_relu, put_in_class("forward", reads_factor)),
     Case(first_relu, put("forward", lambda: lambda x: x * 2)),
-    Case(around(2.0), change_cell),
+    Case(around(2.0), lambda m: setattr(original(m).forward.__closure__[0], "cell_contents", 5.0)),
     Case(checks_bias, put("shift", lambda: None)),
     Case(checks_bias, put("missing", new_parameter)),
     Case(checks_bias_of_child, lambda m: setattr(m.fc, "bias", None)),
@@ -349,8 +333,8 @@ CHANGES = [
     Case(first_relu, lambda m: setattr(m.fc, "weight", nn.Parameter(torch.eye(WIDTH)))),
     Case(first_relu, lambda m: setattr(m, "fc", nn.Sequential(new_layer(), nn.Tanh()))),
     Case(first_relu, lambda m: setattr(m.fc, "forward", lambda x: x * 2)),
-    Case(shares, share),
-    Case(shares, tie),
+    Case(shares, lambda m: setattr(m, "second", m.fc)),
+    Case(shares, lambda m: setattr(m.second, "weight", m.fc.weight)),
     Case(listed_layers, lambda m: m.first_of.reverse()),
     Case(asks_for_kinds, put("second", lambda: nn.Sequential(new_layer()))),
     Case(calls_net, lambda m: m.net.__setitem__(0, new_layer())),
