@@ -20,14 +20,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import epigemm
 from epigemm.calls import entry
 from epigemm.compilers import is_exporting, is_traced
+from tests.support.formulas import formula
 from tests.support.other_threads import compile_until, export_until, others
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
 
 
-@epigemm.epilogue
-def own(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
-    return torch.tanh(acc + bias)
+own = epigemm.epilogue(formula("acc, bias: PerColumn -> torch.tanh(acc + bias)"))
 
 
 @epigemm.epilogue

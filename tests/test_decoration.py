@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, ResultsEpilogue, Scalar, UserEpilogue
+from epigemm import PerColumn, ResultsEpilogue, Scalar, UserEpilogue
 from epigemm.decoration import Decorated
+from tests.support.formulas import formula
 
 
 @epigemm.epilogue
@@ -41,9 +42,7 @@ def test_the_kinds() -> None:
 
 def of_name(name: str, returned: str) -> Any:
     """A function of one operand with this name, which is the product's own in the call."""
-    namespace: dict[str, Any] = {"Matrix": Matrix}
-    exec(f"def function(acc, {name}: Matrix):\n    return {returned.format(name)}", namespace)
-    return epigemm.epilogue(namespace["function"])
+    return epigemm.epilogue(formula(f"acc, {name}: Matrix -> {returned.format(name)}"))
 
 
 @pytest.mark.usefixtures("fresh_compiler")

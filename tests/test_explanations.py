@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
 from tests.net.explanations import Calls
+from tests.support.formulas import formula
 
 
 class Mixed(nn.Module):
@@ -98,9 +99,7 @@ def test_a_model_that_runs_is_explained_where_its_fused_form_raises() -> None:
     assert found.notes[0].startswith("a call of what epigemm.fuse(model) gives raises ")
 
 
-@epigemm.epilogue
-def of_two_results(acc: Tensor, bias: epigemm.PerColumn) -> tuple[Tensor, Tensor]:
-    return torch.tanh(acc + bias), acc.sum(0)
+of_two_results = epigemm.epilogue(formula("acc, bias: PerColumn -> (torch.tanh(acc + bias), acc.sum(0))"))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -5,21 +5,16 @@ Of each row of the table: tests/ops/test_autocast.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import epigemm
-from epigemm import Matrix
+from tests.support.formulas import formula
 
 N, K = 6, 8
 
 
-@epigemm.epilogue
-def cast(acc: Tensor, residual: Matrix) -> Any:
-    return (acc + residual).to(torch.bfloat16)
+cast = epigemm.epilogue(formula("acc, residual: Matrix -> (acc + residual).to(torch.bfloat16)"))
 
 
 def test_what_a_function_casts_to_has_the_products_type() -> None:

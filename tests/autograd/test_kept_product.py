@@ -10,17 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn
 from epigemm.autograd import nodes
 from epigemm.calls import one_kernel
+from tests.support.formulas import formula
 from tests.support.pretended import describe
 
 M, N, K = 6, 8, 16
 
 
-@epigemm.epilogue
-def gated(acc: Tensor, bias: PerColumn, gate: Matrix) -> Tensor:
-    return F.silu(acc + bias) * gate
+gated = epigemm.epilogue(formula("acc, bias: PerColumn, gate: Matrix -> F.silu(acc + bias) * gate"))
 
 
 class Kernel:

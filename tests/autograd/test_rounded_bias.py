@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
+from tests.support.formulas import formula
 
-
-@epigemm.epilogue
-def tanh_of_sum(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
-    return torch.tanh(acc + bias)
+tanh_of_sum = epigemm.epilogue(formula("acc, bias: PerColumn -> torch.tanh(acc + bias)"))
 
 
 def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

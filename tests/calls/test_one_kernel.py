@@ -5,7 +5,8 @@ What is done about each reason of the entry, and where the caller makes several 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,13 +19,13 @@ from epigemm import PerColumn, glu
 from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import moments, one_kernel, resolve
+from epigemm.calls import entry, moments, one_kernel, resolve
 from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS, FUNCTIONS
+from epigemm.linker import loader
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs
+from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
-from tests.support.answers import Answers
 from tests.support.pretended import describe
 
 M, N, K = 4096, 2048, 1024
@@ -36,6 +37,32 @@ def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
     describe(monkeypatch, kernels=True)
     monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
+
+
+class Answers:
+    """Answers of one of the entry's functions, one after the other. Linking succeeds, and kernels run anywhere.
+
+    `linear`: of the module's, which all of them call.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str, *answers: Any) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.linked: list[str] = []
+        self._answers: Iterator[Any] = iter(answers)
+        if function == "linear":
+            monkeypatch.setattr(entry, "_module", SimpleNamespace(linear=self.ask, sees=entry._module.sees))
+        else:
+            monkeypatch.setattr(entry, function, self.ask)
+        monkeypatch.setattr(loader, "link", self.link)
+        monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+
+    def ask(self, *arguments: Any) -> Any:
+        self.asked.append(arguments)
+        return next(self._answers)
+
+    def link(self, epilogue: Any, missing: str, device: torch.device) -> str:
+        self.linked.append(missing)
+        return ""
 
 
 @epigemm.epilogue

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.functors import COMPILER, CSRC
+from benchmarks.gradings import bounds
+from tests.support.functors import COMPILER, CSRC, compiled, needs_compiler, printed
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "emulation"
@@ -131,3 +132,87 @@ def test_several_tiles_of_a_cta(
     program: Path, element: str, tile: int, sizes: tuple[int, ...], ctas: int
 ) -> None:
     check(program, element, tile, sizes, 1, ctas)
+
+
+# --- the workspace of sums where CTAs share the K of a tile: csrc/gemm/sm80_mma/shares.h ------------------------------
+
+
+WORKSPACE = r"""
+#include "gemm/sm80_mma/shares.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+// Arguments: 0 for bf16, else the arithmetic of fp32; tile, M, N, K, splits.
+int main(int, char** given) {
+  using namespace epigemm;
+  const auto number = [&](int i) { return std::atoi(given[i]); };
+  Problem p;
+  p.x.element = number(1) == 0 ? ElementType::BFloat16 : ElementType::Float32;
+  p.arithmetic = static_cast<Arithmetic>(number(1));
+  p.m = number(3), p.n = number(4), p.k = number(5);
+  const Plan plan{FamilyId::sm80_mma, number(2), Raster::AlongM, 1, number(6)};
+  const auto& tile = sm80_mma::tile_of(p, plan.tile);
+  std::printf("%lld %lld\n", static_cast<long long>(sm80_mma::units_of(p, tile)),
+              static_cast<long long>(sm80_mma::split_workspace_bytes(p, plan)));
+}
+"""
+BF16, TF32, SPLIT, SCALED = range(4)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(WORKSPACE, tmp_path_factory.mktemp("workspace"))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("given", "units", "counters", "sums"),
+    [
+        ((BF16, 6, 64, 4096, 4096, 4), 64, 256, 4 * 64 * 64 * 64),
+        ((BF16, 6, 65, 4097, 4097, 4), 65, 768, 4 * 130 * 64 * 64),
+        ((BF16, 7, 16, 4096, 8, 2), 1, 256, 2 * 64 * 16 * 64),
+        ((BF16, 4, 1, 1, 33, 2), 2, 256, 2 * 128 * 128),
+        ((TF32, 1, 128, 256, 40, 2), 3, 256, 2 * 2 * 128 * 128),
+        # Two slices share a block of 64 columns, which is two stages.
+        ((SPLIT, 1, 64, 128, 130, 2), 3, 256, 2 * 64 * 128),
+        ((SCALED, 2, 64, 128, 130, 2), 3, 256, 2 * 2 * 64 * 64),
+        ((BF16, 6, 64, 4096, 4096, 1), 64, 0, 0),
+    ],
+)
+def test_its_bytes(workspace: Path, given: tuple[int, ...], units: int, counters: int, sums: int) -> None:
+    """A counter of 4 bytes for each tile, in sections of 256, and the sums of each tile and part."""
+    assert list(map(int, printed(workspace, *given))) == [units, counters + 4 * sums]
+
+
+# --- an fp32 weight that is read as it lies: emulation/as_it_lies.cpp -------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("as_it_lies")
+    program = compiled((FOLDER / "as_it_lies.cpp").read_text(), folder, "-O1")
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+@needs_compiler
+def test_addresses_scales_and_counts(lines: list[str]) -> None:
+    """Numbers that a thread reads, bank conflicts, both transposed, places of slices, verdicts, roots, counts."""
+    assert lines[0].split() == ["0"] * 8
+
+
+@needs_compiler
+def test_what_the_range_check_lets_pass(lines: list[str]) -> None:
+    assert float(lines[1]) <= 5 / 8
+
+
+@needs_compiler
+def test_results_are_within_their_bounds(lines: list[str]) -> None:
+    bound = {"split": bounds.split, "scaled": bounds.scaled}
+    failed = []
+    for line in lines[2:]:
+        arithmetic, kind, k, shift, ctas, error = line.split()
+        if not float(error) * bounds.EPS <= bound[arithmetic](int(k)):
+            failed.append((arithmetic, kind, k, shift, ctas, error))
+    assert len(lines) == 2 + 4 * (7 * 5 + 2 + 2) * 3
+    assert not failed

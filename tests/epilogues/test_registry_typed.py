@@ -1,4 +1,4 @@
-"""An epilogue of a function, registered: its name, its operands in order, its text for each kernel."""
+"""An epilogue of a function, registered: its text for each kernel, and the package's own for what it has kernels of."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from epigemm.epilogues import declaration
 from epigemm.epilogues.declaration import Traced, trace
 from epigemm.epilogues.kinds import PER_COLUMN, PER_ROW, Matrix, Operand, PerColumn, Scalar
-from epigemm.epilogues.library import named
 from epigemm.epilogues.registry import EPILOGUES, Epilogue, typed
 from epigemm.epilogues.tracer.reference import reference_module
+from tools.operands import sample_inputs
 
 
 def gated(acc: Tensor, bias: PerColumn, gate: Matrix, limit: Scalar) -> Tensor:
@@ -27,39 +27,6 @@ def traced() -> Traced:
 
 def made(traced: Traced, *folded: bool) -> Epilogue:
     return typed(traced, folded or (False, False, True))
-
-
-def test_a_name_says_what_is_computed_of_which_types(traced: Traced) -> None:
-    one = made(traced)
-    assert one.name == made(trace(gated)).name and one.name.startswith("gated.")
-    assert one.name != made(traced, True, False, True).name
-    assert named(one.name) is not None
-
-
-def test_operands_in_order(traced: Traced) -> None:
-    epilogue = made(traced)
-    bias, gate, limit = torch.randn(4), torch.randn(3, 4), torch.tensor(0.5)
-    assert epilogue.in_order(bias, [gate], [0.5]) == (bias, gate, 0.5)
-    assert epilogue.in_order(None, [gate, limit], []) == (None, gate, limit)
-    assert epilogue.apart((bias, gate, limit)) == (bias, [gate, limit], [])
-    assert made(traced, True, False, True).in_order(None, [bias, gate], [0.5]) == (bias, gate, 0.5)
-    for wrong in (
-        (bias, [], [0.5]),
-        (bias, [gate], []),
-        (bias, [gate, limit], [0.5]),
-        (bias, [bias, gate], [0.5]),
-    ):
-        assert epilogue.in_order(*wrong) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_the_reference_computes_in_fp32_at_least(traced: Traced, dtype: torch.dtype) -> None:
-    acc, gate = torch.randn(2, 3, 4).to(dtype)
-    bias = torch.randn(4)
-    found = made(traced, True, False, True).reference(acc, [bias.to(dtype), gate, 0.5])
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    expected = torch.clamp(acc.to(wide) + bias.to(dtype).to(wide), -0.5, 0.5) * gate.to(wide)
-    assert torch.equal(found, expected.to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -133,3 +100,13 @@ def test_what_pytorchs_gemm_may_add_has_the_packages_kernels(name: str, function
         package = EPILOGUES[name]
         assert (usual.name, usual.number, usual.formula) == (package.name, package.number, package.formula)
         assert usual.source("float16") == package.source("float16")
+
+
+@pytest.mark.parametrize("name", sorted(EPILOGUES))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_reference_rounds_once(name: str, dtype: torch.dtype) -> None:
+    epilogue, acc = EPILOGUES[name], torch.randn(50, 64).to(dtype)
+    given = epilogue.in_order(*sample_inputs(epilogue, 64, dtype, generator=torch.Generator().manual_seed(5)))
+    assert given is not None
+    wide = [each.float() if isinstance(each, torch.Tensor) else each for each in given]
+    assert torch.equal(epilogue.reference(acc, given), epilogue.reference(acc.float(), wide).to(dtype))

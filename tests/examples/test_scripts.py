@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models.networks import ViTLayer
-from tests.models.packages import package
+from tests.models.example import package
 
 FOLDER = Path(__file__).parents[2] / "examples"
 

@@ -13,19 +13,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
 from tests.net.explanations import Calls
+from tests.support.formulas import formula
 
 X, WEIGHT, BIAS = torch.randn(6, 8), torch.randn(4, 8), torch.randn(4)
 Function = Callable[[Tensor], Tensor]
 
 
-@epigemm.epilogue
-def own(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
-    return torch.tanh(acc + bias)
+own = epigemm.epilogue(formula("acc, bias: PerColumn -> torch.tanh(acc + bias)"))
 
 
-@epigemm.epilogue
-def several(acc: Tensor, bias: epigemm.PerColumn) -> Any:
-    return acc + bias, acc.sum(0)
+several = epigemm.epilogue(formula("acc, bias: PerColumn -> (acc + bias, acc.sum(0))"))
 
 
 class Layer(nn.Module):

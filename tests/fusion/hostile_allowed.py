@@ -1,16 +1,122 @@
-"""Forwards that are fused, alone and with what changes between two calls."""
+"""Forwards that are fused, alone and with what changes between two calls; and what these are made of."""
 
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.fusion.hostile import WIDTH, Case, new_layer, new_parameter, original, put, put_in_class, set_in
+WIDTH = 24
+
+
+class Base(nn.Module):
+    """Layers and values for every case."""
+
+    scale = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
+        self.table = nn.ModuleDict({"a": nn.Linear(WIDTH, WIDTH), "b": nn.Linear(WIDTH, WIDTH)})
+        self.shift: Any = nn.Parameter(torch.randn(WIDTH))
+        self.register_parameter("missing", None)
+        self.register_buffer("mask", torch.rand(WIDTH))
+        self.plain = torch.rand(WIDTH)
+        self.factor: Any = 2.0
+        self.flag: Any = True
+        self.steps: Any = [1.0, 2.0]
+        self.config: Any = {"factor": 2.0, "deep": [1.0]}
+        self.function: Any = F.relu
+        self.first_of = [self.fc, self.second]
+        self.outside = [nn.Linear(WIDTH, WIDTH)]
+        self.cache: list[Any] = []
+
+    @property
+    def gain(self) -> Any:
+        return self.factor * 3
+
+    def helper(self, z: Tensor) -> Tensor:
+        return torch.relu(z) * self.factor  # type: ignore[no-any-return]
+
+    @staticmethod
+    def doubled(z: Tensor) -> Tensor:
+        return z * 2
+
+
+def put(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda model: setattr(model, name, value() if callable(value) else value)
+
+
+def put_in_class(name: str, value: Any) -> Callable[[Any], None]:
+    return lambda model: setattr(original(model), name, value)
+
+
+def original(model: nn.Module) -> Any:
+    return type(model)
+
+
+def nothing(model: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Case:
+    """A forward, a change, and whether it can be fused."""
+
+    forward: Callable[..., Any]
+    change: Callable[[Any], Any] = nothing
+    fused: bool = True
+    members: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Any:
+        members = {name: fresh(function) for name, function in self.members.items()}
+        return type("Model", (Base,), {"forward": fresh(self.forward), **members})
+
+
+def forward_of(value: str, scope: dict[str, Any]) -> Any:
+    """A forward of (self, x) with this value, which reads the globals of a module; its name is the value."""
+    made = eval(f"lambda self, x: {value}", scope)
+    made.__name__ = value
+    return made
+
+
+def fresh(function: Any) -> Any:
+    """The function once more, with a closure of its own, for what a case changes in it."""
+    closure = tuple(types.CellType(cell.cell_contents) for cell in function.__closure__ or ())
+    copied = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__dict__.update(function.__dict__)
+    return copied
+
+
+def new_layer() -> nn.Linear:
+    generator = torch.Generator().manual_seed(7)
+    layer = nn.Linear(WIDTH, WIDTH)
+    with torch.no_grad():
+        layer.weight.normal_(generator=generator)
+        layer.bias.normal_(generator=generator)
+    return layer
+
+
+def new_parameter() -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, WIDTH))
+
+
+def set_in(scope: dict[str, Any], name: str, value: Any) -> Callable[[Any], None]:
+    return lambda model: scope.__setitem__(name, value)
+
+
+# --- the forwards -----------------------------------------------------------------------------------------------------
 
 FACTOR: Any = 2.0
 ZERO: Any = 0.0
@@ -27,6 +133,11 @@ def ordinary(z: Tensor, factor: float = 2.0) -> Tensor:
 
 def other(z: Tensor, factor: float = 2.0) -> Tensor:
     return torch.sigmoid(z) * factor
+
+
+def of(value: str) -> Any:
+    """A forward with this value."""
+    return forward_of(value, globals())
 
 
 def loops(self: Any, x: Tensor) -> Tensor:
@@ -46,10 +157,6 @@ def unpacks(self: Any, x: Tensor) -> Tensor:
     n, c = x.shape
     a, b = torch.relu(self.fc(x)).chunk(2, dim=-1)
     return torch.cat([a, b], -1).reshape(n, c) / math.sqrt(c) + math.sqrt(4.0) + math.pi
-
-
-def calls_helpers(self: Any, x: Tensor) -> Any:
-    return self.doubled(self.helper(self.fc(x))) + ordinary(self.second(x), factor=3.0) + self.gain
 
 
 def checks_bias(self: Any, x: Tensor) -> Any:
@@ -95,62 +202,10 @@ def nested_functions(self: Any, x: Tensor) -> Any:
     return scaled(torch.relu(self.fc(x))) + sum(scaled(layer(x)) for layer in self.blocks)
 
 
-def reads_factor(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.factor
-
-
-def reads_global(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * FACTOR
-
-
-def reads_zero(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) / (ZERO if ZERO == ZERO else 1.0)
-
-
-def reads_huge(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) + (1 if HUGE > 5 else 0)
-
-
-def reads_lists(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.steps[1] + self.config["factor"] + self.config["deep"][0]
-
-
-def first_relu(self: Any, x: Tensor) -> Any:
-    return F.relu(self.fc(x))
-
-
-def calls_function(self: Any, x: Tensor) -> Any:
-    return self.function(self.fc(x))
-
-
-def calls_ordinary(self: Any, x: Tensor) -> Any:
-    return ordinary(self.fc(x))
-
-
-def calls_helper(self: Any, x: Tensor) -> Any:
-    return self.helper(self.fc(x))
-
-
-def reads_gain(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.gain
-
-
-def reads_class(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.scale
-
-
-def shares(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.second(torch.relu(self.fc(x))))
-
-
 def listed_layers(self: Any, x: Tensor) -> Any:
     for layer in self.first_of:
         x = torch.relu(layer(x))
     return x
-
-
-def calls_net(self: Any, x: Tensor) -> Any:
-    return torch.sigmoid(self.net(x)) + self.fc(x)
 
 
 def reads_blocks(self: Any, x: Tensor) -> Any:
@@ -159,8 +214,15 @@ def reads_blocks(self: Any, x: Tensor) -> Any:
     return x
 
 
-def tie(model: Any) -> None:
-    model.second.weight = model.fc.weight
+reads_factor = of("torch.relu(self.fc(x)) * self.factor")
+reads_global = of("torch.relu(self.fc(x)) * FACTOR")
+reads_lists = of('torch.relu(self.fc(x)) * self.steps[1] + self.config["factor"] + self.config["deep"][0]')
+first_relu = of("F.relu(self.fc(x))")
+calls_ordinary = of("ordinary(self.fc(x))")
+calls_helper = of("self.helper(self.fc(x))")
+shares = of("torch.relu(self.second(torch.relu(self.fc(x))))")
+calls_net = of("torch.sigmoid(self.net(x)) + self.fc(x)")
+global_after_loud_child = of("torch.relu(self.fc(self.bumps(x))) * FACTOR")
 
 
 def around(factor: float) -> Any:
@@ -168,22 +230,6 @@ def around(factor: float) -> Any:
         return torch.relu(self.fc(x)) * factor
 
     return forward
-
-
-def change_cell(model: Any) -> None:
-    original(model).forward.__closure__[0].cell_contents = 5.0
-
-
-def change_code(model: Any) -> None:
-    original(model).helper.__code__ = (lambda self, z: torch.sigmoid(z)).__code__
-
-
-def change_defaults(model: Any) -> None:
-    ordinary.__defaults__ = (7.0,)
-
-
-def share(model: Any) -> None:
-    model.second = model.fc
 
 
 class Quiet(nn.Module):
@@ -216,10 +262,6 @@ def reads_after_loud_child(self: Any, x: Tensor) -> Any:
     return torch.relu(self.fc(x)) * self.bumps.rate
 
 
-def global_after_loud_child(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(self.bumps(x))) * FACTOR
-
-
 def raises(self: Any, x: Tensor) -> Any:
     if self.factor == 0:
         raise ValueError(f"factor is {self.factor}")
@@ -249,7 +291,7 @@ ORDINARY = [
     Case(listed_functions, put("flag", False)),
     Case(loops),
     Case(unpacks),
-    Case(calls_helpers),
+    Case(of("self.doubled(self.helper(self.fc(x))) + ordinary(self.second(x), factor=3.0) + self.gain")),
     Case(checks_bias),
     Case(checks_bias_of_child),
     Case(two_outputs),
@@ -266,20 +308,24 @@ CHANGES = [
     Case(reads_factor, lambda m: m.register_buffer("factor", m.__dict__.pop("factor") * torch.ones(WIDTH))),
     Case(reads_global, set_global("FACTOR", 3.0)),
     Case(reads_global, set_global("FACTOR", torch.tensor(3.0))),
-    Case(reads_zero, set_global("ZERO", math.nan)),
-    Case(reads_huge, set_global("HUGE", 1)),
+    Case(of("torch.relu(self.fc(x)) / (ZERO if ZERO == ZERO else 1.0)"), set_global("ZERO", math.nan)),
+    Case(of("torch.relu(self.fc(x)) + (1 if HUGE > 5 else 0)"), set_global("HUGE", 1)),
     Case(reads_lists, lambda m: m.config["deep"].__setitem__(0, 9.0)),
     Case(reads_lists, lambda m: m.config.update(factor=-0.0)),
-    Case(calls_function, put("function", lambda: torch.sigmoid)),
+    Case(of("self.function(self.fc(x))"), put("function", lambda: torch.sigmoid)),
     Case(calls_ordinary, set_global("ordinary", other)),
-    Case(calls_ordinary, change_defaults),
+    Case(calls_ordinary, lambda m: setattr(ordinary, "__defaults__", (7.0,))),
     Case(calls_helper, put_in_class("helper", lambda self, z: torch.sigmoid(z))),
-    Case(calls_helper, change_code, members={"helper": lambda self, z: torch.relu(z)}),
-    Case(reads_gain, put_in_class("gain", 5.0)),
-    Case(reads_class, put_in_class("scale", 5.0)),
+    Case(
+        calls_helper,
+        lambda m: setattr(original(m).helper, "__code__", (lambda self, z: torch.sigmoid(z)).__code__),
+        members={"helper": lambda self, z: torch.relu(z)},
+    ),
+    Case(of("torch.relu(self.fc(x)) * self.gain"), put_in_class("gain", 5.0)),
+    Case(of("torch.relu(self.fc(x)) * self.scale"), put_in_class("scale", 5.0)),
     Case(first_relu, put_in_class("forward", reads_factor)),
     Case(first_relu, put("forward", lambda: lambda x: x * 2)),
-    Case(around(2.0), change_cell),
+    Case(around(2.0), lambda m: setattr(original(m).forward.__closure__[0], "cell_contents", 5.0)),
     Case(checks_bias, put("shift", lambda: None)),
     Case(checks_bias, put("missing", new_parameter)),
     Case(checks_bias_of_child, lambda m: setattr(m.fc, "bias", None)),
@@ -287,8 +333,8 @@ CHANGES = [
     Case(first_relu, lambda m: setattr(m.fc, "weight", nn.Parameter(torch.eye(WIDTH)))),
     Case(first_relu, lambda m: setattr(m, "fc", nn.Sequential(new_layer(), nn.Tanh()))),
     Case(first_relu, lambda m: setattr(m.fc, "forward", lambda x: x * 2)),
-    Case(shares, share),
-    Case(shares, tie),
+    Case(shares, lambda m: setattr(m, "second", m.fc)),
+    Case(shares, lambda m: setattr(m.second, "weight", m.fc.weight)),
     Case(listed_layers, lambda m: m.first_of.reverse()),
     Case(asks_for_kinds, put("second", lambda: nn.Sequential(new_layer()))),
     Case(calls_net, lambda m: m.net.__setitem__(0, new_layer())),

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import random
-import time
+import random  # noqa: F401 # of forwards that are texts, as time
+import time  # noqa: F401
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.fusion.hostile import WIDTH, Case, put
-from tests.fusion.hostile_allowed import Bumps, Quiet, global_after_loud_child, reads_after_loud_child
+from tests.fusion.hostile_allowed import (  # noqa: F401
+    WIDTH,
+    Bumps,
+    Case,
+    Quiet,
+    forward_of,
+    global_after_loud_child,
+    put,
+    reads_after_loud_child,
+)
 
 FACTOR: Any = 2.0
 STEPS = [1.0, 2.0]
 COUNTER = itertools.count()
-
-
-def draws(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * random.random()
-
-
-def draws_a_tensor(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * torch.rand(WIDTH)
-
-
-def counts(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) + next(COUNTER)
-
-
-def reads_time(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) + (1 if time.time() > 0 else 0)
-
-
-def global_list(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * STEPS[0]
 
 
 def swallows(self: Any, x: Tensor) -> Any:
@@ -44,14 +32,6 @@ def swallows(self: Any, x: Tensor) -> Any:
         return z if z.sum() > 0 else -z
     except Exception:
         return z * 100
-
-
-def asks_exact_type(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * (2 if type(x) is Tensor else 3)
-
-
-def defaults_of_getattr(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * getattr(self, "later", 2.0)
 
 
 def asks_for_a_gradient(self: Any, x: Tensor) -> Any:
@@ -82,10 +62,6 @@ def writes_data(self: Any, x: Tensor) -> Any:
     return z
 
 
-def loud(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(self.child(x))) * self.child.count
-
-
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -105,26 +81,6 @@ def compares_results(self: Any, x: Tensor) -> Any:
     return torch.relu(self.fc(found))
 
 
-def reads_outside(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(self.outside[0](x)))
-
-
-def reads_dict(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * self.__dict__["factor"]
-
-
-def formats(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * len(f"{x.shape[0]}")
-
-
-def wrong_class(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) if super(type(self), self).training else self.fc(x)
-
-
-def asks_for_modes(self: Any, x: Tensor) -> Any:
-    return torch.relu(self.fc(x)) * (1 if torch.is_grad_enabled() else 2)
-
-
 def blocks_gradients(self: Any, x: Tensor) -> Any:
     with torch.no_grad():
         return torch.relu(self.fc(x))
@@ -140,32 +96,31 @@ def with_child(model: Any) -> None:
     model.quiet, model.bumps = Quiet(), Bumps()
 
 
+def of(value: str) -> Any:
+    """A forward with this value."""
+    return forward_of(value, globals())
+
+
+VALUES = """
+torch.relu(self.fc(x)) * random.random()
+torch.relu(self.fc(x)) * torch.rand(WIDTH)
+torch.relu(self.fc(x)) + next(COUNTER)
+torch.relu(self.fc(x)) + (1 if time.time() > 0 else 0)
+torch.relu(self.fc(x)) * (2 if type(x) is Tensor else 3)
+torch.relu(self.fc(self.outside[0](x)))
+torch.relu(self.fc(x)) * len(f"{x.shape[0]}")
+torch.relu(self.fc(x)) if super(type(self), self).training else self.fc(x)
+torch.relu(self.fc(x)) * (1 if torch.is_grad_enabled() else 2)
+torch.relu(self.fc(self.child(x))) * self.child.count
+"""
 ALONE = [
-    *(
-        draws,
-        draws_a_tensor,
-        counts,
-        reads_time,
-        swallows,
-        asks_exact_type,
-        asks_for_a_gradient,
-        asks_identity,
-    ),
-    *(
-        stores,
-        stores_globally,
-        writes_data,
-        reads_outside,
-        formats,
-        wrong_class,
-        asks_for_modes,
-        blocks_gradients,
-    ),
-    *(reads_after_loud_child, global_after_loud_child, loud, compares_results, sets_flag_of_function),
+    *map(of, VALUES.strip().splitlines()),
+    *(swallows, asks_for_a_gradient, asks_identity, stores, stores_globally, writes_data, blocks_gradients),
+    *(reads_after_loud_child, global_after_loud_child, compares_results, sets_flag_of_function),
 ]
 REFUSED = [
     *(Case(forward, fused=False) for forward in ALONE),
-    Case(global_list, lambda m: STEPS.__setitem__(0, 3.0), fused=False),
-    Case(defaults_of_getattr, put("later", 5.0), fused=False),
-    Case(reads_dict, put("factor", 5.0), fused=False),
+    Case(of("torch.relu(self.fc(x)) * STEPS[0]"), lambda m: STEPS.__setitem__(0, 3.0), fused=False),
+    Case(of("torch.relu(self.fc(x)) * getattr(self, 'later', 2.0)"), put("later", 5.0), fused=False),
+    Case(of("torch.relu(self.fc(x)) * self.__dict__['factor']"), put("factor", 5.0), fused=False),
 ]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tests.fusion import hostile_allowed, hostile_refused
 from tests.fusion.eager import compile_eagerly, fuse_eagerly
-from tests.fusion.hostile import WIDTH, Case
-from tests.fusion.hostile_allowed import CHANGES, ORDINARY
+from tests.fusion.hostile_allowed import CHANGES, ORDINARY, WIDTH, Case
 from tests.fusion.hostile_refused import REFUSED, with_child
 from tests.support.thorough import in_turn
 

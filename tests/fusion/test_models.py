@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.harness.accuracy import UNIT_ROUNDOFF
 from epigemm.fusion import FusionReport
 from tests.fusion.eager import fuse_eagerly
-from tests.fusion.zoo import EVERYTHING, KERNELBENCH, PROBLEMS, Example
+from tests.fusion.zoo import EVERYTHING, KERNELBENCH, PROBLEMS, UNSEEN, Example
 from tests.support.thorough import in_turn
 from tests.support.untyped import backward
 
@@ -51,6 +51,7 @@ WAYS: list[list[Way]] = [
     [(by_fuse, True, FP32), (by_backend, False, BF16), (by_fuse, False, BF16), (by_both, True, FP32)],
 ]
 CPU = [(example, way, "cpu") for example, ways in in_turn(EVERYTHING, WAYS) for way in ways]
+CPU += [(example, way, "cpu") for example in UNSEEN for way in WAYS[0][:2]]
 GPU = [
     pytest.param(example, way, "cuda", marks=pytest.mark.gpu)
     for example in EVERYTHING

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.models import unseen, vision
 from benchmarks.models.networks import (
     DLRM,
     Images,
@@ -84,6 +85,18 @@ PROBLEMS = [
     _problem(63, 1, "gemm_relu_divide", 64, 48, 2.0),
     _problem(21, 0, "sigmoid"),
 ]
+
+
+def _tokens(name: str, layer: Callable[[], nn.Module], products: int) -> Example:
+    """Two layers behind an embedding."""
+    build: Callable[[], nn.Module] = lambda: Tokens(50, 32, [layer(), layer()], RMSNorm(32))  # noqa: E731
+    return Example(name, build, lambda: (torch.randint(50, (2, 16)),), products)
+
+
+def _images(name: str, build: Callable[[], nn.Module], side: int, products: int) -> Example:
+    return Example(name, build, lambda: (torch.randn(2, 3, side, side),), products)
+
+
 MODELS = [
     Example("mlp_batch_norm", mlp_batch_norm, _rows(32), 4),
     Example("resmlp", lambda: nn.Sequential(*(ResidualBlock(32, 128) for _ in range(2))), _rows(32), 4),
@@ -93,18 +106,25 @@ MODELS = [
         lambda: (torch.randn(8, 13), torch.randint(50, (8, 4, 3))),
         5,
     ),
-    Example(
-        "vit",
-        lambda: Images(32, [ViTLayer(32, 4, 128) for _ in range(2)]),
-        lambda: (torch.randn(2, 3, 64, 64),),
-        9,
-    ),
+    _images("vit", lambda: Images(32, [ViTLayer(32, 4, 128) for _ in range(2)]), 64, 9),
     # A transformer with ReLU, and with scores to which something is added.
+    _tokens("t5", lambda: T5Layer(32, 4, 128, 16), 12),
+]
+# Those that were added after fusion was written.
+UNSEEN = [
+    Example("nerf", lambda: unseen.NeRF(32, 8), lambda: (torch.rand(20, 3), torch.rand(20, 3)), 12),
+    Example("siren", lambda: unseen.siren(32, 3), _rows(2, 20), 4),
+    Example("tabular-resnet", lambda: unseen.tabular_resnet(8, 32, 2), _rows(8, 20), 6),
+    _tokens("opt", lambda: unseen.OPTLayer(32, 4, 64), 12),
+    _tokens("mixtral", lambda: unseen.MixtralLayer(32, 4, 2, 64, experts=4), 10),
     Example(
-        "t5",
-        lambda: Tokens(50, 32, [T5Layer(32, 4, 128, 16) for _ in range(2)], RMSNorm(32)),
-        lambda: (torch.randint(50, (2, 16)),),
-        12,
+        "wav2vec2",
+        lambda: unseen.Wav2Vec2(16, 32, [unseen.Wav2Vec2Layer(32, 4, 64)], reach=8, groups=4),
+        _rows(3000, 2),
+        7,
     ),
+    _images("swin-t", lambda: vision.Swin(32, (2, 2), side=64, size=8), 64, 18),
+    _images("convnext-t", lambda: vision.ConvNeXt((16, 32), (1, 2)), 32, 7),
+    _images("segformer", lambda: vision.SegFormer((8, 16, 16, 24), (1, 1, 1, 1), 32), 64, 28),
 ]
 EVERYTHING = [*(PROBLEMS if KERNELBENCH.is_dir() else []), *MODELS]

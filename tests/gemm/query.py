@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from epigemm._native import build_info
@@ -39,33 +39,16 @@ class Query:
     any_family: bool = False
 
     def plan(self) -> dict[str, Any]:
-        return ask_planner(
-            self.epilogue,
-            self.m,
-            self.n,
-            self.k,
-            self.dtype,
-            self.arithmetic,
-            packed=self.packed,
-            tf32_allowed=self.tf32_allowed,
-            has_bias=self.has_bias,
-            invariant=self.invariant,
-            any_family=self.any_family,
-            strides=(
-                self.k if self.x_row_stride is None else self.x_row_stride,
-                self.k if self.weight_row_stride is None else self.weight_row_stride,
-                self.n if self.out_row_stride is None else self.out_row_stride,
-            ),
-            alignment=self.alignment,
-            gpu=self.gpu,
-        )
+        given = asdict(self)
+        x, weight, out = (given.pop(f"{name}_row_stride") for name in ("x", "weight", "out"))
+        least = (self.k if x is None else x, self.k if weight is None else weight)
+        return ask_planner(**given, strides=(*least, self.n if out is None else out))
 
 
 FUSED_TYPES = [("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "tf32")]
 ALL_TYPES = [*FUSED_TYPES, ("float32", "split"), ("float32", "scaled")]
 ROWS = [1, 2, 8, 16, 17, 63, 64, 65, 96, 127, 128, 129, 200, 256, 512, 1000, 1024, 4096, 16384, 100000]
 SIZES = [(8192, 8192), (4096, 4096), (512, 1024), (1024, 256), (28672, 8192), (128, 8192), (8192, 64)]
-TINY = Query(epilogue="bias", m=16, n=512, k=512, dtype="float32", arithmetic="split")
 WINS = {
     "fp32 on pieces": Query(dtype="float32", arithmetic="split"),
     "fp32 on pieces, packed": Query(dtype="float32", arithmetic="split", packed=True),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epigemm._native import ops
 from tests.gemm.query import (
     ALL_TYPES,
     H200,
@@ -129,3 +133,197 @@ def test_a_faster_device_takes_no_longer(
         assert set(other) == set(times), "what is worth a look is no matter of speed"
         for plan, time in times.items():
             assert other[plan] <= time * (1 + 1e-5), (faster, plan)  # as written: six digits
+
+
+# --- fp32 products of fp16 slices -------------------------------------------------------------------------------------
+
+
+SPLIT = Query(m=1024, dtype="float32", arithmetic="split", packed=True)
+SCALED = replace(SPLIT, arithmetic="scaled", tf32_allowed=True)
+
+
+def test_the_baseline_is_what_torch_may_use() -> None:
+    """A call that would do with TF32 is compared with SGEMM where torch's setting allows no TF32."""
+    allowed, kept = SCALED.plan(), replace(SCALED, tf32_allowed=False).plan()
+    assert allowed["predicted_us"] == kept["predicted_us"]
+    assert kept["fallback_us"] == SPLIT.plan()["fallback_us"] > 3 * allowed["fallback_us"]
+
+
+def test_a_pack_is_recommended_where_it_decides() -> None:
+    """At so few rows splitting the weight takes longer than the product. No kernel reads its odd rows as they lie."""
+    plain = replace(SPLIT, n=4096, k=4098)
+    queries = ((replace(plain, m=m), replace(plain, m=m, packed=False)) for m in range(1, 1024))
+    kept, split = next((one, other) for one, other in queries if one.plan()["fused"] > other.plan()["fused"])
+    assert "see pack" in split.plan()["why_not"]
+    assert kept.plan()["candidates"][0]["predicted_us"] < split.plan()["candidates"][0]["predicted_us"]
+
+
+def test_a_weight_without_a_pack_is_read_as_it_lies() -> None:
+    """With up to some hundred rows. Not where TMA cannot read its rows, nor in place of a pack."""
+    plain = replace(SPLIT, m=128, n=8192, k=8192, packed=False)
+    assert plain.plan()["reads_weight"] and replace(plain, m=16).plan()["reads_weight"]
+    for other in (
+        replace(plain, packed=True),
+        replace(plain, m=8192),
+        replace(plain, m=300, k=1000),  # nor over several tiles at a short K
+        replace(plain, k=8190),
+        replace(plain, weight_row_stride=8195),
+        replace(plain, alignment=4),
+        replace(plain, invariant=True),
+    ):
+        assert not any(each["reads_weight"] for each in other.plan()["candidates"][:1]), other
+
+
+@pytest.mark.parametrize("m", [16, 64, 128])
+@pytest.mark.parametrize("n", [1024, 4096, 8192])
+def test_few_tiles_share_k(m: int, n: int) -> None:
+    """As many CTAs as there are multiprocessors, each with 512 of K or more; not where tiles are enough."""
+    few = replace(SPLIT, m=m, n=n, packed=False)
+    candidates = few.plan()["candidates"]
+    fastest = next(each for each in candidates if each["reads_weight"])
+    rows, columns = tile_size(fastest)
+    ctas = math.ceil(m / rows) * math.ceil(n / columns) * fastest["splits"]
+    assert 56 <= ctas <= 132 and fastest["splits"] > 1
+    assert {each["splits"] for each in candidates if not each["reads_weight"]} == {1}
+    short = replace(few, k=1000)
+    assert all(each["splits"] == 1 for each in short.plan()["candidates"])
+    assert all(each["splits"] == 1 for each in replace(few, n=32768).plan()["candidates"])
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("k", [127, 1])
+def test_a_k_outside_the_accuracys_limits_can_be_run(k: int, invariant: bool) -> None:
+    """By force, or for a batch-invariant call that has nothing else."""
+    plan = replace(SPLIT, k=k, invariant=invariant).plan()
+    assert not plan["fused"] and plan["why_not_covered"] == ""
+    assert plan["why_not"] == (
+        f"K = {k} is below 128, from where on the split's error is below that of an IEEE fp32 product"
+    )
+
+
+def test_layouts_play_no_part() -> None:
+    """The slices are laid out by us: odd sizes and strides, any alignment."""
+    aligned = replace(SPLIT, m=1023, n=8191, k=8193)
+    odd = replace(aligned, x_row_stride=8195, weight_row_stride=9001, out_row_stride=8191, alignment=4)
+    assert aligned.plan()["fused"] and odd.plan()["plan"] == aligned.plan()["plan"]
+
+
+# --- epilogues that are made at run time: their matrices and their cost -----------------------------------------------
+
+
+PER_COLUMN, MATRIX = 1, 4  # csrc/epilogue/operands.h
+_names = (f"test_planner_functors.{number}" for number in count())
+SHAPES = [(16, 4096, 4096), (300, 1000, 512), (4096, 4096, 512), (16384, 8192, 4096)]
+
+
+def made(*, matrices: int = 0, of_compute: bool = False, primitives: str = "", is_short: bool = True) -> str:
+    """The name of a new epilogue: of a bias and of matrices."""
+    name = next(_names)
+    operands = ["bias", *(f"matrix{number}" for number in range(matrices))]
+    kinds = [PER_COLUMN, *[MATRIX] * matrices]
+    folded = [0, *[int(of_compute)] * matrices]
+    ops._register_epilogue(name, ",".join(operands), kinds, folded, 1, primitives, is_short)
+    return name
+
+
+def times(query: Query) -> dict[tuple[int, ...], float]:
+    """The predictions, by plan; () is the fallback."""
+    answer = query.plan()
+    return {
+        **{tuple(each["plan"]): each["predicted_us"] for each in answer["candidates"]},
+        (): answer["fallback_us"],
+    }
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("primitives", "built_in"), [("", "relu_div"), ("sigmoid", "sigmoid_scale_residual")]
+)
+def test_the_like_of_a_built_in_is_planned_like_it(
+    primitives: str, built_in: str, size: tuple[int, int, int], dtype: str, arithmetic: str
+) -> None:
+    m, n, k = size
+    query = Query(epilogue=made(primitives=primitives), m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
+    assert times(query) == times(replace(query, epilogue=built_in))
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: str) -> None:
+    """Once, by whichever kernel: a plan takes longer by what reading it alone would take, and a longer epilogue."""
+    m, n, k = size
+    query = Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
+    none, one, two = (times(replace(query, epilogue=made(matrices=number))) for number in range(3))
+    wide = times(replace(query, epilogue=made(matrices=1, of_compute=True)))
+    us = m * n * (4 if dtype == "float32" else 2) / H200[3]
+    for plan, time in none.items():
+        # A prediction is written with six digits; sustained load, and the memory's own factor, add to a kernel's time.
+        assert time < one[plan] <= 1.2 * time + 1.4 * us
+        assert one[plan] < two[plan]
+        assert wide[plan] == (one if dtype == "float32" else two)[plan]
+    assert one[()] - none[()] == pytest.approx(us, abs=1e-5 * one[()])
+
+
+def test_an_epilogue_that_takes_longer_than_it_saves_is_an_elementwise_kernel() -> None:
+    """A digamma of the accurate kind behind a short K."""
+    query = Query(epilogue=made(primitives="mul,digamma", is_short=False), m=131072, n=256, k=256)
+    answer = query.plan()
+    assert not answer["fused"]
+    assert "us more within the product" in answer["why_not"]
+    assert "us more in an elementwise kernel" in answer["why_not"]
+    bare = replace(query, epilogue=made()).plan()
+    assert "the epilogue" not in bare["why_not"]
+
+
+# --- no argument crashes it; its words: tests/net/explanations.txt ----------------------------------------------------
+
+
+ANY = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70000)
+SIZE = st.integers(0, 40000) | st.integers(0, 2**31 - 1)
+
+
+def no_constant(name: str) -> float:
+    raise AssertionError(f"{name} in an answer")
+
+
+@given(
+    values=st.tuples(ANY, ANY, ANY, ANY, ANY, ANY, ANY),
+    types=st.sampled_from([*ALL_TYPES, ("float32", "ieee"), ("float64", "ieee")]),
+    flags=st.tuples(*[st.booleans()] * 4),
+    gpu=st.lists(ANY, max_size=5) | st.tuples(st.just(90), ANY, ANY, ANY).map(list),
+)
+def test_no_numbers_crash_it(
+    values: tuple[int, ...], types: tuple[str, str], flags: tuple[bool, ...], gpu: list[int]
+) -> None:
+    """Nonsense is answered: by a reason, or by a RuntimeError, never by a signal or by nonsense."""
+    m, n, k, *strides, alignment = values
+    try:
+        text = torch.ops.epigemm._plan("bias", m, n, k, strides, alignment, *types, *flags, gpu, -1)
+    except RuntimeError:
+        return
+    plan = json.loads(text, parse_constant=no_constant)
+    assert plan["fused"] or plan["why_not"]
+    if min(values[:3]) < 1:
+        assert not plan["fused"]
+
+
+@given(
+    m=SIZE,
+    n=SIZE,
+    k=SIZE,
+    types=st.sampled_from(ALL_TYPES),
+    gpu=st.sampled_from([(90, 1), (90, 78), (90, 114), (90, 132), H200]),
+    packed=st.booleans(),
+)
+def test_any_sensible_size_gets_a_sensible_answer(
+    m: int, n: int, k: int, types: tuple[str, str], gpu: tuple[int, ...], packed: bool
+) -> None:
+    query = Query(m=m, n=n, k=k, dtype=types[0], arithmetic=types[1], gpu=gpu, packed=packed)
+    plan = query.plan()
+    if plan["fused"]:
+        assert_well_formed(plan, query)
+        assert plan["predicted_us"] <= plan["fallback_us"]
+    else:
+        assert plan["why_not"]
+    assert plan["why_not"] or not plan["why_not_covered"]

@@ -45,6 +45,20 @@ def put(reference: Any, value: int) -> None:
     reference._obj.value = value
 
 
+def _told(name: str) -> tuple[Callable[..., int], Callable[..., int]]:
+    """Two functions of a library: the size of what a handle has by this name, and a copy of it."""
+
+    def size(self: _Fake, handle: Any, to: Any) -> int:
+        put(to, len(self.alive[handle.value][name]))
+        return 0
+
+    def copy(self: _Fake, handle: Any, buffer: Any) -> int:
+        buffer.raw = self.alive[handle.value][name]
+        return 0
+
+    return size, copy
+
+
 class _Fake:
     def __init__(self, version: Version) -> None:
         self.version = version
@@ -90,21 +104,8 @@ class FakeNvrtc(_Fake):
         about["ir"] = b"ir of " + about["source"]
         return 0
 
-    def nvrtcGetProgramLogSize(self, program: Any, size: Any) -> int:
-        put(size, len(self.alive[program.value]["log"]))
-        return 0
-
-    def nvrtcGetProgramLog(self, program: Any, buffer: Any) -> int:
-        buffer.raw = self.alive[program.value]["log"]
-        return 0
-
-    def nvrtcGetLTOIRSize(self, program: Any, size: Any) -> int:
-        put(size, len(self.alive[program.value]["ir"]))
-        return 0
-
-    def nvrtcGetLTOIR(self, program: Any, buffer: Any) -> int:
-        buffer.raw = self.alive[program.value]["ir"]
-        return 0
+    nvrtcGetProgramLogSize, nvrtcGetProgramLog = _told("log")
+    nvrtcGetLTOIRSize, nvrtcGetLTOIR = _told("ir")
 
     def nvrtcDestroyProgram(self, program: Any) -> int:
         return self._destroy(program)
@@ -147,21 +148,8 @@ class FakeNvJitLink(_Fake):
         about["cubin"] = b"\x7fELF" + codes + f"\0.text.{name}\0".encode()
         return 0
 
-    def nvJitLinkGetLinkedCubinSize(self, linker: Any, size: Any) -> int:
-        put(size, len(self.alive[linker.value]["cubin"]))
-        return 0
-
-    def nvJitLinkGetLinkedCubin(self, linker: Any, buffer: Any) -> int:
-        buffer.raw = self.alive[linker.value]["cubin"]
-        return 0
-
-    def nvJitLinkGetErrorLogSize(self, linker: Any, size: Any) -> int:
-        put(size, len(self.alive[linker.value]["log"]))
-        return 0
-
-    def nvJitLinkGetErrorLog(self, linker: Any, buffer: Any) -> int:
-        buffer.raw = self.alive[linker.value]["log"]
-        return 0
+    nvJitLinkGetLinkedCubinSize, nvJitLinkGetLinkedCubin = _told("cubin")
+    nvJitLinkGetErrorLogSize, nvJitLinkGetErrorLog = _told("log")
 
     def nvJitLinkGetInfoLogSize(self, linker: Any, size: Any) -> int:
         put(size, 0)

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 import epigemm
-from tests.models.every import EXAMPLES
-from tests.models.example import Example
-from tests.models.packages import package
+from tests.models.example import Example, package
+from tests.models.zoo_others import EVERY
 
 NAMES = ("products", "products_taken", "chains", "chains_taken")
 
@@ -75,7 +74,7 @@ def main() -> int:
     by_model: dict[str, dict[str, int]] = {}
     not_taken: dict[str, dict[str, str]] = {}
     left_out: dict[str, str] = {}
-    for example in EXAMPLES:
+    for example in EVERY:
         if len(sys.argv) > 2 and sys.argv[2] not in example.name:
             continue
         try:

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from tests.models.every import EXAMPLES
-from tests.models.example import Example, first_tensor
-from tests.models.packages import package
+from tests.models.example import Example, first_tensor, package
+from tests.models.zoo_others import EVERY
 from tests.support.untyped import backward
 
 # Eager's own error is that of one order of summation; another one's differs by a small factor, and ends in few bits.
 FACTOR, FLOOR = 8.0, 2.0**-19
 
-pytestmark = pytest.mark.slow
-examples = pytest.mark.parametrize("example", EXAMPLES, ids=str)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
+examples = pytest.mark.parametrize("example", EVERY, ids=str)
 
 
 def made(example: Example) -> nn.Module:

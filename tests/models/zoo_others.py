@@ -2,74 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.models.example import Example
-from tests.models.packages import package
+from tests.models import zoo
+from tests.models.example import Example, Inputs, of_package, package
 
 # --- diffusers -------------------------------------------------------------------------------------------------------
 
 
-def _diffusers(name: str, inputs: Callable[[], dict[str, Any]], **config: Any) -> Example:
-    def make() -> nn.Module:
-        made: nn.Module = getattr(package("diffusers"), name)(**config)
-        return made
-
-    return Example(f"diffusers_{name}", "diffusers", make, lambda: {**inputs(), "return_dict": False})
+def _diffusers(name: str, inputs: Inputs, **config: Any) -> Example:
+    path, whole = f"diffusers.{name}", lambda: {**inputs(), "return_dict": False}
+    return of_package(f"diffusers_{name}", path, whole, **config)
 
 
 _HEADS: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2}
+_BLOCKS: dict[str, Any] = {"block_out_channels": (16, 32), "norm_num_groups": 4}
 _TEXT = (2, 5, 32)
 
 
-def _noisy(channels: int = 4, size: int = 8, **others: tuple[int, ...]) -> Callable[[], dict[str, Any]]:
-    def inputs() -> dict[str, Any]:
-        made = {name: torch.randn(shape) for name, shape in others.items()}
-        return {
-            "hidden_states": torch.randn(2, channels, size, size),
-            "timestep": torch.tensor([3, 7]),
-            **made,
-        }
+def _drawn(**shapes: tuple[int, ...]) -> Inputs:
+    return lambda: {name: torch.randn(shape) for name, shape in shapes.items()}
 
-    return inputs
+
+def _noisy(key: str = "hidden_states", *image: int, **others: tuple[int, ...]) -> Inputs:
+    """An image and its time step."""
+    drawn = _drawn(**others, **{key: (2, *(image or (4, 8, 8)))})
+    return lambda: {**drawn(), "timestep": torch.tensor([3, 7])}
 
 
 DIFFUSERS = [
     _diffusers(
         "UNet2DModel",
-        lambda: {"sample": torch.randn(2, 3, 16, 16), "timestep": torch.tensor([3, 7])},
-        block_out_channels=(16, 32),
+        _noisy("sample", 3, 16, 16),
+        **_BLOCKS,
         down_block_types=("DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         layers_per_block=1,
-        norm_num_groups=4,
     ),
     _diffusers(
         "UNet2DConditionModel",
-        lambda: {
-            "sample": torch.randn(2, 4, 8, 8),
-            "timestep": torch.tensor([3, 7]),
-            "encoder_hidden_states": torch.randn(_TEXT),
-        },
-        block_out_channels=(16, 32),
+        _noisy("sample", encoder_hidden_states=_TEXT),
+        **_BLOCKS,
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         layers_per_block=1,
-        norm_num_groups=4,
         cross_attention_dim=32,
         attention_head_dim=4,
     ),
     _diffusers(
         "AutoencoderKL",
-        lambda: {"sample": torch.randn(2, 3, 16, 16)},
-        block_out_channels=(16, 32),
+        _drawn(sample=(2, 3, 16, 16)),
+        **_BLOCKS,
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
-        norm_num_groups=4,
     ),
     _diffusers(
         "DiTTransformer2DModel",
@@ -105,11 +93,9 @@ DIFFUSERS = [
     _diffusers(
         "SanaTransformer2DModel",
         _noisy(encoder_hidden_states=_TEXT),
+        **_HEADS,
         in_channels=4,
         out_channels=4,
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=16,
         num_cross_attention_heads=2,
         cross_attention_head_dim=16,
         cross_attention_dim=32,
@@ -118,19 +104,14 @@ DIFFUSERS = [
     ),
     _diffusers(
         "PriorTransformer",
-        lambda: {
-            "hidden_states": torch.randn(2, 32),
-            "timestep": torch.tensor([3, 7]),
-            "proj_embedding": torch.randn(2, 32),
-            "encoder_hidden_states": torch.randn(_TEXT),
-        },
+        _noisy("hidden_states", 32, proj_embedding=(2, 32), encoder_hidden_states=_TEXT),
         **_HEADS,
         embedding_dim=32,
         num_embeddings=5,
     ),
     _diffusers(
         "Transformer2DModel",
-        lambda: {"hidden_states": torch.randn(2, 32, 4, 4), "encoder_hidden_states": torch.randn(_TEXT)},
+        _drawn(hidden_states=(2, 32, 4, 4), encoder_hidden_states=_TEXT),
         **_HEADS,
         in_channels=32,
         cross_attention_dim=32,
@@ -141,49 +122,29 @@ DIFFUSERS = [
 # --- torch_geometric -------------------------------------------------------------------------------------------------
 
 
-def _graph(**others: Callable[[], Tensor]) -> Callable[[], dict[str, Any]]:
-    def inputs() -> dict[str, Any]:
-        edges = torch.randint(0, 12, (2, 30))
-        return {
-            "x": torch.randn(12, 16),
-            "edge_index": edges,
-            **{name: make() for name, make in others.items()},
-        }
-
-    return inputs
+def _graph(**shapes: tuple[int, ...]) -> Inputs:
+    drawn = _drawn(x=(12, 16), **shapes)
+    return lambda: {**drawn(), "edge_index": torch.randint(0, 12, (2, 30))}
 
 
-def _geometric(
-    name: str, inputs: Callable[[], dict[str, Any]], *args: Any, is_fp32: bool = False, **options: Any
-) -> Example:
-    def make() -> nn.Module:
-        package("torch_geometric")
-        made: nn.Module = getattr(package("torch_geometric.nn.models"), name)(*args, **options)
-        return made
+def _batched(inputs: Inputs) -> Inputs:
+    return lambda: {**inputs(), "batch": torch.arange(12) // 6}
 
-    return Example(f"geometric_{name}", "torch_geometric", make, inputs, is_fp32)
+
+def _geometric(name: str, inputs: Inputs, *given: Any, **options: Any) -> Example:
+    path = f"torch_geometric.nn.models.{name}"
+    return of_package(f"geometric_{name}", path, inputs, *given, **options)
 
 
 _LAYERS: dict[str, Any] = {"in_channels": 16, "hidden_channels": 32, "num_layers": 3, "out_channels": 8}
+_STEPS: dict[str, Any] = {"edge_dim": 4, "num_layers": 2, "num_timesteps": 2}
 GEOMETRIC = [
-    _geometric("GCN", _graph(), **_LAYERS),
-    _geometric("GraphSAGE", _graph(), **_LAYERS),
-    _geometric("GIN", _graph(), **_LAYERS),
+    *(_geometric(name, _graph(), **_LAYERS) for name in ("GCN", "GraphSAGE", "GIN", "EdgeCNN")),
     _geometric("GAT", _graph(), **_LAYERS, heads=2),
-    _geometric("EdgeCNN", _graph(), **_LAYERS),
-    _geometric("MLP", lambda: {"x": torch.randn(12, 16)}, **_LAYERS),
+    _geometric("MLP", _drawn(x=(12, 16)), **_LAYERS),
     _geometric("LINKX", _graph(), 12, 16, 32, 8, 2),
-    _geometric(
-        "AttentiveFP",
-        _graph(edge_attr=lambda: torch.randn(30, 4), batch=lambda: torch.arange(12) // 6),
-        16,
-        32,
-        8,
-        edge_dim=4,
-        num_layers=2,
-        num_timesteps=2,
-    ),
-    _geometric("SGFormer", _graph(batch=lambda: torch.arange(12) // 6), 16, 32, 8, is_fp32=True),
+    _geometric("AttentiveFP", _batched(_graph(edge_attr=(30, 4))), 16, 32, 8, **_STEPS),
+    _geometric("SGFormer", _batched(_graph()), 16, 32, 8, is_fp32=True),
 ]
 
 # --- deepctr-torch ---------------------------------------------------------------------------------------------------
@@ -209,16 +170,10 @@ def _recommender(name: str, *, linear: bool = True, **options: Any) -> Example:
 
 _DEEP: dict[str, Any] = {"dnn_hidden_units": (32, 16)}
 RECOMMENDERS = [
-    _recommender("DeepFM", **_DEEP),
-    _recommender("WDL", **_DEEP),
+    *(_recommender(name, **_DEEP) for name in ("DeepFM", "WDL", "DCNMix", "NFM", "AutoInt", "FiBiNET")),
+    *(_recommender(name, **_DEEP) for name in ("IFM", "DIFM")),
     _recommender("DCN", **_DEEP, cross_parameterization="matrix"),
-    _recommender("DCNMix", **_DEEP),
-    _recommender("NFM", **_DEEP),
-    _recommender("AutoInt", **_DEEP),
-    _recommender("FiBiNET", **_DEEP),
     _recommender("AFN", afn_dnn_hidden_units=(32, 16)),
-    _recommender("IFM", **_DEEP),
-    _recommender("DIFM", **_DEEP),
     _recommender("PNN", linear=False, **_DEEP),
     _recommender("MMOE", linear=False, expert_dnn_hidden_units=(32, 16)),
     _recommender("ESMM", linear=False, tower_dnn_hidden_units=(32, 16)),
@@ -291,4 +246,4 @@ POLICIES = [
     _policy("sac", "sac.policies.MlpPolicy", discrete=False, **_NET),
     _policy("td3", "td3.policies.MlpPolicy", discrete=False, seen="observation", **_NET),
 ]
-EXAMPLES = [*DIFFUSERS, *GEOMETRIC, *RECOMMENDERS, *X_TRANSFORMERS, *POLICIES]
+EVERY = [*zoo.EXAMPLES, *DIFFUSERS, *GEOMETRIC, *RECOMMENDERS, *X_TRANSFORMERS, *POLICIES]

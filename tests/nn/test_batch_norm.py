@@ -22,7 +22,6 @@ from tests.support.untyped import torch
 
 ROWS, IN, OUT = 9, 24, 16
 untyped_nn: Any = nn
-Layer = epigemm.nn.LinearScaleBatchNorm1d | epigemm.nn.LinearBatchNormReLU
 
 
 @pytest.fixture
@@ -229,30 +228,21 @@ def test_hooks_run(register: str, calls: list[int]) -> None:
     assert nn.BatchNorm1d in seen and not calls
 
 
-def _too_few_features(made: Any) -> None:
-    made.bn = nn.BatchNorm1d(OUT + 1)
-
-
-def _half_of_the_statistics(made: Any) -> None:
-    made.bn.running_var = None
-
-
 def _an_eps_of_zero(made: Any) -> None:
     made.bn.eps, made.bn.bias = 0.0, nn.Parameter(torch.ones(OUT + 1))
 
 
-def _a_wrong_scale(made: Any) -> None:
-    made.scale = nn.Parameter(torch.randn(OUT + 1))
+UNFIT: dict[str, Callable[[Any], Any]] = {
+    "too few features": lambda made: setattr(made, "bn", nn.BatchNorm1d(OUT + 1)),
+    "half of the statistics": lambda made: setattr(made.bn, "running_var", None),
+    "an eps of 0": _an_eps_of_zero,
+    "a wrong scale": lambda made: setattr(made, "scale", nn.Parameter(torch.randn(OUT + 1))),
+    "another type": lambda made: made.linear.double(),
+}
 
 
-def _another_type(made: Any) -> None:
-    made.linear.double()
-
-
-@pytest.mark.parametrize(
-    "change", [_too_few_features, _half_of_the_statistics, _an_eps_of_zero, _a_wrong_scale, _another_type]
-)
-def test_what_does_not_fit_is_an_error_of_before(change: Callable[[Any], None], calls: list[int]) -> None:
+@pytest.mark.parametrize("change", UNFIT.values(), ids=UNFIT)
+def test_what_does_not_fit_is_an_error_of_before(change: Callable[[Any], Any], calls: list[int]) -> None:
     made = layer()
     change(made)
     with pytest.raises((RuntimeError, ValueError)):

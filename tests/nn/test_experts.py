@@ -16,15 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
 from epigemm.nn import Experts
+from tests.support.formulas import formula
 from tests.support.thorough import in_turn
 
 TOKENS, EXPERTS, K, N = 9, 5, 32, 16
 
 
-@epigemm.epilogue
-def squared_relu(acc: Tensor) -> Tensor:
-    result: Tensor = torch.relu(acc) * torch.relu(acc)
-    return result
+squared_relu = epigemm.epilogue(formula("acc -> torch.relu(acc) * torch.relu(acc)"))
 
 
 ACTIVATIONS: dict[Any, Any] = {

@@ -122,14 +122,6 @@ def load_state(weight: Tensor) -> None:
     module.load_state_dict({"weight": torch.randn(weight.shape)})
 
 
-def point_elsewhere(weight: Tensor) -> None:
-    weight.data = torch.randn_like(weight) / weight.shape[1] ** 0.5
-
-
-def transpose_in_place(weight: Tensor) -> None:
-    weight.data = torch.randn(weight.shape[::-1], device=weight.device).t()
-
-
 def step_compiled(weight: Tensor) -> None:
     torch.compiler.reset()
     optimise = torch.optim.SGD([weight], lr=0.5)
@@ -152,8 +144,8 @@ SEEN: dict[str, Callable[[Tensor], Any]] = {
     "foreach": lambda w: torch._foreach_mul_([w], 3.0),
     "inference mode": in_inference_mode,
     "load_state_dict": load_state,
-    "data = other": point_elsewhere,
-    "data = other layout": transpose_in_place,
+    "data = other": lambda w: setattr(w, "data", torch.randn_like(w) / w.shape[1] ** 0.5),
+    "data = other layout": lambda w: setattr(w, "data", torch.randn(w.shape[::-1], device=w.device).t()),
     "init": lambda w: nn.init.uniform_(w),
 }
 

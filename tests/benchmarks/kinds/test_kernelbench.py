@@ -124,7 +124,6 @@ def test_parts_become_one_record() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"csrc": "c" * 40}, "different sources"),
         ({"checkout": {"level2": "b" * 40}}, "different checkouts"),
         ({"kind": "models"}, "--kernelbench, got one of kind 'models'"),
     ],

@@ -10,34 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from epigemm.epilogues.declaration import trace
-from epigemm.epilogues.kinds import PerColumn
 from epigemm.epilogues.tracer.accuracy import ROUNDED_TO, short_number
+from tests.support.formulas import formula
 
 
 def test_whole_numbers_are_not_made_of_short_instructions() -> None:
     """An approximate quotient just below a whole number would be one too small behind `trunc`."""
-
-    def quotient(acc: Tensor, step: PerColumn) -> Tensor:
-        return torch.trunc(acc / step)
-
-    def share(acc: Tensor, step: PerColumn) -> Tensor:
-        return acc / step
-
-    def whole(acc: Tensor, step: PerColumn) -> Tensor:
-        return torch.div(acc, step, rounding_mode="trunc")
-
-    def positive(acc: Tensor, step: PerColumn) -> Tensor:
-        return torch.where(torch.exp(acc) > 0, step, 0.0)
-
-    def chosen(acc: Tensor, step: PerColumn) -> Tensor:
-        return torch.where(acc > 0, acc, torch.exp(acc) * step)
-
-    for stepped, plain in ((quotient, share), (positive, chosen), (whole, chosen)):
+    share, chosen = "acc / step", "torch.where(acc > 0, acc, torch.exp(acc) * step)"
+    for stepped, plain in (
+        ("torch.trunc(acc / step)", share),
+        ("torch.where(torch.exp(acc) > 0, step, 0.0)", chosen),
+        ("torch.div(acc, step, rounding_mode='trunc')", chosen),
+    ):
+        programs = [trace(formula(f"acc, step: PerColumn -> {value}")) for value in (stepped, plain)]
         for part, number in (("apply_float16", "Rounded"), ("apply_bfloat16", "RoundedToBFloat16")):
-            assert f"<Functor, epigemm::{number}, " not in trace(stepped).kernel_source(
-                (1,), ("operand", part)
-            )
-            assert f"<Functor, epigemm::{number}, " in trace(plain).kernel_source((1,), ("operand", part))
+            texts = [program.kernel_source((1,), ("operand", part)) for program in programs]
+            assert [f"<Functor, epigemm::{number}, " in text for text in texts] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The C++ text of a functor: numbers, the functions it calls, no name of the user's, and the user's line in errors."""
+"""The C++ text of a functor: its numbers, functions and primitives, and the line of the user's that errors name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import re
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from epigemm.epilogues.declaration import trace
-from epigemm.epilogues.kinds import PerColumn, Scalar
-from epigemm.epilogues.tracer.source import describe_compile_error, number_text, prelude
-from tests.epilogues.tracer.functions import swish_clamp
+from epigemm.epilogues.declaration import Traced, trace
+from epigemm.epilogues.kinds import Matrix, PerColumn, Scalar
+from epigemm.epilogues.tracer import aten, steps
+from epigemm.epilogues.tracer.source import describe_compile_error, is_long, number_text, prelude, primitives
+from tests.csrc.test_functors import lengthy
+from tests.epilogues.tracer.test_trace import swish_clamp
+from tests.support.formulas import formula
+from tools import cost_table
 
 
 def test_source_holds_no_name_of_the_users() -> None:
@@ -62,3 +68,71 @@ def test_compile_errors_name_the_users_line() -> None:
     )
     message = describe_compile_error(traced.program, text, log)
     assert message == f'{inspect.getsourcefile(swish_clamp)}:{line}: identifier "x" is undefined'
+
+
+# --- the primitives of a functor, of which its cost is made -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("acc, bias: PerColumn -> torch.relu(acc + bias) ** 2", "relu,mul"),  # the bias is every kernel's
+        ("acc, bias: PerColumn -> torch.sigmoid(acc + bias)", "sigmoid"),
+        ("acc -> F.gelu(acc)", "gelu"),
+        ("acc, bias: PerColumn -> F.gelu(acc) * torch.exp(bias)", "gelu,exp,mul"),
+        ("acc, row: PerRow -> acc / row", "div"),
+        ("acc, scale: Scalar -> acc / scale", "div_by_scalar"),
+        ("acc, a: Scalar, b: Scalar -> acc * (a / b) ** 3.5", "mul"),
+        ("acc -> torch.pow(acc, 0.5)", "sqrt"),
+        ("acc, exponent: Scalar -> torch.pow(acc, exponent)", "pow"),
+        (
+            "acc, bias: PerColumn -> torch.exp(acc + bias) ** 4 + (acc + bias).half().float()",
+            "add,exp,pow,add,copy,to_half,add",
+        ),
+    ],
+)
+def test_primitives(function: str, expected: str) -> None:
+    made = trace(formula(function))
+    assert sorted(primitives(made.program, made.kinds).split(",")) == sorted(expected.split(","))
+
+
+def test_the_table_has_every_primitive() -> None:
+    ops = {*aten.UNARY, *aten.BINARY, *aten.PREDICATES, *steps.KEPT, *steps._WITH_NUMBERS}
+    spelled_otherwise = {"rsub", "nan_to_num", "logical_not", "floor_divide"}
+    more = {"floor_div", "trunc_div", "div_by_scalar", "to_half", "to_bfloat16", "neg", "copy", "highest"}
+    assert (ops | more) - spelled_otherwise <= cost_table.read().keys()
+
+
+# --- the functions that kernels call; csrc/test_functors has their values ---------------------------------------------
+
+
+def text_of(of: Traced, part: str) -> str:
+    text = of.kernel_source([1] * len(of.operands), ("operand", part))
+    return text[text.index("struct Functor") :]
+
+
+def test_what_is_long() -> None:
+    """By the instructions of the arithmetic that runs: a result of 16 bits has shorter functions."""
+    mish, of_many = trace(lambda acc: F.mish(acc)), trace(lengthy)
+    assert is_long(mish.program, mish.kinds, "apply") and is_long(of_many.program, of_many.kinds, "apply")
+    assert not is_long(mish.program, mish.kinds, "apply_bfloat16")
+
+
+def test_a_second_value_has_functions_of_its_own() -> None:
+    """Each value by the functions that its own errors allow, and both read the operands of either."""
+
+    def wave(acc: Tensor, bias: PerColumn, other: Matrix) -> Tensor:
+        return torch.sin(acc + bias)
+
+    def gelu(acc: Tensor, bias: PerColumn, other: Matrix) -> Tensor:
+        return F.gelu(acc) + other
+
+    plain, of_wave = trace(gelu), trace(wave)
+    both = Traced("both", plain.operands, plain.program, stored=of_wave.program)
+    assert both.source.count("struct ") == 2 and both.digest != plain.digest
+    for part, number in (("apply", "float, false"), ("apply_float16", "epigemm::Rounded, true")):
+        text = text_of(both, part)
+        assert text.count("return 1;") == 2
+        assert f"using stored = epigemm::open::Applied<StoredFunctor, {number}, 0, 10>;" in text
+        assert "using stored = epigemm::open::Nothing;" in text_of(plain, part)
+    assert "stored" not in text_of(both, "slope")
