@@ -217,3 +217,8 @@ def _examples() -> dict[str, Callable[[], object]]:
         "explain of linear_relu": lambda: epigemm.explain("linear_relu", x, weight, row),
         "explain of a fused model": plain(lambda: epigemm.explain(fused, x)),
     }
+
+
+if __name__ == "__main__":
+    for name, figure in measured().items():
+        print(f"{name}: {figure}")
