@@ -6,8 +6,6 @@ sizes or of a mode, runs as the two calls that it replaces.
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,9 +27,6 @@ from epigemm.fusion.values import same_layout, same_sizes, tensor_of, value_at
 from epigemm.linker import loader
 from epigemm.operators import groups
 from epigemm.planner import dry_runs, plans
-
-_OF_ENDS = ("clamp", "cummax", operator.getitem)
-"""By which calls of `epigemm.grouped_linear` make their ends of what they are given."""
 
 
 class Joined(NamedTuple):
@@ -90,7 +85,6 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged], *, traced: bool) -> d
             continue
         products = [chain.product for chain in (first, both.second)]
         read = [node for each in products for node in (each.node, each.ends) if node is not None]
-        read += _alike(*(each.ends for each in products)) or []
         if not is_quiet(min(read, key=order.__getitem__), first.nodes[-1]):
             continue
         call = both.call()
@@ -148,7 +142,7 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
     value, weight, weight2 = first.value, value_at(first.weight), value_at(second.weight)
     return (
         first.x is second.x
-        and _alike(first.ends, second.ends) is not None
+        and first.ends is second.ends
         and value.element_size() == 2
         # Autocast, which is on where these types differ, casts x for each product.
         and all(each.dtype == value.dtype for each in (value_at(first.x), weight, weight2, second.value))
@@ -159,23 +153,6 @@ def _may_join(both: Joined, found: Mapping[Chain, Judged]) -> bool:
         and all(_are_of_its_sizes(chain) for chain in chains)
         and all(found[chain].why_not in ("", profit.SLOWER) for chain in chains)
     )
-
-
-def _alike(one: Any, other: Any) -> list[fx.Node] | None:
-    """The nodes that compute two equal values, none if there is one value; None if they may differ.
-
-    Each call of `epigemm.grouped_linear` clamps its ends anew.
-    """
-    if one is other:
-        return []
-    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
-        return [] if type(one) is type(other) is int and one == other else None
-    is_same = (one.target, one.kwargs, len(one.args)) == (other.target, other.kwargs, len(other.args))
-    if one.target not in _OF_ENDS or not is_same:
-        return None
-    parts = [_alike(*each) for each in zip(one.args, other.args, strict=True)]
-    known = [each for each in parts if each is not None]
-    return [one, other, *itertools.chain(*known)] if len(known) == len(parts) else None
 
 
 def _are_of_its_sizes(chain: Chain) -> bool:
