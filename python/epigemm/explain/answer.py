@@ -167,7 +167,7 @@ class ModuleExplanation:
             "  ".join([*(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)), row[-1]])
             for row in rows
         ]
-        lines = lines or ["no product is listed (rows in groups: without gradients)"]
+        lines = lines or ["no matrix product is listed (rows in groups are, if no gradient is recorded)"]
         return "\n".join([f"{self.about}:", *(f"  {line}".rstrip() for line in lines), *self.notes])
 
 
