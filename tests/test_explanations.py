@@ -59,7 +59,9 @@ def replace_op(product: Any) -> tuple[Any, ...]:
 
 
 def test_a_model_without_products_and_one_that_cannot_be_fused() -> None:
-    assert str(epigemm.explain(nn.ReLU(), x)).startswith("ReLU as it is, not fused:\n  no matrix product is listed")
+    assert str(epigemm.explain(nn.ReLU(), x)).startswith(
+        "ReLU as it is, not fused:\n  no matrix product is listed"
+    )
 
     wrapped = nn.DataParallel(nn.Linear(8, 8))
     found = epigemm.explain(wrapped, x)
