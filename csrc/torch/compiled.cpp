@@ -30,11 +30,12 @@ struct Given {
   int64_t fp32;
   bool is_strict;
   const TensorView& out;
+  const Optional& stored;  // of an epilogue that has second values: receives them
 };
 
 // What a call points to.
 struct Storage {
-  call::Tensor x, weight, out, operands[kMaxOperands];
+  call::Tensor x, weight, out, stored, operands[kMaxOperands];
   call::FoldVectors fold;
 };
 
@@ -136,6 +137,7 @@ bool make_linear(const Given& given, const EpilogueInfo& info) {
   if (given.fp32 < 0 || given.fp32 >= call::kFP32Orders) return false;
   if (!read(given.x, &storage.x) || !read(*given.weight, &storage.weight) || !read(given.out, &storage.out))
     return false;
+  if (!read_optional(given.stored, &storage.stored, &linear.stored)) return false;
   if (storage.weight.dim != 2 || !read_operands(given, info, &storage, &linear.operands)) return false;
   if (has_state_in_python.load(std::memory_order_relaxed) && may_take_slices(given, storage.x)) return false;
   const int place = given.folds ? 1 : info.bias;  // the first vector of a fold is the bias
@@ -167,12 +169,12 @@ void into(int64_t epilogue, int64_t digest, const TensorView& x, const Optional&
           const Optional& operand1, const Optional& operand2, const Optional& operand3, const Optional& operand4,
           const Optional& operand5, const Optional& operand6, const Optional& operand7, const Optional& operand8,
           const Optional& operand9, const Optional& operand10, const Optional& operand11, double number, bool folds,
-          int64_t fp32, bool uses_pack, bool is_strict, const TensorView& out) {
+          int64_t fp32, bool uses_pack, bool is_strict, const TensorView& out, const Optional& stored) {
   const Places operands = {&operand0, &operand1, &operand2, &operand3, &operand4,  &operand5,
                            &operand6, &operand7, &operand8, &operand9, &operand10, &operand11};
-  if (make({epilogue, digest, x, weight, operands, number, folds, fp32, is_strict, out})) return;
+  if (make({epilogue, digest, x, weight, operands, number, folds, fp32, is_strict, out, stored})) return;
   call_cold(epilogue, digest, x, weight, operand0, operand1, operand2, operand3, operand4, operand5, operand6, operand7,
-            operand8, operand9, operand10, operand11, number, folds, fp32, uses_pack, is_strict, out);
+            operand8, operand9, operand10, operand11, number, folds, fp32, uses_pack, is_strict, out, stored);
 }
 
 }  // namespace

@@ -108,17 +108,28 @@ StableTorch::Handle StableTorch::rows_of(const TensorView& tensor) const {
   return matrix_of(tensor, rows, columns, rows > 1 ? matrix.row_stride : columns, 1);
 }
 
+// By Python (operators/graphs.py): PyTorch has no C function for a GEMM with a ReLU that writes to `out`.
+AOTITorchError StableTorch::addmm_relu(AtenTensorHandle bias, Handle rows, Handle transposed, Handle out) {
+  AtenTensorHandle owned = nullptr;
+  check_code(aoti_torch_new_tensor_handle(bias, &owned));
+  StableIValue stack[] = {torch::stable::detail::from(owned), torch::stable::detail::from(rows.release()),
+                          torch::stable::detail::from(transposed.release()),
+                          torch::stable::detail::from(out.release())};
+  return torch_call_dispatcher("epigemm::_addmm_relu", "", stack, TORCH_ABI_VERSION);
+}
+
 bool StableTorch::gemm(call::Gemm gemm, int, call::Tensor* result) {
   const Gemms& gemms = gemms_for(x_);
-  // PyTorch has no C function for a GEMM with a ReLU that writes to `out`, so Python calls that one.
-  if (gemm == call::Gemm::WithBiasAndReLU || !gemms.addmm_out || !gemms.mm_out) return false;
+  if (!gemms.addmm_out || !gemms.mm_out) return false;
   const int64_t n = weight_->size(0), k = weight_->size(1);
-  const Handle rows = rows_of(x_), out = rows_of(out_);
+  Handle rows = rows_of(x_), out = rows_of(out_);
   if (!rows || !out) return false;
-  const Handle transposed = matrix_of(*weight_, k, n, weight_->stride(1), weight_->stride(0));
-  const AOTITorchError code = gemm == call::Gemm::WithBias
-                                  ? gemms.addmm_out(out.get(), bias_->handle(), rows.get(), transposed.get(), 1, 1)
-                                  : gemms.mm_out(out.get(), rows.get(), transposed.get());
+  Handle transposed = matrix_of(*weight_, k, n, weight_->stride(1), weight_->stride(0));
+  const AOTITorchError code =
+      gemm == call::Gemm::WithBiasAndReLU
+          ? addmm_relu(bias_->handle(), std::move(rows), std::move(transposed), std::move(out))
+      : gemm == call::Gemm::WithBias ? gemms.addmm_out(out.get(), bias_->handle(), rows.get(), transposed.get(), 1, 1)
+                                     : gemms.mm_out(out.get(), rows.get(), transposed.get());
   return code == AOTI_TORCH_SUCCESS && this->result(result);
 }
 

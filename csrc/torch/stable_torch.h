@@ -36,6 +36,7 @@ class StableTorch final : public call::Torch {
   static Handle matrix_of(const TensorView& tensor, int64_t rows, int64_t columns, int64_t row_stride,
                           int64_t column_stride);
   Handle rows_of(const TensorView& tensor) const;
+  static AOTITorchError addmm_relu(AtenTensorHandle bias, Handle rows, Handle transposed, Handle out);
 
   const TensorView &x_, &out_;
   const TensorView *weight_, *bias_;

@@ -108,7 +108,7 @@ def test_errors_of_the_operator_itself() -> None:
     ]
     for named, given, is_strict, result, words in cases:
         with pytest.raises(RuntimeError, match=words):
-            ops._into(0, named, given, weight, *[None] * 12, 0.0, False, 0, True, is_strict, result)
+            ops._into(0, named, given, weight, *[None] * 12, 0.0, False, 0, True, is_strict, result, None)
 
 
 class Chain(nn.Module):

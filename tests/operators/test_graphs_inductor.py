@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +10,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import forms
 from epigemm.arguments.calls import ElementwiseCall, LinearCall
 from epigemm.autograd import nodes
-from epigemm.epilogues.library import BIAS, BIAS_RELU
+from epigemm.epilogues.library import BIAS, BIAS_RELU, gelu_epilogue
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
 from epigemm.packs import weight_packs
+from epigemm.planner import dry_runs, plans
+from tests.support.pretended import H200
 
 _run = ops._into.default
 M, N, K = 5, 8, 16
@@ -47,7 +51,7 @@ def call_of(
 
 def by_digest(at: int, digest: int, x: Tensor, weight: Tensor, given: list[Tensor | None]) -> Tensor:
     out, places = torch.full((M, N), torch.nan), (*given, *[None] * (12 - len(given)))
-    _run(at, digest, x, weight, *places, 0.0, False, 0, True, False, out)
+    _run(at, digest, x, weight, *places, 0.0, False, 0, True, False, out, None)
     return out
 
 
@@ -81,10 +85,37 @@ def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
         call_of(BIAS, x, weight, [bias], BIAS_RELU.number)
 
 
+def test_what_csrc_calls_for_a_gemm_with_a_relu() -> None:
+    x, weight, bias, out = torch.randn(M, K), torch.randn(N, K), torch.randn(N), torch.full((M, N), torch.nan)
+    ops._addmm_relu(bias, x, weight.t(), out)
+    torch.testing.assert_close(out, F.linear(x, weight, bias).relu())
+
+
+@pytest.mark.gpu
+def test_a_gemm_with_a_relu_asks_python_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyTorch's is expected to be no slower than ours."""
+    monkeypatch.setattr(nodes, "forward", None)
+    checked = 0
+    for m, n, k in [(16, 1000, 8), (64, 64, 64), (4096, 2048, 512), (512, 512, 512), (2048, 1024, 24)]:
+        x, weight, bias = (
+            torch.randn(*size, device="cuda", dtype=torch.bfloat16) for size in ((m, k), (n, k), (n,))
+        )
+        found = dry_runs.dry_run(LinearCall(BIAS_RELU, x, weight, (bias,)))
+        if found.fused or found.gemm != dry_runs.WITH_BIAS_AND_RELU:
+            continue
+        for lead in ((m,), (2, m // 2)):
+            out, places = x.new_full((*lead, n), torch.nan), (bias, *[None] * 11)
+            about = (BIAS_RELU.number, graphs.digest_of(BIAS_RELU.name), x.view(*lead, k), weight, *places)
+            _run(*about, 0.0, False, 0, True, False, out, None)
+            torch.testing.assert_close(out.view(m, n), F.linear(x, weight, bias).relu(), rtol=2e-2, atol=2e-2)
+            checked += 1
+    assert checked
+
+
 def test_another_epilogue_folds_nothing() -> None:
     out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), *[None] * 12)
     with pytest.raises(RuntimeError, match="accepts"):
-        _run(0, graphs.digest_of("bias"), *about, 0.0, True, 0, True, False, out)
+        _run(0, graphs.digest_of("bias"), *about, 0.0, True, 0, True, False, out, None)
     assert bool((out == 7.0).all())
 
 
@@ -113,6 +144,42 @@ def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert graphs.in_inductor(other) is NotImplemented
 
 
+class Stores(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Of each `_into`, whether it stores a second matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[bool] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is _run:
+            self.found.append(args[-1] is not None)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stores"), [(torch.bfloat16, [True]), (torch.float64, [False, False])], ids=str
+)
+def test_a_recorded_call_and_its_product(
+    dtype: torch.dtype, stores: list[bool], monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
+) -> None:
+    """One kernel where the planner expects it for the sizes; another process may not have made its epilogue."""
+    native_here(monkeypatch)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+    monkeypatch.setattr(dry_runs, "dry_run", functools.partial(dry_runs.dry_run, gpu=H200))
+    x, weight, bias = (
+        torch.randn(*size, generator=rng).to(dtype) for size in ((4096, 64), (2048, 64), (2048,))
+    )
+    call = LinearCall(gelu_epilogue("none"), x, weight, (bias,), uses_pack=False)
+    with torch.no_grad(), Stores() as mode:
+        result, product = graphs.with_product_in_inductor(call)
+    assert mode.found == stores
+    z = F.linear(x.double(), weight.double(), bias.double())
+    bound = 2e-2 if dtype is torch.bfloat16 else 1e-12
+    torch.testing.assert_close(product.double(), z, rtol=bound, atol=bound)
+    torch.testing.assert_close(result.double(), F.gelu(z), rtol=bound, atol=bound)
+
+
 def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:
     """The operator's counterpart in Python makes it stale, as in an eager call."""
     x, weight, bias = (torch.randn(*size, generator=rng) for size in ((M, K), (N, K), (N,)))
@@ -129,7 +196,7 @@ def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:
                 bias,
                 *[None] * 11,
             )  # of another process: to Python
-            _run(*about, 0.0, False, 0, uses_pack, False, out)
+            _run(*about, 0.0, False, 0, uses_pack, False, out, None)
             torch.testing.assert_close(out, F.linear(x, weight, bias))
             assert len(expired) == (not uses_pack)
 

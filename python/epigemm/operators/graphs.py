@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
@@ -27,10 +28,11 @@ from epigemm.compilers import at_trace_time, is_exporting
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
-from epigemm.planner import plans
+from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
 
 _into = ops._into.default
+_addmm_activation = torch.ops.aten._addmm_activation.out
 _MOST_OPERANDS = 12  # of an epilogue; the operator has an argument for each
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -163,8 +165,11 @@ def _write(
     uses_pack: bool,
     strict: bool,
     out: Tensor,
+    stored: Tensor | None = None,
 ) -> None:
     """The operator `_into`: `number` is that of an operand that is None, or the eps where `folds`.
+
+    `stored`: receives the second values of an epilogue that has some.
 
     Where no single stride leads from row to row of x, the graph copies it: the kernel that makes x may write the copy.
     """
@@ -174,7 +179,7 @@ def _write(
         x = x if all(reached) else x.contiguous()
     places = (*tensors, *[None] * (_MOST_OPERANDS - len(tensors)))
     name = digest_of(epilogue.name)
-    _into(epilogue.number, name, x, weight, *places, number, folds, order, uses_pack, strict, out)
+    _into(epilogue.number, name, x, weight, *places, number, folds, order, uses_pack, strict, out, stored)
 
 
 @at_trace_time
@@ -200,10 +205,10 @@ NATIVE_ON = ("cuda",)
 """The devices whose calls become `_into` there. On a CPU a linked epilogue runs in Python."""
 
 
-def in_inductor(call: LinearCall | ElementwiseCall) -> Any:
+def in_inductor(call: LinearCall | ElementwiseCall, stored: Tensor | None = None) -> Any:
     """A call in a graph for Inductor, by `_into`; NotImplemented if its public operator has to compute it.
 
-    Autograd has seen it, also one of a derivative.
+    Autograd has seen it, also one of a derivative. `stored`: as of `_write`.
     """
     epilogue, x, given = call.epilogue, call.x, call.operands
     tensors = [each if isinstance(each, Tensor) else None for each in given]
@@ -219,28 +224,58 @@ def in_inductor(call: LinearCall | ElementwiseCall) -> Any:
         return NotImplemented
     out = call.new_out()
     order = call.order.number
-    _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out)
+    _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out, stored)
     return out
 
 
 def with_product_in_inductor(call: LinearCall) -> Any:
-    """The same of a call and its product, as two calls: not where one kernel may store both."""
+    """The same of a call and its product: by one kernel where that is planned for constant sizes, else by two calls."""
     both = call._replace(epilogue=call.epilogue.with_product)
     if plans.has_gpu_kernels(call.x) and one_kernel.may_store(both):
-        return NotImplemented
+        if not all(isinstance(size, int) for each in call.inputs for size in each.shape):
+            return NotImplemented
+        if _is_fused(both):
+            stored = call.new_out()
+            result = in_inductor(both, stored)
+            return result if result is NotImplemented else (result, stored)
     product = in_inductor(call.product())
     result = product if product is NotImplemented else in_inductor(call.behind(product))
     return result if result is NotImplemented else (result, product)
+
+
+def _is_fused(call: LinearCall) -> bool:
+    """Whether one kernel computes a call of tensors that lie like those of a trace."""
+    with _disable_current_modes():  # this is no part of the graph
+        x, weight, *operands = [_described(each) for each in (call.x, call.weight, *call.operands)]
+        like = call._replace(x=x, weight=weight, operands=tuple(operands))
+        found = dry_runs.dry_run(like, place=torch.empty(0, device=call.x.device))
+    return found.fused and found.copies_nothing
+
+
+def _described(given: Any) -> Any:
+    """A tensor without data that lies like one; numbers are themselves."""
+    if not isinstance(given, Tensor):
+        return given
+    return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
 
 
 # --- what the operator calls where it cannot compute a call, and its fake kernel -------------------------------------
 
 
 def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> LinearCall | ElementwiseCall:
-    """The call, from the arguments of the operator; without operands if it folds them."""
-    *places, number, folds, order, uses_pack, strict, out = rest
+    """The call, from the arguments of the operator; without operands if it folds them.
+
+    With `stored` it is that of the epilogue without the product.
+    """
+    *places, number, folds, order, uses_pack, strict, out, stored = rest
     every = (*EPILOGUES.values(), *LINKED.values())
-    epilogue = next((each for each in every if digest_of(each.name) == digest), None)
+    if stored is not None:  # a graph from another process may be the first to use one
+        linear = [each for each in every if each.linear and not each.traced.stored]
+        every = (*sorted(linear, key=lambda each: "with_product" not in vars(each)),)
+    named = ((each if stored is None else each.with_product).name for each in every)
+    epilogue = next(
+        (each for each, name in zip(every, named, strict=True) if digest_of(name) == digest), None
+    )
     if epilogue is None:
         raise RuntimeError(
             "epilogue: got the digest of one that this process has not made; accepted is one of a graph that was "
@@ -261,7 +296,7 @@ def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> 
 
 def _fold(call: LinearCall | ElementwiseCall, arguments: tuple[Any, ...]) -> FoldCall | None:
     """What the call's operands are folded from; all is checked then."""
-    *places, eps, folds, _, _, _, _ = arguments[4:]
+    *places, eps, folds, _, _, _, _, _ = arguments[4:]
     if not folds:
         return None
     vectors, x = places[: len(FOLDED)], call.x
@@ -275,6 +310,12 @@ def _fold(call: LinearCall | ElementwiseCall, arguments: tuple[Any, ...]) -> Fol
 
 def _run(*arguments: Any) -> None:
     call = _call(*arguments)
+    if (stored := arguments[-1]) is not None:
+        assert isinstance(call, LinearCall)
+        result, product = nodes.linear_with_product(call._replace(out=None))
+        arguments[-2].copy_(result)
+        stored.copy_(product)
+        return
     fold = _fold(call, arguments)
     if isinstance(call, LinearCall):
         nodes.forward(call) if fold is None else resolve.linear(call._replace(fold=fold))
@@ -293,6 +334,11 @@ def _cold(*arguments: Any) -> Tensor | None:
     return None
 
 
+def _addmm_relu(bias: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """PyTorch's GEMM with bias and ReLU, for which C++ has no function."""
+    _addmm_activation(bias, a, b, use_gelu=False, out=out)
+
+
 def _fake(*arguments: Any) -> None:
     call = _call(*arguments)
     if _fold(call, arguments) is None:
@@ -301,4 +347,5 @@ def _fake(*arguments: Any) -> None:
 
 _LIBRARY = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("_cold", _cold, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("_addmm_relu", _addmm_relu, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("epigemm::_into", _fake, lib=_LIBRARY)
