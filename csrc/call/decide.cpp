@@ -256,6 +256,9 @@ Decision decide(const Prepared& prepared, std::vector<Tried>* tried) {
       decision = {found.chosen.plan, arithmetic, found.problem.is_packed, found.is_padded, found.problem.copies};
       is_decided = true;
     }
+    if (counts && found.verdict == Verdict::NotPlanned && element_bytes(element) == 2) {
+      decision.is_one_kernel = found.chosen.is_one_kernel;
+    }
     if (tried) tried->push_back(found);
   }
   return decision;
@@ -313,7 +316,7 @@ bool is_bias_added_by_gemm(const Prepared& prepared) {
 
 }  // namespace
 
-Gemm choose_gemm(const Prepared& prepared) {
+Gemm choose_gemm(const Prepared& prepared, const Decision& decision) {
   Problem problem = prepared.problem;
   const EpilogueId epilogue = problem.epilogue;
   if (epilogue_info(epilogue).bias == 0 || !problem.has_bias) return Gemm::Product;
@@ -329,7 +332,9 @@ Gemm choose_gemm(const Prepared& prepared) {
     problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
     // Where cuBLAS would split K, or takes longer for a ReLU than an elementwise kernel does, its GEMM with a fused
     // ReLU is slower than a GEMM and a separate ReLU.
-    if (!is_fallback_expected_in_one_kernel(problem)) return is_rounded ? Gemm::WithBias : Gemm::Product;
+    const bool is_one_kernel =
+        decision.is_one_kernel ? *decision.is_one_kernel : is_fallback_expected_in_one_kernel(problem);
+    if (!is_one_kernel) return is_rounded ? Gemm::WithBias : Gemm::Product;
   }
   if (epilogue == EpilogueId::bias) return Gemm::WithBias;
   // With K = 0 PyTorch leaves the ReLU out. For a single column it multiplies a matrix by a vector, and rounds before

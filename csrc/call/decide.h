@@ -2,6 +2,7 @@
 // and allocates nothing.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,8 @@ struct Decision {
   bool is_packed = false;  // on slices: the weight has a pack
   bool is_padded = false;  // on slices and in 8 bits: the result is written to rows of whole 16 bytes and then copied
   Copies copies = {};      // 16 bits: what the call copies for its kernel
+  // The fallback in 16 bits, if the planner has chosen it: PyTorch's GEMM is expected to compute the whole epilogue.
+  std::optional<bool> is_one_kernel;
 
   bool is_on_slices() const { return plan.is_fused() && epigemm::is_on_slices(arithmetic); }
 };
@@ -80,7 +83,7 @@ const char* why_not_readable(const Prepared& prepared);
 std::string why_not_forced(const Prepared& prepared, const ForcedPlan& forced, const Decision& decision);
 
 // How much PyTorch's GEMM computes in the fallback. If cuBLAS is slower with a bias, another kernel adds it.
-Gemm choose_gemm(const Prepared& prepared);
+Gemm choose_gemm(const Prepared& prepared, const Decision& decision);
 
 // The largest power of two, at most 256, that divides an address; PyTorch aligns new CUDA memory to that.
 int alignment_of(const void* pointer);

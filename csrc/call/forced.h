@@ -15,6 +15,7 @@ enum Circumstances {
   kOutPadded = 4,        // kernels may write the padding behind the rows of `out`, up to whole 16 bytes
   kOtherSetting = 8,     // PyTorch's setting would make its GEMM less accurate than the call asks for
   kRaisesShortage = 16,  // without memory for a workspace the call raises the error
+  kCast = 32,            // autocast casts none of the tensors, or has
 };
 
 // Two bits for split, then two for scaled: whether memory is short, and, of a dry run, whether there is a pack.

@@ -49,17 +49,17 @@ bool run_fold_of(const FoldVectors* fold, const LinearCall& call, void* memory, 
 }
 
 // How much PyTorch's GEMM computes. It also adds the bias of a fold if the product is rounded to 16 bits.
-Gemm gemm_of(const LinearCall& call, const Prepared& prepared) {
+Gemm gemm_of(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
   const bool folds_bias = call.operands.fold && call.operands.fold->vectors[0];
-  return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared);
+  return folds_bias && element_bytes(call.x->element) == 2 ? Gemm::WithBias : choose_gemm(prepared, decision);
 }
 
 // `d`: receives where the result lies.
-Answer run_fallback(const LinearCall& call, Prepared& prepared, const Resources& resources, Torch& torch, Matrix* d) {
+Answer run_fallback(const LinearCall& call, Gemm gemm, Prepared& prepared, const Resources& resources, Torch& torch,
+                    Matrix* d) {
   Problem& problem = prepared.problem;
   void* const memory = resources.workspace;
   problem.stream = resources.stream;
-  const Gemm gemm = gemm_of(call, prepared);
   const int bias = call.operands.fold ? 0 : epilogue_info(call.epilogue).bias - 1;
   Tensor result;
   if (!torch.gemm(gemm, bias, &result)) return Answer::Raised;
@@ -95,7 +95,7 @@ Answer run_fused(const LinearCall& call, const Plan& plan, Prepared& prepared, c
 }
 
 // The reason why the plan cannot be run at all, or Done.
-Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Decision& decision) {
+Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Decision& decision, Gemm gemm) {
   const Problem& problem = prepared.problem;
   if (decision.plan.is_fused()) return Answer::Done;
   if (call.weight2) return Answer::NoPair;
@@ -103,15 +103,15 @@ Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Deci
   if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
   // Python knows whether torch._scaled_mm or torch's grouped product takes it.
   if (call.is_8_bits() || call.group_ends) return Answer::ByReference;
-  if (does_everything(call, problem, gemm_of(call, prepared))) return Answer::Done;
+  if (does_everything(call, problem, gemm)) return Answer::Done;
   return call.x->is_cuda() && are_rows_countable(problem) ? Answer::Done : Answer::ByReference;
 }
 
 // A reason that Python has to deal with before the plan is run, or Done.
-Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const Decision& decision, Torch& torch) {
+Answer look_at_tensors(const LinearCall& call, const Prepared& prepared, const Decision& decision, Gemm gemm,
+                       Torch& torch) {
   // Kernels read only vectors without gaps, PyTorch's GEMM any.
-  const bool is_gemm_all =
-      !decision.plan.is_fused() && does_everything(call, prepared.problem, gemm_of(call, prepared));
+  const bool is_gemm_all = !decision.plan.is_fused() && does_everything(call, prepared.problem, gemm);
   const bool is_operand_readable = prepared.problem.are_operands_contiguous || is_gemm_all;
   const bool is_x_readable = prepared.is_x_strided || !decision.is_on_slices();
   if ((!is_operand_readable || !is_x_readable) && ends(Answer::NotReadable, torch)) return Answer::NotReadable;
@@ -133,9 +133,9 @@ void add_launches_on_slices(const LinearCall& call, const Prepared& prepared, co
   if (decision.is_padded) launches->push_back("copy_of_result");
 }
 
-void fill(Record* record, const LinearCall& call, const Prepared& prepared, const Decision& decision,
+void fill(Record* record, const LinearCall& call, const Prepared& prepared, const Decision& decision, Gemm gemm,
           const open::KernelNames& names) {
-  record->gemm = gemm_of(call, prepared);
+  record->gemm = gemm;
   const int capability = prepared.problem.device.capability;
   // What is loaded here tells nothing of a GPU that is elsewhere.
   const bool is_elsewhere = call.described && call.described->index < 0;
@@ -185,17 +185,18 @@ Answer linear(const LinearCall& call, Torch& torch) {
   problem.copies = decision.copies;
   problem.is_out_padded = problem.is_out_padded || (call.is_8_bits() && call.is_out_padded);
   const open::KernelNames names = kernels_of(problem, decision.plan);
-  if (record) fill(record, call, prepared, decision, names);
+  const bool is_fused = decision.plan.is_fused();
+  const Gemm gemm = is_fused && !record ? Gemm::Product : gemm_of(call, prepared, decision);
+  if (record) fill(record, call, prepared, decision, gemm, names);
   if (prepares != Answer::Done) return prepares;
-  if (const Answer answer = look_at_plan(call, prepared, decision); answer != Answer::Done) return answer;
+  if (const Answer answer = look_at_plan(call, prepared, decision, gemm); answer != Answer::Done) return answer;
   Resources resources;
   const bool is_linked = link::find(call.epilogue, problem.device.capability, names, &resources.kernels);
   if (!is_linked && ends(Answer::NotLinked, torch)) return Answer::NotLinked;
-  if (const Answer answer = look_at_tensors(call, prepared, decision, torch); answer != Answer::Done) {
+  if (const Answer answer = look_at_tensors(call, prepared, decision, gemm, torch); answer != Answer::Done) {
     return answer;
   }
   if (record) return Answer::Done;
-  const bool is_fused = decision.plan.is_fused();
   if (decision.is_on_slices()) {
     problem.is_packed = decision.is_packed;
     problem.packed_weight = call.slices(decision.arithmetic).pack;
@@ -214,7 +215,7 @@ Answer linear(const LinearCall& call, Torch& torch) {
   if (bytes > 0) resources.workspace += of_moments;
   Matrix d;
   const Answer answer = is_fused ? run_fused(call, decision.plan, prepared, resources, torch, &d)
-                                 : run_fallback(call, prepared, resources, torch, &d);
+                                 : run_fallback(call, gemm, prepared, resources, torch, &d);
   if (answer != Answer::Done) return answer;
   const bool is_done = run_moments(call, decision.plan, problem, d, resources.blocks, torch);
   return is_done ? Answer::Done : Answer::Raised;

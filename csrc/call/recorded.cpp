@@ -44,12 +44,25 @@ bool is_bound_by_host(const Prepared& prepared) {
   return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) < kFewProducts;
 }
 
+// Whether PyTorch has an operator for what follows the product and its bias.
+bool is_one_operator(EpilogueId epilogue) {
+  switch (epilogue) {
+    case EpilogueId::bias_relu:
+    case EpilogueId::bias_gelu:
+    case EpilogueId::bias_gelu_tanh:
+    case EpilogueId::bias_silu:
+    case EpilogueId::bias_tanh:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 Answer recorder_of(const LinearCall& call) {
   // With more axes PyTorch's product is a view where gradients are recorded.
-  const bool is_known =
-      (call.epilogue == EpilogueId::bias && call.x->dim == 2) || call.epilogue == EpilogueId::bias_relu;
+  const bool is_known = (call.epilogue == EpilogueId::bias && call.x->dim == 2) || is_one_operator(call.epilogue);
   if (!is_known || call.operands.fold || call.out || call.is_strict || call.is_batch_invariant ||
       call.needs_other_setting) {
     return Answer::Recorded;
@@ -58,7 +71,8 @@ Answer recorder_of(const LinearCall& call) {
   if (!is_ready(*call.x)) return Answer::NotReady;
   if (prepare(call, &prepared) != Answer::Done) return Answer::Recorded;
   const Problem& p = prepared.problem;
-  if (!is_bound_by_host(prepared) || decide(prepared).plan.is_fused()) return Answer::Recorded;
+  // The plan is remembered, so it is asked first.
+  if (decide(prepared).plan.is_fused() || !is_bound_by_host(prepared)) return Answer::Recorded;
   const bool is_any_fused = is_fused(prepared, p.m, p.k, p.n, /*is_x_transposed=*/false) ||
                             is_fused(prepared, p.n, p.k, p.m, /*is_x_transposed=*/true);
   return is_any_fused ? Answer::Recorded : Answer::RecordedByTorch;

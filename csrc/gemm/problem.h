@@ -140,6 +140,7 @@ inline bool operator==(const Plan& a, const Plan& b) {
 struct Candidate {
   Plan plan;
   double microseconds = 0;
+  bool is_one_kernel = false;  // of the fallback: PyTorch's GEMM is expected to compute the whole epilogue
 };
 
 }  // namespace epigemm

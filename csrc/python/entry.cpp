@@ -308,7 +308,7 @@ bool has_count(Py_ssize_t count, int wanted) {
 template <class Arguments>
 PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (!has_count(count, Arguments::Count)) return nullptr;
-  Reader reader(PyLong_AsLong(given[Arguments::Circumstances]) & call::kRouted);
+  Reader reader(PyLong_AsLong(given[Arguments::Circumstances]));
   Arguments arguments;
   const call::Answer found = reader.found(reader.begin() && arguments.read(reader, given));
   if (PyErr_Occurred()) return nullptr;
@@ -325,8 +325,8 @@ PyObject* answer(PyObject*, PyObject* const* given, Py_ssize_t count) {
 // autograd has to record it. NotPlain: a mode, a tracer or a transform has to intercept it. Autocast's casts were made
 // before.
 PyObject* sees(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  Reader reader(/*is_routed=*/false);
-  bool is_read = reader.begin_cast();
+  Reader reader(/*circumstances=*/0);
+  bool is_read = reader.begin_seen();
   for (Py_ssize_t i = 0; is_read && i < count; ++i) {
     call::Tensor tensor;
     is_read = given[i] == Py_None || reader.read_any(given[i], &tensor);

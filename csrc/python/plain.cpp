@@ -64,8 +64,8 @@ bool is_seen_by_nobody(bool* is_recording) {
   return true;
 }
 
-bool is_plain_here(bool* is_recording) {
-  return is_off(state.any_autocast) && is_off(state.is_profiling) && is_seen_by_nobody(is_recording);
+bool is_plain_here(bool is_cast, bool* is_recording) {
+  return (is_cast || is_off(state.any_autocast)) && is_off(state.is_profiling) && is_seen_by_nobody(is_recording);
 }
 
 bool view_of(PyObject* object, call::Tensor* tensor) {

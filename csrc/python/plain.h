@@ -1,7 +1,7 @@
 // Plain calls: on plain tensors, and not to be intercepted by autograd, a tracer or a mode.
 #pragma once
 
-#include "call/linear.h"
+#include "call/forced.h"
 #include "python/object.h"
 
 namespace epigemm::python {
@@ -13,19 +13,21 @@ bool is_off(PyObject* function);
 bool is_seen_by_nobody(bool* is_recording);
 
 // Whether, in addition, neither autocast nor a profiler is active. Under autocast PyTorch's GEMM would cast its
-// operands, and with a profiler Python makes the call, so that it has a name in the profile.
-bool is_plain_here(bool* is_recording);
+// operands, unless they are known to be cast; with a profiler Python makes the call, so that it has a name in the
+// profile.
+bool is_plain_here(bool is_cast, bool* is_recording);
 
 // Reads tensor arguments of one call.
 class Reader {
  public:
-  // `is_routed`: autograd, tracers and modes have handled the call.
-  explicit Reader(bool is_routed) : is_routed_(is_routed) {}
+  // `circumstances`: of call::Circumstances.
+  explicit Reader(long circumstances)
+      : is_routed_(circumstances & call::kRouted), is_cast_(circumstances & call::kCast) {}
 
   // False if the call is not plain, whatever its tensors are.
-  bool begin() { return is_routed_ || is_plain_here(&is_recording_); }
-  // The same for a call whose autocast casts have been made.
-  bool begin_cast() { return is_seen_by_nobody(&is_recording_); }
+  bool begin() { return is_routed_ || is_plain_here(is_cast_, &is_recording_); }
+  // The same, also while a profiler is active.
+  bool begin_seen() { return is_seen_by_nobody(&is_recording_); }
 
   // Reads a tensor of any type; false if a plain or recorded call may not read it.
   bool read_any(PyObject* object, call::Tensor* tensor);
@@ -42,7 +44,7 @@ class Reader {
   call::Answer found(bool is_read) const;
 
  private:
-  bool is_routed_;
+  bool is_routed_, is_cast_;
   bool is_recording_ = false;
   bool needs_gradient_ = false;
   bool is_in_memory_ = true;

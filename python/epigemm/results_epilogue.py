@@ -101,24 +101,25 @@ class ResultsEpilogue(Decorated):
         form, given = self.form(operands, named)
         if isinstance(weight, PackedWeight):
             weight = weight.weight
-        if _any_autocast() and any(form.promoted_results(x, given)):
+        is_under_autocast = _any_autocast()
+        # What one kernel computes the entry checks, if it sees all operands.
+        is_known = out is None and current.log is None and not is_under_autocast
+        pair = form.parts(x.dtype).pair if isinstance(x, Tensor) and isinstance(weight, Tensor) else None
+        is_seen = is_known and pair is not None and len(pair.places) == len(given)
+        both = form._both(x, weight, given, options) if is_seen else None
+        if both is not None:
+            return form._results(both, given)
+        if is_under_autocast and any(form.promoted_results(x, given)):
             z, others = _route.promoted(form.traced, x, weight, given, options)
             return form._narrowed(form.elementwise(z, *others, out=out), x, given)
         checks.tensors(x=x, weight=weight)
-        if _any_autocast():
+        if is_under_autocast:
             x, weight, _ = autocast.cast(x, weight)
         checks.product(x, weight)
-        shape = (*x.shape[:-1], weight.shape[0])
-        pair = form.parts(x.dtype).pair
-        # What one kernel computes the entry checks, if it sees all operands.
-        is_seen = pair is not None and len(pair.places) == len(given) and out is None and current.log is None
-        if not is_seen:
-            form._check(x, "x", shape, given, out)
-        both = form._both(x, weight, given, options)
+        form._check(x, "x", (*x.shape[:-1], weight.shape[0]), given, out)
+        both = None if is_seen else form._both(x, weight, given, options)
         if both is not None:
             return form._results(both, given)
-        if is_seen:
-            form._check(x, "x", shape, given, out)
         matrix = form.parts(x.dtype).matrices[0]
         function: Function = BIAS if matrix.traced is None else matrix.traced
         reads = (None,) if matrix.traced is None else [given[place] for place in matrix.places]
@@ -226,7 +227,7 @@ class ResultsEpilogue(Decorated):
             epilogue, x, weight, seen, precision or DEFAULT, strict=strict, invariant=invariance.enabled()
         )
         found = one_kernel.both(call)
-        if found is None:
+        if not isinstance(found, tuple):
             return None
         return dict(zip((pair.result, pair.stored), found, strict=True))
 

@@ -94,8 +94,8 @@ def linear(
                 "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
             )
         weight = weight.weight
-    promotes = promotes and _any_autocast() and not is_8_bits and offs is None
-    if promotes and isinstance(function, Traced):
+    is_under_autocast = _any_autocast() and not is_8_bits
+    if is_under_autocast and promotes and offs is None and isinstance(function, Traced):
         typing = [operands[place] for place in function.typing]
         if autocast.promotes(x, typing):
             if out is not None:
@@ -103,9 +103,12 @@ def linear(
             z, operands = promoted(function, x, weight, operands, Options(precision, strict))
             return elementwise(function, z, operands, out)
     found: Tensor | Reason | None = None
+    if is_under_autocast:
+        if out is not None:
+            others = [("weight", weight), *forms.by_name(function, operands), *_named(fold).items()]
+            checks.own_memory(out, x, others)
+        x, weight, operands, fold = autocast.cast_call(function.bias_place, x, weight, operands, fold)
     if is_traced():
-        if _any_autocast() and not is_8_bits:
-            x, weight, operands, fold = autocast.cast_call(function.bias_place, x, weight, operands, fold)
         operands = forms.without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
@@ -123,9 +126,12 @@ def linear(
             if isinstance(function, Epilogue)
             else forms.seen(function, x, operands, dtype)
         )
+        # fmt: off
         found = entry.linear(
-            epilogue, x, weight, given, fold, precision, out, strict, scaled=given_scales, group_ends=offs
+            epilogue, x, weight, given, fold, precision, out, strict, None, True, given_scales, None, None, offs,
+            is_under_autocast,
         )
+        # fmt: on
     if isinstance(found, Tensor):
         return eight_bits.with_blocks(found, memory) if is_8_bits else found
     if current.log is not None:
@@ -148,8 +154,6 @@ def linear(
         checks.own_memory(out, x, by_name)
     if found is None or found is _OPERATOR:
         _check_tensors(function, operands, fold, out, x=x, weight=weight, **ends)
-        if _any_autocast() and not is_8_bits:
-            x, weight, operands, fold = autocast.cast_call(function.bias_place, x, weight, operands, fold)
     of_types = None
     if is_8_bits:
         of_types = eight_bits.checked(x, weight, scaled)

@@ -18,7 +18,13 @@ from tests.support.watching import WITH_ENTRY
 pytestmark = WITH_ENTRY
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-FUNCTIONS: dict[str, Any] = {"linear": lambda z: z, "linear_relu": torch.relu}
+FUNCTIONS: dict[str, Any] = {
+    "linear": lambda z: z,
+    "linear_relu": torch.relu,
+    "linear_gelu": torch.nn.functional.gelu,
+    "linear_silu": torch.nn.functional.silu,
+    "linear_tanh": torch.tanh,
+}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 functions = pytest.mark.parametrize("name", FUNCTIONS)
 

@@ -389,7 +389,9 @@ std::optional<measured::Choice> find_measured(const Problem& problem) {
 Candidate choose(const Problem& problem) {
   if (const std::optional<Candidate> known = plan_cache::find(problem)) return *known;
   const uint64_t generation = plan_cache::generation();
-  const Candidate candidate = chosen(problem);
+  Candidate candidate = chosen(problem);
+  // Remembered, too: the model behind it takes a small call as long as the rest of its work on the host.
+  candidate.is_one_kernel = !candidate.plan.is_fused() && is_fallback_expected_in_one_kernel(problem);
   plan_cache::put(problem, candidate, generation);
   return candidate;
 }

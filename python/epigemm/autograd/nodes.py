@@ -10,6 +10,7 @@ every tensor is a plain one.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from epigemm.calls import elementwise_kernels, entry, one_kernel, resolve
 from epigemm.calls.log import current
 from epigemm.epilogues.registry import Epilogue
 from epigemm.packs import weight_packs
+from epigemm.planner.reasons import Reason
 
 
 def forward(call: LinearCall | ElementwiseCall) -> Tensor:
@@ -51,14 +53,24 @@ def record(call: LinearCall | ElementwiseCall) -> Tensor:
     return result
 
 
-def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
-    """D = x @ weight.T + bias or its ReLU, recorded by PyTorch's own operators (csrc/call/recorded.h says when)."""
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bias_relu": torch.relu,
+    "bias_gelu": torch.nn.functional.gelu,
+    "bias_gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "bias_silu": torch.nn.functional.silu,
+    "bias_tanh": torch.tanh,
+}
+"""Epilogues that are one operator of PyTorch's behind the product and its bias."""
+
+
+def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any) -> Tensor:
+    """D of `OPERATORS` or the product alone, recorded by PyTorch's own operators (csrc/call/recorded.h says when)."""
     if current.log is not None:
         return current.log.made(linear_by_torch, epilogue, x, weight, bias)  # type: ignore[no-any-return]
     if weight.requires_grad:
         weight_packs.expire(weight)
     product = torch.nn.functional.linear(x, weight, bias)
-    return product if epilogue.is_bias else torch.relu(product)
+    return product if epilogue.is_bias else OPERATORS[epilogue.name](product)
 
 
 def fold_batch_norm(call: FoldCall) -> tuple[Tensor, ...]:
@@ -73,12 +85,13 @@ def linear_with_product(call: LinearCall) -> tuple[Tensor, Tensor]:
     Stored by one kernel, or by the first one of two.
     """
     found = one_kernel.both(call._replace(epilogue=call.epilogue.with_product), is_recorded=True)
-    if found is not None:
+    if isinstance(found, tuple):
         if not call.uses_pack and current.log is None:
             weight_packs.expire(call.weight)
         return found
-    # Checked before anything is launched: the two kernels' own checks would not fit the call as a whole.
-    checks.arguments(call)
+    if found is not Reason.NOT_FUSED:
+        # Before anything is launched: the two kernels' own checks would not fit the call as a whole.
+        checks.arguments(call)
     product = forward(call.product())
     return forward(call.behind(product)), product
 

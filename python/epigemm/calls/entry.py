@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from epigemm import _native
 from epigemm._native import ops
-from epigemm.arguments import invariance
+from epigemm.arguments import autocast, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled, tensors_of
 from epigemm.calls import by_reference, groups, weight_slices
@@ -127,6 +127,7 @@ def linear(
     weight2: Tensor | None = None,  # this and the next two as of csrc/call/linear.h
     stored: Tensor | None = None,
     group_ends: Tensor | None = None,
+    is_cast: bool = False,  # autocast casts none of the tensors, or has
 ) -> Tensor | Reason:
     """D = epilogue(x @ weight.T), or the reason. Arguments as of the public functions. Not under a compiler's trace."""
     if _module is None:
@@ -137,7 +138,8 @@ def linear(
         invariant = invariance.active and invariance.enabled()
     if invariant and group_ends is not None:
         return NOT_PLAIN
-    order, packs, circumstances, eight_bits = _precision.ORDERS[0], None, 0, None
+    order, packs, eight_bits = _precision.ORDERS[0], None, None
+    circumstances = dry_runs.CAST if is_cast else 0
     if scaled is not None:
         eight_bits = native(scaled)
         if eight_bits is None:
@@ -146,7 +148,7 @@ def linear(
     elif getattr(x, "dtype", None) is _FP32:
         order = _precision.order(precision, "cuda" if x.is_cuda else "cpu")
         if order.overrides:
-            circumstances = dry_runs.OTHER_SETTING
+            circumstances |= dry_runs.OTHER_SETTING
         # A call whose weight needs a gradient uses no pack.
         if order.slices and x.is_cuda and not (_grad_enabled() and getattr(weight, "requires_grad", False)):
             if weight_slices.shortages:
@@ -185,7 +187,8 @@ def linear(
         return RECORDED_BY_TORCH if is_usual and _may_torch_record(x, precision) else RECORDED
     if found == _OTHER_SETTING:  # torch's own setting would be less accurate than the call asks for
         with _precision.switched(x.device.type, _precision.IEEE):
-            found = _module.linear(*call[:_CIRCUMSTANCES], 0, *call[_CIRCUMSTANCES + 1 :])
+            again = dry_runs.CAST if is_cast else 0
+            found = _module.linear(*call[:_CIRCUMSTANCES], again, *call[_CIRCUMSTANCES + 1 :])
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     return REASONS[int(found)]
@@ -236,15 +239,17 @@ def products(
 
 
 def made(call: LinearCall | ElementwiseCall, stored: Tensor | None = None) -> Tensor | Reason:
-    """`linear` or `elementwise`, with the arguments of a call."""
+    """`linear` or `elementwise`, with the arguments of a call, which autocast has cast."""
     if is_traced() or current.log is not None:
         return NOT_PLAIN
     if not isinstance(call, LinearCall):
         return elementwise(call.epilogue, call.x, tuple(call.operands), None, call.out)
     epilogue, x, weight, operands, precision, uses_pack, strict, invariant, out, weight2, *_ = call
     asked = None if precision == _precision.DEFAULT or call.eight_bits is not None else precision
-    about = (asked, out, strict, invariant, uses_pack, call.eight_bits, weight2, stored, call.group_ends)
-    return linear(epilogue, x, weight, tuple(operands), None, *about)
+    is_cast = autocast.is_any_on() and autocast.dtype_for(x) in (None, x.dtype)
+    about = (asked, out, strict, invariant, uses_pack, call.eight_bits)
+    more = (weight2, stored, call.group_ends, is_cast)
+    return linear(epilogue, x, weight, tuple(operands), None, *about, *more)
 
 
 def native(scaled: Scaled) -> tuple[Any, ...] | None:
@@ -263,7 +268,7 @@ def elementwise(
     operands: Operands,
     fold: Operands | None,
     out: Tensor | None,
-    circumstances: int = 0,
+    circumstances: int = dry_runs.CAST,
 ) -> Tensor | Reason:
     """D = epilogue(x), or the reason. Arguments as of `linear`. Not under a compiler's trace."""
     if _module is None:
@@ -285,5 +290,7 @@ def derivative(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) 
     """
     if _module is None or is_traced():
         return NOT_PLAIN
-    found: Any = _module.derivative(call.epilogue.number, grad, call.x, tuple(call.operands), sums, 0)
+    found: Any = _module.derivative(
+        call.epilogue.number, grad, call.x, tuple(call.operands), sums, dry_runs.CAST
+    )
     return REASONS[found] if type(found) is int else found

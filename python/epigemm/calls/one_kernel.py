@@ -37,25 +37,27 @@ def may_store(call: LinearCall) -> bool:
     """
     if call.x.dtype is torch.float64 or call.invariant:
         return False
+    if call.x.dtype is not torch.float32:
+        return True
     device_type = "cuda" if call.x.is_meta else call.x.device.type
     return dry_runs.order_on(call, device_type).slices != 1
 
 
-def both(call: LinearCall, *, is_recorded: bool = False) -> tuple[Tensor, Tensor] | None:
-    """The result and the second matrix by one kernel; None if the caller has to compute them one after the other.
+def both(call: LinearCall, *, is_recorded: bool = False) -> tuple[Tensor, Tensor] | Reason:
+    """The result and the second matrix by one kernel, or the reason why the caller has to make several calls.
 
-    That is so if something has to intercept the call, if several kernels are expected to be faster, or if the kernel
-    cannot read or write the tensors as they lie.
+    `NOT_FUSED` if these are expected to be faster; all arguments fit then. Also where something has to intercept the
+    call, or the kernel cannot read or write the tensors as they lie.
 
     Args:
         call: with the epilogue that has a second value.
         is_recorded: whether autograd has handled the call, and tracers and modes have.
     """
     if not may_store(call) or not plans.has_gpu_kernels(call.x) or call.weight.dim() != 2:
-        return None
+        return Reason.NOT_PLAIN
     stored = call.new_out()
     found = _made(call, stored, is_recorded=is_recorded)
-    return (found, stored) if isinstance(found, Tensor) else None
+    return (found, stored) if isinstance(found, Tensor) else found
 
 
 _NEEDS_MORE = (Reason.NOT_LINKED, Reason.NO_MEMORY)
@@ -63,7 +65,7 @@ _NEEDS_MORE = (Reason.NOT_LINKED, Reason.NO_MEMORY)
 
 def _made(call: LinearCall, stored: Tensor | None = None, *, is_recorded: bool = False) -> Tensor | Reason:
     """The result by the entry, which sees itself what has to intercept a call; of the resolver if it needs more."""
-    found: Tensor | Reason = Reason.NOT_PLAIN if is_recorded else entry.made(call, stored)
+    found = entry.made(call, stored)
     if isinstance(found, Tensor):
         return found
     is_hidden = found is Reason.NOT_PLAIN and (is_recorded or _is_direct(call))  # autocast hides a call, too

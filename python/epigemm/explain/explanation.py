@@ -76,6 +76,7 @@ _SLICES_TEXT = {
 }
 
 
+BACKWARD_BY_TORCH = "by PyTorch's own operators"
 _SUMS = {
     _precision.PROMOTED: "float32 accumulation of sums of 128 of them",
     _precision.FAST: "accumulated by the tensor cores alone",
@@ -95,10 +96,11 @@ def of_linear(call: LinearCall) -> Explanation:
 def recorded_by_torch(call: LinearCall) -> Explanation:
     """A call that PyTorch's own operators record."""
     gemm = f"torch GEMM {'(mm)' if call.bias is None else _ADDMM}"
-    launches = [gemm, *([] if call.epilogue.is_bias else ["torch relu"])]
-    if _can_be_fused(call):
-        return _by_torch(call, launches, [_LEFT_TO_TORCH + _NONE_FOR_FUSED])
-    return _by_torch(call, launches, [*explain_linear(call).reasons, _LEFT_TO_TORCH])
+    operator = call.epilogue.name.removeprefix("bias_")
+    launches = [gemm, *([] if call.epilogue.is_bias else [f"torch {operator}"])]
+    fused = [_LEFT_TO_TORCH + _NONE_FOR_FUSED]
+    reasons = fused if _can_be_fused(call) else [*explain_linear(call).reasons, _LEFT_TO_TORCH]
+    return replace(_by_torch(call, launches, reasons), backward=BACKWARD_BY_TORCH)
 
 
 def of_fold(call: FoldCall) -> str:
@@ -134,7 +136,7 @@ def apart(found: Explanation, call: LinearCall, before: list[str], is_recorded: 
     launches, reasons = [*found.kernels, *before, in_its_own_kernel(call)], found.reasons
     if is_recorded:
         reasons = [_SAVED + _STRICT, *reasons] if _can_be_fused(call) else [*reasons, _SAVED]
-    return replace(found, path=path, reasons=reasons, kernels=launches)
+    return replace(found, path=path, reasons=reasons, kernels=launches, backward="")
 
 
 def _can_be_fused(call: LinearCall) -> bool:

@@ -16,7 +16,7 @@ from epigemm.epilogues.registry import compute_dtype
 from epigemm.epilogues.tracer.results import structured, written
 from epigemm.explain import explanation, log, norms
 from epigemm.explain.answer import ELEMENTWISE, GEMM_ELEMENTWISE, REFERENCE, Explanation, Product
-from epigemm.explain.explanation import dtype_name
+from epigemm.explain.explanation import BACKWARD_BY_TORCH, dtype_name
 from epigemm.explain.log import Call, Launch, Log, kernels_of
 from epigemm.results_epilogue import ResultsEpilogue
 
@@ -35,7 +35,7 @@ def of_function(fn_or_name: Callable[..., Any] | str, /, *args: Any, **kwargs: A
 
 def _by_torch(result: Tensor) -> Explanation:
     """What no kernel of epigemm's computes, and no product is in."""
-    arithmetic, backward = dtype_name(compute_dtype(result.dtype)), "by PyTorch's own operators"
+    arithmetic, backward = dtype_name(compute_dtype(result.dtype)), BACKWARD_BY_TORCH
     return Explanation("z", REFERENCE, "PyTorch's operators", arithmetic, [], backward=backward)
 
 

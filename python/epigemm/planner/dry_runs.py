@@ -24,7 +24,7 @@ SHIFTS = {_precision.SPLIT: 0, _precision.SCALED: 2}
 ALL_KEPT = sum(THERE << shift for shift in SHIFTS.values())
 """`slices` for a weight that has all packs."""
 
-ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE = 1, 2, 4, 8, 16
+ROUTED, OUT_APART, OUT_PADDED, OTHER_SETTING, RAISES_SHORTAGE, CAST = 1, 2, 4, 8, 16, 32
 """Circumstances of a call, which csrc/call/forced.h explains."""
 
 ARITHMETICS = (
