@@ -158,12 +158,14 @@ class Stores(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stores"), [(torch.bfloat16, [True]), (torch.float64, [False, False])], ids=str
+    ("dtype", "stores"),
+    [(torch.bfloat16, [True]), (torch.float32, []), (torch.float64, [])],
+    ids=str,
 )
 def test_a_recorded_call_and_its_product(
     dtype: torch.dtype, stores: list[bool], monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
 ) -> None:
-    """One kernel where the planner expects it for the sizes; another process may not have made its epilogue."""
+    """One kernel where the planner expects it for the sizes. What is left to PyTorch's GEMM becomes no call of ours."""
     native_here(monkeypatch)
     monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
     monkeypatch.setattr(dry_runs, "dry_run", functools.partial(dry_runs.dry_run, gpu=H200))
@@ -175,7 +177,7 @@ def test_a_recorded_call_and_its_product(
         result, product = graphs.with_product_in_inductor(call)
     assert mode.found == stores
     z = F.linear(x.double(), weight.double(), bias.double())
-    bound = 2e-2 if dtype is torch.bfloat16 else 1e-12
+    bound = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(product.double(), z, rtol=bound, atol=bound)
     torch.testing.assert_close(result.double(), F.gelu(z), rtol=bound, atol=bound)
 

@@ -1,4 +1,4 @@
 """`torch.ops.epigemm.*`: implementation, fake kernels, derivatives and vmap rules; and what compiled graphs call.
 
-Imports: `epilogues`, `arguments`, `planner`, `calls`, `autograd`. Taken by `route`, `glu`, `fusion`.
+Imports: `epilogues`, `arguments`, `planner`, `packs`, `calls`, `autograd`. Taken by `route`, `glu`, `fusion`.
 """

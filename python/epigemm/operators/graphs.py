@@ -28,6 +28,7 @@ from epigemm.compilers import at_trace_time, is_exporting
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
+from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.reasons import Reason
 
@@ -222,6 +223,8 @@ def in_inductor(call: LinearCall | ElementwiseCall, stored: Tensor | None = None
         return out
     if call.invariant or call.weight.dim() != 2 or call.order.overrides:
         return NotImplemented
+    if epilogue.is_bias and _is_torchs(call):
+        return torch.nn.functional.linear(x, call.weight, call.bias)
     out = call.new_out()
     order = call.order.number
     _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out, stored)
@@ -229,27 +232,48 @@ def in_inductor(call: LinearCall | ElementwiseCall, stored: Tensor | None = None
 
 
 def with_product_in_inductor(call: LinearCall) -> Any:
-    """The same of a call and its product: by one kernel where that is planned for constant sizes, else by two calls."""
+    """The same of a call and its product: by one kernel where that is planned for constant sizes, else by two.
+
+    Of the epilogue behind a product that is PyTorch's Inductor makes one kernel with what else follows.
+    """
     both = call._replace(epilogue=call.epilogue.with_product)
     if plans.has_gpu_kernels(call.x) and one_kernel.may_store(both):
-        if not all(isinstance(size, int) for each in call.inputs for size in each.shape):
+        if not _has_constant_sizes(both):
             return NotImplemented
-        if _is_fused(both):
+        if _is_planned(both, fused=True):
             stored = call.new_out()
             result = in_inductor(both, stored)
             return result if result is NotImplemented else (result, stored)
-    product = in_inductor(call.product())
-    result = product if product is NotImplemented else in_inductor(call.behind(product))
+    alone = call.product()
+    product = in_inductor(alone)
+    if product is NotImplemented:
+        return product
+    behind = call.behind(product)
+    if _is_torchs(alone):
+        return behind.epilogue.reference(product, behind.operands), product
+    result = in_inductor(behind)
     return result if result is NotImplemented else (result, product)
 
 
-def _is_fused(call: LinearCall) -> bool:
-    """Whether one kernel computes a call of tensors that lie like those of a trace."""
+def _is_torchs(product: LinearCall) -> bool:
+    """Whether PyTorch's GEMM computes a product of constant sizes, which takes the host less time without `_into`."""
+    may_be = plans.has_gpu_kernels(product.x) and not product.strict and not weight_packs.owners
+    return may_be and _is_planned(product, fused=False)
+
+
+def _has_constant_sizes(call: LinearCall) -> bool:
+    return all(isinstance(size, int) for each in call.inputs for size in each.shape)
+
+
+def _is_planned(call: LinearCall, *, fused: bool) -> bool:
+    """Whether a call of constant sizes is one kernel of ours that reads tensors as a trace's lie; or PyTorch's GEMM."""
+    if not _has_constant_sizes(call):
+        return False
     with _disable_current_modes():  # this is no part of the graph
         x, weight, *operands = [_described(each) for each in (call.x, call.weight, *call.operands)]
         like = call._replace(x=x, weight=weight, operands=tuple(operands))
         found = dry_runs.dry_run(like, place=torch.empty(0, device=call.x.device))
-    return found.fused and found.copies_nothing
+    return found.fused and found.copies_nothing if fused else not found.fused
 
 
 def _described(given: Any) -> Any:
