@@ -212,21 +212,6 @@ def own_derivative(acc: Tensor) -> Any:
     return Doubled.apply(acc)  # type: ignore[no-untyped-call]
 
 
-LEAKY = torch.nn.LeakyReLU(0.1)
-
-
-class Hidden:
-    weight = torch.ones(())
-
-
-def global_module(acc: Tensor) -> Any:
-    return LEAKY(acc)
-
-
-def attribute_tensor(acc: Tensor) -> Tensor:
-    return acc * Hidden.weight
-
-
 def is_read_behind_a_result(acc: Tensor) -> Any:
     total = acc.sum(0)
     return (
@@ -289,8 +274,6 @@ GRADIENT = "no_grad or the like, or a torch.autograd.Function, is not supported"
         (without_gradient, NotImplementedError, GRADIENT, "return acc * 2.0"),
         (derivative_of_nothing, NotImplementedError, GRADIENT, "return Reversed.apply"),
         (own_derivative, NotImplementedError, GRADIENT, "return x * 2.0"),
-        (global_module, TypeError, "'LEAKY' is captured, and a LeakyReLU may change unseen", "return LEAKY"),
-        (attribute_tensor, NotImplementedError, "mul takes a captured tensor", "return acc * Hidden"),
         (
             is_read_behind_a_result,
             NotImplementedError,
