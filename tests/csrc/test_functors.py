@@ -16,16 +16,7 @@ from torch import Tensor
 
 from epigemm.epilogues import declaration, formulas, library
 from epigemm.epilogues.declaration import Traced, TracedResults, trace
-from epigemm.epilogues.kinds import (
-    ANNOTATIONS,
-    SLOTS,
-    Matrix,
-    Operand,
-    PerColumn,
-    PerRow,
-    Scalar,
-    slots_of,
-)
+from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, Matrix, Operand, PerColumn, PerRow, Scalar, slots_of
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.epilogues.tracer.source import prelude
 from tests.ops.bounds import Off

@@ -70,11 +70,7 @@ FAST = Mode.FAST
     ],
 )
 def test_constants_are_those_of_the_decoration(
-    monkeypatch: pytest.MonkeyPatch,
-    function: Callable[..., Any],
-    owner: Any,
-    attribute: str,
-    value: object,
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], owner: Any, attribute: str, value: object
 ) -> None:
     """A later change is not noticed: not by a call, not by a compiled one, and not by a trace of Dynamo's."""
     made = epilogue(function)

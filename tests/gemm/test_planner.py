@@ -14,17 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epigemm._native import ops
-from tests.gemm.query import (
-    ALL_TYPES,
-    H200,
-    ROWS,
-    SIZES,
-    SWAP_AB,
-    WINS,
-    Query,
-    assert_well_formed,
-    tile_size,
-)
+from tests.gemm.query import ALL_TYPES, H200, ROWS, SIZES, SWAP_AB, WINS, Query, assert_well_formed, tile_size
 from tests.support.cases import LINEAR
 from tests.support.plans import FP16X3
 

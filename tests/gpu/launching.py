@@ -293,8 +293,5 @@ def both(
     m, n = len(problem.x), len(problem.weight)
     out = poisoned((m, n + gap), problem.x.dtype, problem.x.device)[:, :n]
     stored = poisoned((m, n), problem.x.dtype, problem.x.device)
-    found = {
-        pair.result: launch(asked, kernel, raster, swizzle, out=out, stored=stored),
-        pair.stored: stored,
-    }
+    found = {pair.result: launch(asked, kernel, raster, swizzle, out=out, stored=stored), pair.stored: stored}
     return found[parts.sources[0]], found[parts.sources[1]]

@@ -108,12 +108,7 @@ class Family(Values):
         for with_bias in {has_bias(name), False}:
             for in_tensors in (True, False):
                 problem = make(
-                    name,
-                    kernel.arithmetic,
-                    sizes,
-                    rng,
-                    with_bias=with_bias,
-                    tensor_scalars=in_tensors,
+                    name, kernel.arithmetic, sizes, rng, with_bias=with_bias, tensor_scalars=in_tensors
                 )
                 checked(problem, kernel)
                 problem.operands = problem.operands.map(LAYOUTS["misaligned"])

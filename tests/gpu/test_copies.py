@@ -83,12 +83,7 @@ class TestCopies:
         for m, n in SHAPES:
             sizes = (m, n, k)
             problem = make(
-                "bias_gelu_tanh",
-                kernel.arithmetic,
-                sizes,
-                rng,
-                x_layout=of_x,
-                weight_layout=of_weight,
+                "bias_gelu_tanh", kernel.arithmetic, sizes, rng, x_layout=of_x, weight_layout=of_weight
             )
             by_force(problem, kernel)
 

@@ -35,11 +35,7 @@ def inside() -> Iterator[None]:
 
 
 def drawn(
-    function: Op,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    precision: str | None,
-    rng: torch.Generator,
+    function: Op, shape: tuple[int, int, int], dtype: torch.dtype, precision: str | None, rng: torch.Generator
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """The call as a function of x alone, and an x."""
     arguments = function.draw(rng, shape[:1], *shape[1:], dtype=dtype, device="cuda")
@@ -59,11 +55,7 @@ def drawn(
     ids=str,
 )
 def test_rows_keep_their_bits(
-    function: Op,
-    dtype: torch.dtype,
-    precision: str | None,
-    shape: tuple[int, int, int],
-    rng: torch.Generator,
+    function: Op, dtype: torch.dtype, precision: str | None, shape: tuple[int, int, int], rng: torch.Generator
 ) -> None:
     call, x = drawn(function, shape, dtype, precision, rng)
     assert_rows_keep_their_bits(call, x, rng)

@@ -32,13 +32,7 @@ from tests.net import errors
 from tests.net.test_net import of_this_torch
 
 
-def swish_clamp(
-    acc: Tensor,
-    bias: PerColumn,
-    residual: Matrix,
-    gain: PerRow,
-    limit: Scalar = 6.0,
-) -> Tensor:
+def swish_clamp(acc: Tensor, bias: PerColumn, residual: Matrix, gain: PerRow, limit: Scalar = 6.0) -> Tensor:
     z = acc + bias
     return torch.clamp(z * torch.sigmoid(z), -limit, limit) * gain + residual
 
