@@ -106,7 +106,6 @@ BY_PATH = {room.path: room for room in ROOMS}
 
 
 def sources(csrc: Path) -> list[Path]:
-    """All files with code."""
     return sorted(path for path in csrc.rglob("*") if path.suffix in SUFFIXES)
 
 

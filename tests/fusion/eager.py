@@ -36,7 +36,6 @@ def graph_of(function: Callable[..., Any], *inputs: Tensor) -> fx.Graph:
 
 
 def report_of(fused: nn.Module) -> FusionReport:
-    """A fused model's report."""
     report: Any = fused.fusion_report
     assert isinstance(report, FusionReport)
     return report
