@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import epigemm
-from epigemm import PerColumn
 from epigemm.epilogues.registry import LINKED, typed
 from epigemm.linker import store
 from epigemm.planner import times
 from tests.linker.fakes import REAL, Linking
 from tests.support.choices import forget
+from tests.support.formulas import formula
 from tests.support.pretended import HOPPER, pretend_gpu
 from tests.support.stage import DEVICE, Stage, draw
 from tools.planner import ask_planner
 
-
-@epigemm.epilogue
-def doubled_relu(acc: Tensor, bias: PerColumn) -> Tensor:
-    return torch.relu(acc + bias) * 2.0
-
-
+doubled_relu: Any = epigemm.epilogue(formula("acc, bias: PerColumn -> torch.relu(acc + bias) * 2.0"))
 NAME = typed(doubled_relu.traced, [False]).name
 
 
