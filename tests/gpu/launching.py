@@ -168,9 +168,8 @@ class Frame:
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, *, written: int | None = None) -> None:
         step = 16 // dtype.itemsize  # rows are whole 16 bytes
-        self.around = torch.full((rows + 9, columns + -columns % step + 2 * step), 5.0, device=DEVICE).to(
-            dtype
-        )
+        sizes = (rows + 9, columns + -columns % step + 2 * step)
+        self.around = torch.full(sizes, 5.0, device=DEVICE).to(dtype)
         self.inner = self.around[1 : rows + 1, step : columns + step]
         self.result = self.inner[:written]
         self._fill(math.nan)

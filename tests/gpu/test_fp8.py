@@ -214,9 +214,8 @@ def gate_of(pair: Product, number: int) -> Behind:
     errors = [each * SUMS * 1.2 for each in pair.magnitudes]
     expected, by_sums = gated(getattr(functional, activation), both, errors)
     operands = (*biases, None) if has_bias else (None, None)
-    by_sums = (
-        by_sums + torch.finfo(pair.kernel.of_operands).eps / 2 * expected.abs() + 1e-5
-    )  # short forms are several
+    rounding = torch.finfo(pair.kernel.of_operands).eps / 2  # once more, for a gate's several short forms
+    by_sums = by_sums + rounding * expected.abs() + 1e-5
     return Behind(FUNCTIONS[f"gated_{activation}{BIAS2 * has_bias}"], operands, expected, by_sums)
 
 
