@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import derivative, entry
 from epigemm.calls.elementwise_kernels import has_native
 from epigemm.planner.reasons import Reason
+from tests.support.pretended import MODULE, another_empty
 from tests.support.watching import WITH_ENTRY
 
 pytestmark = WITH_ENTRY
@@ -72,17 +72,13 @@ def test_no_memory_for_a_fold() -> None:
         calls.append(args)
         raise torch.OutOfMemoryError("none")
 
-    native = sys.modules["epigemm._entry"]
-    members = entry.members() | {"empty": empty}
-    native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), members)
-    try:
+    def interrupted(*args: Any, **kwargs: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    with another_empty(MODULE, empty):
         assert torch.equal(epigemm.scale_batch_norm(x, vector, vector, vector, None, None), expected)
-        members["empty"] = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt())
-        native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), members)
-        with pytest.raises(KeyboardInterrupt):
-            epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
-    finally:
-        native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), entry.members())
+    with another_empty(MODULE, interrupted), pytest.raises(KeyboardInterrupt):
+        epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
     assert calls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,16 +31,23 @@ def share_cores() -> None:
 
 
 def at_once(count: int, work: Callable[[int], object]) -> None:
-    """`work` of each number, each in a thread of its own, from the moment when all are there; what is raised there."""
-    barrier = threading.Barrier(count)
+    """`work` of each number, each in a thread of its own, from the moment when all are there; what is raised there.
+
+    Python changes between them as often as it can.
+    """
+    barrier, interval = threading.Barrier(count), sys.getswitchinterval()
 
     def begun(number: int) -> None:
         barrier.wait()
         work(number)
 
-    with ThreadPoolExecutor(count) as pool:
-        for each in [pool.submit(begun, number) for number in range(count)]:
-            each.result()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            for each in [pool.submit(begun, number) for number in range(count)]:
+                each.result()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @contextmanager
