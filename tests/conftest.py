@@ -50,9 +50,7 @@ if "EPIGEMM_TEST_CACHE_DIR" not in os.environ:
 os.environ["EPIGEMM_CACHE_DIR"] = os.environ["EPIGEMM_TEST_CACHE_DIR"]
 
 SELECTION = pytest.StashKey[Selection]()
-_LONGEST = (
-    60  # of so many files, those that take the longest, the record has the time, summed over all processes
-)
+_LONGEST = 60  # of so many files, those that take the longest, the record has the time, over all processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -239,9 +237,8 @@ _MOST_KEPT = 2 << 30
 def global_state() -> Iterator[None]:
     """Each test starts from torch's default settings, and a failing one cannot colour the next."""
     if cuda_unavailable():
-        torch.default_generator.manual_seed(
-            0
-        )  # for devices that there are not, torch would keep where it was called
+        # For devices that there are not, torch would keep where it was called.
+        torch.default_generator.manual_seed(0)
     else:
         torch.manual_seed(0)
     yield

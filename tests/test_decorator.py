@@ -6,7 +6,6 @@ import inspect
 import pydoc
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -48,8 +47,3 @@ def test_help_says_what_it_returns() -> None:
         "r3: amax of each row, [...], fp32",
     ):
         assert words in text, words
-
-
-def test_a_function_without_a_code_object() -> None:
-    with pytest.raises(TypeError, match="epilogue: got builtin_function_or_method"):
-        epigemm.epilogue(torch.relu)

@@ -19,24 +19,14 @@ from epigemm import Matrix, PerColumn, Scalar
 from epigemm.epilogues.registry import typed
 from epigemm.linker import cubins
 from epigemm.planner import dry_runs
+from tests.gpu.properties import of_text
 
 pytestmark = pytest.mark.gpu
 
 
-@epigemm.epilogue
-def copy_of_relu(acc: Tensor, bias: PerColumn) -> Tensor:
-    return torch.relu(acc + bias)
-
-
-@epigemm.epilogue
-def copy_of_sigmoid(acc: Tensor, bias: PerColumn, scale: Scalar) -> Tensor:
-    z = acc + bias
-    return z + scale * torch.sigmoid(z)
-
-
-@epigemm.epilogue
-def negated(acc: Tensor, bias: PerColumn) -> Tensor:
-    return -(acc + bias)
+copy_of_relu = of_text("acc, bias: PerColumn -> torch.relu(acc + bias)")
+copy_of_sigmoid = of_text("acc, bias: PerColumn, s: Scalar -> (z := acc + bias) + s * torch.sigmoid(z)")
+negated = of_text("acc, bias: PerColumn -> -(acc + bias)")
 
 
 def tensors(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

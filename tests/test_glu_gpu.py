@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import epigemm
 from tests.support.activations import ACT
-from tests.support.cases import fused_unavailable
 
 pytestmark = pytest.mark.gpu
+hopper = pytest.mark.usefixtures("fused_kernels")
 cuda: Any = torch.cuda
 
 
@@ -48,10 +48,9 @@ def assert_right(found: Tensor, pair: Pair, activation: str) -> None:
     torch.testing.assert_close(found.double(), ACT[activation](first) * second, rtol=2e-2, atol=5e-2)
 
 
+@hopper
 @pytest.mark.parametrize("activation", ACT)
 def test_every_activation_is_one_kernel_with_the_gate(activation: str) -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     pair = draw((4096,), 2048, 512, torch.bfloat16)
     assert_right(epigemm.linear_glu(*pair.whole, activation=activation, strict=True), pair, activation)
     found = epigemm.explain("linear_glu", *pair.whole, activation=activation)
@@ -82,10 +81,9 @@ def test_equal_calls_give_equal_bits(seed: int) -> None:
         assert torch.equal(first, second), (what, epigemm.explain("linear_glu", *pair[:3], **options))
 
 
+@hopper
 def test_a_captured_layer_reads_the_packs_of_its_halves() -> None:
     """Packed on purpose before the capture, and again after a change: into the same memory."""
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     layer = epigemm.nn.LinearGLU(1024, 2048, device="cuda")
     x = torch.randn(4096, 1024, device="cuda")
     packs = [epigemm.pack(half) for half in layer.weight.chunk(2)]
@@ -116,10 +114,9 @@ class Gated(nn.Module):
         return result
 
 
+@hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_fuse_makes_two_products_where_that_pays(dtype: torch.dtype) -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     model = Gated(1024, 3072).to("cuda", dtype).eval()
     with torch.no_grad():
         for rows, is_two in ((8192, True), (16, False)):

@@ -12,9 +12,8 @@ import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm.linker import store
 from epigemm.planner.gpus import KNOWN
-from tests.support.cases import fused_unavailable
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
 SIZES = [(1, 4096, 4096), (512, 1024, 1024), (2048, 4096, 4096), (8192, 4096, 1024)]
 
@@ -24,8 +23,6 @@ def test_an_architecture_has_what_this_gpu_takes(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of kernels that are loaded here already; the cache that is made so serves the calls."""
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     here = torch.cuda.get_device_name()
     if not any(name in here for name in KNOWN):
         pytest.skip(f"gpu: {here} is none of the known ones")

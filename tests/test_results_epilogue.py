@@ -13,13 +13,7 @@ import epigemm
 from epigemm import PerColumn
 from epigemm.epilogues.tracer.results import SUM, structured
 from tests.support.moments import assert_close
-from tests.support.results import (
-    draw,
-    late,
-    squares,
-    statistics,
-    wanted,
-)
+from tests.support.results import draw, late, squares, statistics, wanted
 from tests.support.thorough import in_turn
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from epigemm.arguments import precision
 from tests.support import reference
 from tests.support.arithmetic import FP32, TF32
 from tests.support.cases import Operands
+from tests.support.threads import at_once
 from tests.support.untyped import backends
 
 MATMUL = backends.cuda.matmul
@@ -151,20 +150,14 @@ def test_what_one_call_switches_no_other_call_goes_by() -> None:
 def test_overrides_from_several_threads_restore_the_setting() -> None:
     """Two calls that switch the process-wide setting at once must not restore each other's value."""
     MATMUL.fp32_precision = "tf32"
-    barrier = threading.Barrier(4)
     seen: set[str] = set()
 
-    def work() -> None:
-        barrier.wait()
+    def work(_: int) -> None:
         for _ in range(300):
             with precision.switched("cuda", precision.IEEE):
                 seen.add(MATMUL.fp32_precision)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(4, work)
     assert seen == {"ieee"}
     assert MATMUL.fp32_precision == "tf32"
 

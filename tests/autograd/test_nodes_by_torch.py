@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint as untyped_checkpoint
 
 import epigemm
 from epigemm._native import ops
-from tests.support.untyped import backward
+from tests.support.untyped import backends, backward
 from tests.support.untyped import torch as untyped
 from tests.support.watching import WITH_ENTRY
 
@@ -72,13 +72,8 @@ def test_what_is_left_to_a_node_of_ours(name: str, rng: torch.Generator) -> None
     many = torch.randn(4096, 24)
     assert "_Linear" in node_name(call(many, weight, bias))
     assert "_Linear" in node_name(epigemm.linear_relu_div(x, weight, bias, 2.0))
-    setting: Any = torch.backends.mkldnn
-    before = setting.matmul.fp32_precision
-    setting.matmul.fp32_precision = "bf16"
-    try:
-        assert "_Linear" in node_name(call(x, weight, bias, precision="highest"))
-    finally:
-        setting.matmul.fp32_precision = before
+    backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert "_Linear" in node_name(call(x, weight, bias, precision="highest"))
 
 
 def test_a_checkpoint_saves_the_same_twice(rng: torch.Generator) -> None:

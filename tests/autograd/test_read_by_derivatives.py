@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import epigemm
 from epigemm import UserEpilogue
+from tests.net.explanations import Calls
 from tests.support.formulas import formula
 from tests.support.primitives import FUNCTIONS, traced_of
 from tests.support.untyped import backward
@@ -29,12 +30,7 @@ def fused(epilogue: UserEpilogue, road: str) -> Callable[..., Tensor]:
         return plain
     torch._dynamo.reset()
     if road == "fuse":
-
-        class Model(nn.Module):
-            def forward(self, *given: Tensor) -> Tensor:
-                return plain(*given)
-
-        return epigemm.fuse(Model(), strict=True, options={"backend": "eager"})
+        return epigemm.fuse(Calls(plain), strict=True, options={"backend": "eager"})
     return torch.compile(epilogue, backend="aot_eager", fullgraph=True) if road == "compiled" else epilogue
 
 

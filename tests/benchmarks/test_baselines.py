@@ -11,15 +11,7 @@ import torch.nn.functional as F
 
 from benchmarks import cutlass
 from benchmarks.baselines import BASELINES, FALLBACK, select
-from benchmarks.cases import (
-    Case,
-    Problem,
-    Setting,
-    Shape,
-    custom,
-    glu,
-    make_data,
-)
+from benchmarks.cases import Case, Problem, Setting, Shape, custom, glu, make_data
 from benchmarks.cases.problems import problems
 from benchmarks.harness.accuracy import Reference
 from benchmarks.harness.pairs import PairReference

@@ -66,9 +66,7 @@ KINDS = {
         "short-5",
     ),
     "host": Kind(
-        "--host --quick --sizes 4x8x16",
-        {*host_cases.CASES} - {"compiled/bf16"},
-        skipped=("compiled/bf16",),
+        "--host --quick --sizes 4x8x16", {*host_cases.CASES} - {"compiled/bf16"}, skipped=("compiled/bf16",)
     ),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)

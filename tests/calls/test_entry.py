@@ -1,9 +1,7 @@
-"""Plain calls that the C++ entry takes: right results, and how they treat memory, threads and processes."""
+"""Plain calls that the C++ entry takes, derivatives among them. Streams, threads and devices: gpu/test_execution.py."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from typing import Any
 
 import pytest
@@ -16,7 +14,8 @@ from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import derivative, entry
 from epigemm.calls.elementwise_kernels import has_native
 from epigemm.planner.reasons import Reason
-from tests.support.watching import WITH_ENTRY, linear_arguments
+from tests.support.pretended import MODULE, another_empty
+from tests.support.watching import WITH_ENTRY
 
 pytestmark = WITH_ENTRY
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -73,53 +72,14 @@ def test_no_memory_for_a_fold() -> None:
         calls.append(args)
         raise torch.OutOfMemoryError("none")
 
-    native = sys.modules["epigemm._entry"]
-    members = entry.members() | {"empty": empty}
-    native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), members)
-    try:
+    def interrupted(*args: Any, **kwargs: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    with another_empty(MODULE, empty):
         assert torch.equal(epigemm.scale_batch_norm(x, vector, vector, vector, None, None), expected)
-        members["empty"] = lambda *args, **kwargs: (_ for _ in ()).throw(KeyboardInterrupt())
-        native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), members)
-        with pytest.raises(KeyboardInterrupt):
-            epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
-    finally:
-        native.init(Tensor.__dlpack_c_exchange_api__, torch.ops.epigemm._call_functions(), entry.members())
+    with another_empty(MODULE, interrupted), pytest.raises(KeyboardInterrupt):
+        epigemm.scale_batch_norm(x, vector, vector, vector, None, None)
     assert calls
-
-
-@pytest.mark.gpu
-def test_a_stream_for_each_thread(device: torch.device) -> None:
-    """Each launches on its own, after what it has written there itself."""
-    if device.type != "cuda":
-        pytest.skip("streams are CUDA's")
-    weight, wrong = torch.randn(512, 512, device=device), []
-    torch.cuda.synchronize()
-
-    def work(seed: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-            for step in range(50):
-                x = torch.full((256, 512), float(seed + step), device=device)
-                found = epigemm.linear(x, weight, precision="ieee")
-                if not torch.allclose(found[0], (seed + step) * weight.sum(1), rtol=1e-3, atol=1e-2):
-                    wrong.append((seed, step))
-
-    threads = [threading.Thread(target=work, args=(100 * index,)) for index in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-@pytest.mark.gpu
-def test_the_current_device_stays_what_it_is() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("gpu: only one CUDA device")
-    x, weight = torch.randn(64, 512, device="cuda:1"), torch.randn(512, 512, device="cuda:1")
-    epigemm.linear(x, weight)
-    found = entry.linear(*linear_arguments(x, weight))
-    assert isinstance(found, Tensor) and found.device == x.device and torch.cuda.current_device() == 0
-    torch.testing.assert_close(found, x @ weight.t(), rtol=1e-3, atol=1e-3)
 
 
 def test_results_can_be_resized() -> None:

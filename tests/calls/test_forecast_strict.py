@@ -6,17 +6,14 @@ import pytest
 import torch
 
 from tests.ops.op import Op
-from tests.support.cases import fused_unavailable
 from tests.support.public import PUBLIC_LINEAR
 
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 functions = pytest.mark.parametrize("function", PUBLIC_LINEAR, ids=lambda f: f.name)
 
 
-@pytest.mark.gpu
 @functions
 def test_fused_calls_pass_on_a_gpu(function: Op, rng: torch.Generator) -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     for dtype, precision in ((torch.bfloat16, None), (torch.float32, "highest"), (torch.float32, "high")):
         if function.name in ("linear", "linear_relu") and dtype is torch.bfloat16:
             continue  # cuBLAS adds a bias itself, and a ReLU behind it
@@ -25,7 +22,6 @@ def test_fused_calls_pass_on_a_gpu(function: Op, rng: torch.Generator) -> None:
         assert torch.equal(function.call(**arguments, precision=precision, strict=True), expected)
 
 
-@pytest.mark.gpu
 @functions
 @pytest.mark.parametrize(
     ("dtype", "shape", "word"),
@@ -39,8 +35,6 @@ def test_fused_calls_pass_on_a_gpu(function: Op, rng: torch.Generator) -> None:
 def test_others_are_refused_on_a_gpu(
     function: Op, dtype: torch.dtype, shape: tuple[int, int, int], word: str, rng: torch.Generator
 ) -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     arguments = function.draw(rng, shape[:1], *shape[1:], dtype=dtype, device="cuda")
     with pytest.raises(RuntimeError, match=f"strict: got True .*{word}"):
         function.call(**arguments, strict=True)

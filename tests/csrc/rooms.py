@@ -48,65 +48,50 @@ ROOMS = (
         "open", ("epilogue", "device"), (), "the contract of a kernel with the functor that is linked into it"
     ),
     Room(
-        "reduce",
-        ("epilogue", "device"),
-        ("CUDA",),
+        "reduce", ("epilogue", "device"), ("CUDA",),
         "sums and statistics of columns: of blocks of rows, and merged",
     ),
     Room("gemm", PLAIN, (), "`problem.h` (plain structs), `families.def`, `launch`"),
     Room("gemm/planner", (*PLAIN, "gemm"), (), "the choice, the fallback, measured times, the plan cache"),
     Room(
-        "gemm/sm90",
-        (*PLAIN, "reduce", "gemm", "gemm/planner"),
-        ("CUDA", "CUTLASS"),
+        "gemm/sm90", (*PLAIN, "reduce", "gemm", "gemm/planner"), ("CUDA", "CUTLASS"),
         "Hopper: its limits, its cuBLAS, what its families share",
     ),
     Room(
-        "gemm/sm80",
-        (*PLAIN, "gemm", "gemm/planner"),
-        (),
+        "gemm/sm80", (*PLAIN, "gemm", "gemm/planner"), (),
         "every GPU since Ampere: its limits, a roofline for its cuBLAS",
     ),
     Room(
-        "gemm/fp16_slices",
-        (*PLAIN, "reduce", "gemm", "gemm/planner"),
-        ("CUDA",),
+        "gemm/fp16_slices", (*PLAIN, "reduce", "gemm", "gemm/planner"), ("CUDA",),
         "fp32 on fp16 slices, whatever the GEMM: layout, split of rows, range check, fixup",
     ),
     Room(
-        FAMILY,
-        (*PLAIN, "gemm", "gemm/planner", "gemm/fp16_slices", "gemm/sm90", "gemm/sm80"),
+        FAMILY, (*PLAIN, "gemm", "gemm/planner", "gemm/fp16_slices", "gemm/sm90", "gemm/sm80"),
         ("CUDA", "CUTLASS"),
         "a family of kernels: tiles, costs, names, launch. `sm90_tma`: large tiles; `sm90_swap_ab`: few rows or few "
-        "tiles; `sm90_fp16x3`: fp32 on fp16 slices; `sm80_mma`: every GPU since Ampere; on "
-        "Hopper only for rows that TMA refuses",
+        "tiles; `sm90_fp16x3`: fp32 on fp16 slices; `sm80_mma`: every GPU since Ampere; on Hopper only "
+        "for rows that TMA refuses",
     ),
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
     Room(
-        "elementwise",
-        (*PLAIN, "reduce"),
-        ("CUDA",),
+        "elementwise", (*PLAIN, "reduce"), ("CUDA",),
         "the elementwise kernel, its derivative, BatchNorm's fold, BatchNorm in training, copies of rows",
     ),
     Room(
-        "call",
-        (*PLAIN, "reduce", "gemm", "gemm/planner", "link", "elementwise"),
-        (),
+        "call", (*PLAIN, "reduce", "gemm", "gemm/planner", "link", "elementwise"), (),
         "a call from tensors to launches; PyTorch as function pointers",
     ),
     Room(
         "torch",
         (*PLAIN, "reduce", "gemm", "gemm/planner", "gemm/fp16_slices", "link", "elementwise", "call"),
-        ("torch's stable ABI",),
-        "schemas, argument checks, compiled graphs' operators",
+        ("torch's stable ABI",), "schemas, argument checks, compiled graphs' operators",
     ),
     Room("python", ("call",), ("`Python.h`", "`ATen/dlpack.h`"), "the entry, a limited-API module"),
-)
+)  # fmt: skip
 BY_PATH = {room.path: room for room in ROOMS}
 
 
 def sources(csrc: Path) -> list[Path]:
-    """All files with code."""
     return sorted(path for path in csrc.rglob("*") if path.suffix in SUFFIXES)
 
 

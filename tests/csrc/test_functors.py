@@ -6,7 +6,6 @@ The text is that which NVRTC gets, with the host's meaning of CUDA's keywords.
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,23 +16,14 @@ from torch import Tensor
 
 from epigemm.epilogues import declaration, formulas, library
 from epigemm.epilogues.declaration import Traced, TracedResults, trace
-from epigemm.epilogues.kinds import (
-    ANNOTATIONS,
-    SLOTS,
-    Matrix,
-    Operand,
-    PerColumn,
-    PerRow,
-    Scalar,
-    slots_of,
-)
+from epigemm.epilogues.kinds import ANNOTATIONS, SLOTS, Matrix, Operand, PerColumn, PerRow, Scalar, slots_of
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.epilogues.tracer.source import prelude
 from tests.ops.bounds import Off
-from tests.support.functors import COMPILER
+from tests.support.functors import compiled, needs_compiler
 from tools.random_functions import Made
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = needs_compiler
 POINTS, RANDOM, MOST, LIBRARIES = 64, 80, 3, 4
 PARTS = ("operand", "apply", "apply_double", "slope_double")
 KEYWORDS = {
@@ -146,7 +136,6 @@ class Library:
     """Functors, compiled together."""
 
     def __init__(self, functors: Mapping[str, Functor], folder: Path) -> None:
-        assert COMPILER is not None
         headers = prelude("open/functor.h", *(f"epilogue/{name}.h" for name in EPILOGUES))
         names = "".join(
             f"namespace {name} {{\n{each.text}\n}}\nEPIGEMM_PROBE({name})\n"
@@ -155,14 +144,8 @@ class Library:
         # Each functor's functions have one name; here they are in namespaces.
         text = f"{headers}{PROBE}{names}".replace('extern "C" __device__', "static")
         defined = [f"#define {name} {value}" for name, value in KEYWORDS.items()]
-        source = folder / "functors.cpp"
-        source.write_text("\n".join(["#include <cstdint>", *defined, text]))
-        path = source.with_suffix(".so")
-        options = ["-std=c++17", "-O0", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
-        command = [COMPILER, *options, str(source), "-o", str(path)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr[:4000]
-        self._loaded = ctypes.CDLL(str(path))
+        whole = "\n".join(["#include <cstdint>", *defined, text])
+        self._loaded = ctypes.CDLL(str(compiled(whole, folder, "-O0", "-w", "-shared", "-fPIC")))
 
     def __call__(self, name: str, given: Tensor) -> Tensor:
         """Of values `[n, 1 + slots]`: in fp32, in fp64, and the slopes."""
@@ -197,7 +180,7 @@ def allowed(run: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
     return total + torch.finfo(dtype).tiny
 
 
-def check(name: str, functor: Functor, compiled: Library) -> None:
+def check(name: str, functor: Functor, functors: Library) -> None:
     """Both values, and the slope by every input that PyTorch's function reads."""
     inputs = [
         each.requires_grad_() for each in points(1 + len(functor.kinds), torch.Generator().manual_seed(7))
@@ -205,8 +188,8 @@ def check(name: str, functor: Functor, compiled: Library) -> None:
     given = torch.zeros(POINTS, 1 + len(SLOTS), dtype=torch.float64)
     places = [0, *(1 + slot for slot in slots_of(functor.kinds))]
     given[:, places] = torch.stack([each.detach() for each in inputs], 1)
-    found = compiled(name, given)
-    assert compiled.fours(name, given) == 0, name
+    found = functors(name, given)
+    assert functors.fours(name, given) == 0, name
     want = functor.function(*inputs)
     for value, dtype in ((found[:, 0], torch.float32), (found[:, 1], torch.float64)):
         off = (value - want.detach()).abs() / allowed(lambda: functor.function(*inputs), dtype)
@@ -228,6 +211,6 @@ def test_values_and_slopes(part: int, tmp_path: Path) -> None:
     functors = of_library() if part == 0 else {}
     for seed in seeds if part else ():
         functors |= random_functors(seed)
-    compiled = Library(functors, tmp_path)
+    library_of_all = Library(functors, tmp_path)
     for name, functor in functors.items():
-        check(name, functor, compiled)
+        check(name, functor, library_of_all)

@@ -126,9 +126,8 @@ def test_signs_of_zeros(functors: Functors, traced: dict[str, Traced], name: str
     rows = [given.reshape(1, -1) for given in wide]
     by_reference = traced[name].reference(rows[0], *[given[0] for given in rows[1:]])[0]
     expected, of_many = function(*inputs), function(*wide)
-    are_zeros = (expected == 0) & (
-        function(*[given.double() for given in inputs]) == 0
-    )  # not by rounding alone
+    # Not by rounding alone.
+    are_zeros = (expected == 0) & (function(*[given.double() for given in inputs]) == 0)
     for actual in (functors.values(name, *wide), by_reference):
         differ = are_zeros & (actual == 0) & (actual.signbit() != expected.signbit())
         for place in differ.nonzero().flatten().tolist():
@@ -146,9 +145,8 @@ def test_derivatives(functors: Functors, name: str) -> None:
     if "lerp" in name:
         seen &= torch.stack(plain).isfinite().all(0)  # the way from one end to the other is NaN
     if name == "digamma":
-        seen &= ~((plain[0] < 0) & (plain[0] == plain[0].round())) & (
-            plain[0] > -1e4
-        )  # poles, and angles far out
+        # Poles, and angles far out.
+        seen &= ~((plain[0] < 0) & (plain[0] == plain[0].round())) & (plain[0] > -1e4)
     plain = tuple(given[seen] for given in plain)
     inputs = tuple(given.clone().requires_grad_() for given in plain)
     result = function(*inputs)

@@ -35,9 +35,8 @@ ERRORS = {
     **dict.fromkeys(["expm1_bfloat16", "log1p_bfloat16"], 2.0**-11.3),
 }
 EXP2_ERROR, RECIPROCAL_ERROR, TANH_ERROR = 2.0**-22, 2.0**-23, 2.0**-10.987
-STRIDE = (
-    251 if is_thorough() else 2503
-)  # of the floats one by one: neighbours differ in their roundings alone
+# Of the floats one by one: neighbours differ in their roundings alone.
+STRIDE = 251 if is_thorough() else 2503
 LEAST = 2.0**-126
 
 # name: fp64, and the ends within which the error is relative.

@@ -49,7 +49,6 @@ def test_a_model_with_batch_norm_learns(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def script(name: str) -> ModuleType:
-    """A script, imported."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,7 +12,6 @@ import epigemm
 from epigemm.packs import weight_packs
 from tests.net.explanations import several
 from tests.ops.op import COLUMN, Op
-from tests.support.cases import fused_unavailable
 from tests.support.pieces import Road
 from tests.support.public import PUBLIC, PUBLIC_LINEAR
 from tests.support.untyped import backward
@@ -138,6 +137,7 @@ def test_strict_is_explained_with_the_pack_as_it_is(road: Road) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("fused_kernels")
 @pytest.mark.parametrize(
     "function",
     # torch's GEMM does all of the others.
@@ -145,8 +145,6 @@ def test_strict_is_explained_with_the_pack_as_it_is(road: Road) -> None:
     ids=lambda f: f.name,
 )
 def test_fused_on_hopper(function: Op, rng: torch.Generator) -> None:
-    if reason := fused_unavailable():
-        pytest.skip(f"gpu: {reason}")
     for dtype, precision, arithmetic in (
         (torch.bfloat16, None, "bfloat16"),
         (torch.float16, None, "float16"),

@@ -25,19 +25,8 @@ own = epigemm.epilogue(formula("acc, bias: PerColumn -> torch.tanh(acc + bias)")
 several = epigemm.epilogue(formula("acc, bias: PerColumn -> (acc + bias, acc.sum(0))"))
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = epigemm.nn.LinearGELU(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x)
-        return found
-
-
-class Batched(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.vmap(lambda z: epigemm.linear_relu(z, WEIGHT, BIAS))(x.repeat(4, 1, 1))
+def batched(x: Tensor) -> Tensor:
+    return torch.vmap(lambda z: epigemm.linear_relu(z, WEIGHT, BIAS))(x.repeat(4, 1, 1))
 
 
 FUNCTIONS: dict[str, Any] = {
@@ -46,8 +35,8 @@ FUNCTIONS: dict[str, Any] = {
     "several": several,
     "linear_glu": epigemm.linear_glu,
     "elementwise": own.elementwise,
-    "layer": Layer(),
-    "model": Batched(),
+    "layer": nn.Sequential(epigemm.nn.LinearGELU(8, 4)),
+    "model": Calls(batched),
 }
 
 
@@ -113,7 +102,7 @@ def test_an_explanation_or_the_reason_why_there_is_none(name: str, where: str) -
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_a_model_that_maps_a_call(is_fused: bool) -> None:
     """One call for all of its elements."""
-    model: Any = epigemm.fuse(Batched()) if is_fused else Batched()
+    model: Any = epigemm.fuse(Calls(batched)) if is_fused else Calls(batched)
     found = epigemm.explain(model, X)
     (product,) = list(found)
     assert (product.function, product.runs, product.size) == ("bias_relu", "fallback", (24, 4, 8))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 import epigemm
 from epigemm.fusion import FusionReport
@@ -21,8 +22,20 @@ def compile_eagerly(model: nn.Module) -> Any:
     return torch.compile(lambda *args, **kwargs: model(*args, **kwargs), backend="eager")
 
 
+def graph_of(function: Callable[..., Any], *inputs: Tensor) -> fx.Graph:
+    """Dynamo's, of a function of one result, which is not computed."""
+    found: list[fx.Graph] = []
+
+    def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
+        found.append(graph_module.graph)
+        return lambda *_: (torch.empty(0),)
+
+    compiled: Any = torch.compile(function, backend=backend, fullgraph=True)
+    compiled(*inputs)
+    return found[0]
+
+
 def report_of(fused: nn.Module) -> FusionReport:
-    """A fused model's report."""
     report: Any = fused.fusion_report
     assert isinstance(report, FusionReport)
     return report

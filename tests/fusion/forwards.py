@@ -117,7 +117,6 @@ class Program:
         return model.to(self.dtype)
 
     def inputs(self, call: int) -> list[Tensor]:
-        """Two tensors."""
         torch.manual_seed(self.seed + call)
         shape = [PLANES] * self.is_batch + [self.rows[call], WIDTH]
         made = [torch.randn(*shape, 2)[..., 0] if self.is_strided else torch.randn(shape) for _ in "xy"]
@@ -340,7 +339,6 @@ class _Writer:
     # --- statements ---
 
     def product(self, forms: tuple[str, ...] = PRODUCTS) -> None:
-        """A matrix product."""
         if forms is PRODUCTS and not self.is_batch:
             forms += OF_TWO_AXES
         self._new(FULL, self.draw.choice(forms).format(self._any()))

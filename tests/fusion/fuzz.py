@@ -260,7 +260,6 @@ def run(seeds: Sequence[int], backend: str, say: Callable[[str], None], **settin
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow it")

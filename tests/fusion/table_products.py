@@ -123,18 +123,8 @@ BATCHED = [
 
 _TAKES_AS_LONG, _NO_FACTOR = "takes as long as to add it", "its alpha or beta is 0, or no number"
 SKIPPED = [
-    Row(
-        "return F.linear(x, self.weight, y[:1]).relu()",
-        sites=0,
-        says=_TAKES_AS_LONG,
-        rows=SQUARE,
-    ),
-    Row(
-        "return F.linear(x, self.weight, y[:1, :, :1]).relu()",
-        sites=0,
-        says="is no operand",
-        rows=SQUARE,
-    ),
+    Row("return F.linear(x, self.weight, y[:1]).relu()", sites=0, says=_TAKES_AS_LONG, rows=SQUARE),
+    Row("return F.linear(x, self.weight, y[:1, :, :1]).relu()", sites=0, says="is no operand", rows=SQUARE),
     *rows(
         """
         return F.linear(x, self.weight, y[:, :1]).relu()

@@ -18,8 +18,6 @@ IN, OUT = 12, 8
 
 
 class Plain(nn.Module):
-    """Two chains."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(IN, OUT), nn.Linear(OUT, IN)

@@ -73,7 +73,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
 
 
 def run(model: nn.Module, x: Tensor, learns: bool) -> list[Tensor]:
-    """Results and gradients."""
     with torch.set_grad_enabled(learns):
         given = model(x)
     results = [each for each in (given if isinstance(given, tuple) else (given,)) if each is not None]

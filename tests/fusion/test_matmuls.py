@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fusion.eager import fuse_eagerly
+from tests.net.explanations import Calls
 from tests.support.thorough import in_turn
 
 
@@ -80,12 +81,8 @@ def test_a_summand_that_is_written_before_its_derivative_would_read_it() -> None
         added += 1
         return z + added
 
-    class Model(nn.Module):
-        def forward(self, *given: Tensor) -> Tensor:
-            return written_later(*given)
-
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((5, 6), (5, 8), (8, 6))]
-    report = fuse_eagerly(Model(), dry_run=True, example_inputs=inputs)
+    report = fuse_eagerly(Calls(written_later), dry_run=True, example_inputs=inputs)
     (skipped,) = report.skipped
     assert "what it adds is written before its derivative would read it again" in skipped.reason
     assert not report.sites

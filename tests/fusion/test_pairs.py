@@ -14,7 +14,7 @@ from epigemm.fusion import FusionReport, matmuls, pairs, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged
 from epigemm.fusion.site import name_of
-from tests.fusion.eager import fuse_eagerly, report_of
+from tests.fusion.eager import fuse_eagerly, graph_of, report_of
 
 ROWS, K, N = 6, 8, 10
 
@@ -64,19 +64,6 @@ def test_not_in_an_inference_mode_of_the_models_own(backend: str) -> None:
 # --- what pays -------------------------------------------------------------------------------------------------------
 
 
-def graph_of(function: Callable[..., Any], *inputs: Tensor) -> fx.Graph:
-    """Of a function of one result, which is not computed."""
-    found: list[fx.Graph] = []
-
-    def backend(graph_module: fx.GraphModule, _: object) -> Callable[..., object]:
-        found.append(graph_module.graph)
-        return lambda *_: (torch.empty(0),)
-
-    with torch.no_grad():
-        torch.compile(function, backend=backend, fullgraph=True)(*inputs)
-    return found[0]
-
-
 def swiglu(x: Tensor, weight: Tensor) -> Tensor:
     a, b = F.linear(x, weight).chunk(2, -1)
     return F.silu(a) * b
@@ -102,7 +89,8 @@ def test_the_planner_decides(
 ) -> None:
     """On an H200 that is described to it: at few rows two products take longer than one."""
     m, n, k = size
-    graph = graph_of(swiglu, torch.empty(m, k, dtype=dtype), torch.empty(2 * n, k, dtype=dtype))
+    with torch.no_grad():
+        graph = graph_of(swiglu, torch.empty(m, k, dtype=dtype), torch.empty(2 * n, k, dtype=dtype))
 
     def judge(chain: Chain) -> Judged:
         return profit.judged_there(profit.call_of(chain), hopper)

@@ -20,7 +20,7 @@ from epigemm.fusion.profit import Judged, Way
 from epigemm.linker import loader
 from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
-from tests.fusion.eager import report_of
+from tests.fusion.eager import graph_of, report_of
 from tests.support.pretended import describe
 
 M, N, K = 4096, 4096, 4096
@@ -28,20 +28,9 @@ M, N, K = 4096, 4096, 4096
 
 def chain_of(function: Any, *inputs: Tensor) -> Chain:
     """The chain of the one product in a function of one result, which is not computed."""
-    found: list[Chain] = []
-
-    def backend(graph_module: fx.GraphModule, _: Any) -> Any:
-        finder = ChainFinder(graph_module.graph)
-        for node in graph_module.graph.nodes:
-            understood = matmuls.understand(node)
-            if isinstance(understood, matmuls.Product):
-                found.append(finder.chain(understood))
-        return lambda *_: (torch.empty(0),)
-
-    compiled: Any = torch.compile(function, backend=backend, fullgraph=True)
-    compiled(*inputs)
-    (chain,) = found
-    return chain
+    graph = graph_of(function, *inputs)
+    (product,) = (each for each in map(matmuls.understand, graph.nodes) if isinstance(each, matmuls.Product))
+    return ChainFinder(graph).chain(product)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import unseen, vision
-from benchmarks.models.networks import (
-    DLRM,
-    Images,
-    ResidualBlock,
-    RMSNorm,
-    T5Layer,
-    Tokens,
-    ViTLayer,
-)
+from benchmarks.models.networks import DLRM, Images, ResidualBlock, RMSNorm, T5Layer, Tokens, ViTLayer
 
 KERNELBENCH = Path(__file__).parents[2] / "examples" / "kernelbench"
 

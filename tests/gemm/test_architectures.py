@@ -18,9 +18,7 @@ class Published(NamedTuple):
 
     tensor: float  # fp16 tensor cores with fp32 sums
     fp32: float  # without tensor cores; 0: not held against
-    shared_kb: (
-        int  # of a thread block: CUDA C++ programming guide, technical specifications per compute capability
-    )
+    shared_kb: int  # of a thread block: CUDA C++ programming guide, specifications per compute capability
     source: str
 
 
@@ -90,14 +88,10 @@ def test_every_known_gpu_is_held_against_something() -> None:
 
 
 def test_geforce_adds_fp32_sums_at_half_the_rate() -> None:
-    assert {name for name, gpu in KNOWN.items() if gpu.is_geforce} == {
-        name
-        for name in KNOWN
-        if name in ("RTX 3080", "RTX 3090", "RTX 4080", "RTX 4090", "RTX 5080", "RTX 5090")
-    }
-    for geforce, other in (("RTX 3090", "A40"), ("RTX 4090", "RTX 6000 Ada"), ("RTX 5090", "RTX PRO 6000")):
+    geforce = {"RTX 3080", "RTX 3090", "RTX 4080", "RTX 4090", "RTX 5080", "RTX 5090"}
+    assert {name for name, gpu in KNOWN.items() if gpu.is_geforce} == geforce & KNOWN.keys()
+    for one, other in (("RTX 3090", "A40"), ("RTX 4090", "RTX 6000 Ada"), ("RTX 5090", "RTX PRO 6000")):
         rates = [
-            of_cublas(gpu.numbers) / gpu.multiprocessors / gpu.clock_mhz
-            for gpu in (KNOWN[geforce], KNOWN[other])
+            of_cublas(gpu.numbers) / gpu.multiprocessors / gpu.clock_mhz for gpu in (KNOWN[one], KNOWN[other])
         ]
         assert rates[0] == pytest.approx(rates[1] / 2, rel=0.01)

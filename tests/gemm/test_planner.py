@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from itertools import count, pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -14,17 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epigemm._native import ops
-from tests.gemm.query import (
-    ALL_TYPES,
-    H200,
-    ROWS,
-    SIZES,
-    SWAP_AB,
-    WINS,
-    Query,
-    assert_well_formed,
-    tile_size,
-)
+from tests.gemm.query import ALL_TYPES, H200, ROWS, SIZES, SWAP_AB, WINS, Query, assert_well_formed, tile_size
 from tests.support.cases import LINEAR
 from tests.support.plans import FP16X3
 
@@ -105,8 +94,9 @@ def test_more_rows_take_no_less_time(n: int, k: int, types: tuple[str, str]) -> 
 # --- devices that are described --------------------------------------------------------------------------------------
 
 
-def times_by_plan(answer: dict[str, Any]) -> dict[tuple[int, ...], float]:
+def times_by_plan(query: Query) -> dict[tuple[int, ...], float]:
     """Each candidate's time, and the fallback's as that of ()."""
+    answer = query.plan()
     times = {tuple(each["plan"]): float(each["predicted_us"]) for each in answer["candidates"]}
     return {**times, (): float(answer["fallback_us"])}
 
@@ -124,12 +114,12 @@ def test_a_faster_device_takes_no_longer(
 ) -> None:
     query = Query(epilogue=epilogue, m=m, n=n, k=k, dtype=types[0], arithmetic=types[1], gpu=gpu)
     capability, multiprocessors, clock, bandwidth = gpu
-    times = times_by_plan(query.plan())
+    times = times_by_plan(query)
     for faster in (
         (capability, multiprocessors, clock, 2 * bandwidth),
         (capability, multiprocessors, 2 * clock, bandwidth),
     ):
-        other = times_by_plan(replace(query, gpu=faster).plan())
+        other = times_by_plan(replace(query, gpu=faster))
         assert set(other) == set(times), "what is worth a look is no matter of speed"
         for plan, time in times.items():
             assert other[plan] <= time * (1 + 1e-5), (faster, plan)  # as written: six digits
@@ -226,15 +216,6 @@ def made(*, matrices: int = 0, of_compute: bool = False, primitives: str = "", i
     return name
 
 
-def times(query: Query) -> dict[tuple[int, ...], float]:
-    """The predictions, by plan; () is the fallback."""
-    answer = query.plan()
-    return {
-        **{tuple(each["plan"]): each["predicted_us"] for each in answer["candidates"]},
-        (): answer["fallback_us"],
-    }
-
-
 @pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 @pytest.mark.parametrize(
@@ -245,7 +226,7 @@ def test_the_like_of_a_built_in_is_planned_like_it(
 ) -> None:
     m, n, k = size
     query = Query(epilogue=made(primitives=primitives), m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
-    assert times(query) == times(replace(query, epilogue=built_in))
+    assert times_by_plan(query) == times_by_plan(replace(query, epilogue=built_in))
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), ALL_TYPES)
@@ -254,8 +235,8 @@ def test_a_matrix_is_read(size: tuple[int, int, int], dtype: str, arithmetic: st
     """Once, by whichever kernel: a plan takes longer by what reading it alone would take, and a longer epilogue."""
     m, n, k = size
     query = Query(m=m, n=n, k=k, dtype=dtype, arithmetic=arithmetic)
-    none, one, two = (times(replace(query, epilogue=made(matrices=number))) for number in range(3))
-    wide = times(replace(query, epilogue=made(matrices=1, of_compute=True)))
+    none, one, two = (times_by_plan(replace(query, epilogue=made(matrices=number))) for number in range(3))
+    wide = times_by_plan(replace(query, epilogue=made(matrices=1, of_compute=True)))
     us = m * n * (4 if dtype == "float32" else 2) / H200[3]
     for plan, time in none.items():
         # A prediction is written with six digits; sustained load, and the memory's own factor, add to a kernel's time.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import epigemm
 from epigemm.packs.weight_packs import pack_bytes
+from tests.support import layouts
 from tests.support.packs import INTERLEAVE, decode
 from tests.support.splitting import INFINITE, NAN, TINY, split_rows
 from tests.support.watching import POISON
@@ -71,16 +72,11 @@ def wide(rng: torch.Generator, *size: int) -> Tensor:
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda matrix: matrix,
-    "transposed": lambda matrix: matrix.t().contiguous().t(),
-    "every other column": lambda matrix: matrix.repeat_interleave(2, 1)[:, ::2],
+    **layouts.LAYOUTS,
     "every other of both": lambda matrix: (
         matrix.t().repeat_interleave(2, 0).repeat_interleave(2, 1).t()[::2, ::2]
     ),
-    "misaligned": lambda matrix: torch.nn.functional.pad(matrix, (3, 0))[:, 3:],
-    "rows of a wider matrix": lambda matrix: torch.nn.functional.pad(matrix, (4, 8 + -matrix.shape[1] % 4))[
-        :, 4 : 4 + matrix.shape[1]
-    ],
+    "behind three columns": lambda matrix: torch.nn.functional.pad(matrix, (3, 0))[:, 3:],
     "one row expanded": lambda matrix: matrix[:1].expand(matrix.shape),
     "one column expanded": lambda matrix: matrix[:, :1].expand(matrix.shape),
 }

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -14,12 +15,13 @@ from torch import Tensor
 
 import epigemm
 from benchmarks.gradings import products
-from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
+from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar, UserEpilogue
 from epigemm.epilogues.registry import typed
 from tests.support import plans
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands, poisoned
-from tests.support.problems import Problem
+from tests.support.problems import Problem, formula_of
+from tests.support.reference import evaluate
 from tests.support.watching import poisoned_memory
 
 DEVICE = torch.device("cuda")
@@ -158,6 +160,31 @@ def checked(
     return found
 
 
+class Frame:
+    """A matrix of NaN for a result, within a larger one of which nothing else may be written.
+
+    `written`: so many of its rows; None: all.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype, *, written: int | None = None) -> None:
+        step = 16 // dtype.itemsize  # rows are whole 16 bytes
+        sizes = (rows + 9, columns + -columns % step + 2 * step)
+        self.around = torch.full(sizes, 5.0, device=DEVICE).to(dtype)
+        self.inner = self.around[1 : rows + 1, step : columns + step]
+        self.result = self.inner[:written]
+        self._fill(math.nan)
+
+    def _fill(self, value: float) -> None:
+        self.result.copy_(torch.full((), value, device=DEVICE))
+
+    def taken(self) -> Tensor:
+        """What was written, if nothing was elsewhere."""
+        found = self.result.clone()
+        self._fill(5.0)
+        assert bool((self.around.float() == 5.0).all()), "something was written outside of the result"
+        return found
+
+
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
     """A graph of what a call launches, which has run before on a stream of its own."""
     side = cuda.Stream()
@@ -169,6 +196,30 @@ def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
     with cuda.graph(graph):
         call()
     return graph
+
+
+# --- what calls without a `Problem` give: of 8 bits, of pairs of products, of rows in groups --------------------------
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Not too large for fp16, whatever is multiplied."""
+    return (torch.randn(shape, device=DEVICE) / 4).to(dtype)
+
+
+def in_float64(
+    function: UserEpilogue, acc: Tensor, *tensors: Tensor, scalars: Sequence[float] = ()
+) -> Tensor:
+    """What a function of a user gives of a product in float64."""
+    return evaluate(formula_of(function), acc, Operands(None, list(tensors), list(scalars)))
+
+
+def gated(
+    activation: Callable[[Tensor], Tensor], products: Sequence[Tensor], errors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """activation(first) * second, and what the errors of both products make of it: SiLU and GELU are no steeper."""
+    first, second = products
+    activated = activation(first)
+    return activated * second, 1.13 * second.abs() * errors[0] + activated.abs() * errors[1]
 
 
 # --- functions of users ----------------------------------------------------------------------------------------------
@@ -241,8 +292,5 @@ def both(
     m, n = len(problem.x), len(problem.weight)
     out = poisoned((m, n + gap), problem.x.dtype, problem.x.device)[:, :n]
     stored = poisoned((m, n), problem.x.dtype, problem.x.device)
-    found = {
-        pair.result: launch(asked, kernel, raster, swizzle, out=out, stored=stored),
-        pair.stored: stored,
-    }
+    found = {pair.result: launch(asked, kernel, raster, swizzle, out=out, stored=stored), pair.stored: stored}
     return found[parts.sources[0]], found[parts.sources[1]]

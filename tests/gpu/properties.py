@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn
+from epigemm import PerColumn
 from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
@@ -35,6 +35,7 @@ from tests.gpu.launching import (
 )
 from tests.support import reference
 from tests.support.cases import LINEAR, Operands, has_bias, poisoned, signed
+from tests.support.formulas import formula
 from tests.support.layouts import LAYOUTS
 from tests.support.moments import assert_close, poison_free_memory
 from tests.support.problems import Problem, formula_of, make
@@ -108,12 +109,7 @@ class Family(Values):
         for with_bias in {has_bias(name), False}:
             for in_tensors in (True, False):
                 problem = make(
-                    name,
-                    kernel.arithmetic,
-                    sizes,
-                    rng,
-                    with_bias=with_bias,
-                    tensor_scalars=in_tensors,
+                    name, kernel.arithmetic, sizes, rng, with_bias=with_bias, tensor_scalars=in_tensors
                 )
                 checked(problem, kernel)
                 problem.operands = problem.operands.map(LAYOUTS["misaligned"])
@@ -175,26 +171,16 @@ class RowsAlone(OfKernels):
 # --- matrices with a row for several of the result's ------------------------------------------------------------------
 
 
-@epigemm.epilogue
-def gate_last(acc: Tensor, bias: PerColumn, residual: Matrix, gate: Matrix) -> Tensor:
-    """TMA loads the residual, the first matrix."""
-    return residual + gate * (acc + bias)
+def of_text(text: str) -> epigemm.UserEpilogue:
+    made: epigemm.UserEpilogue = epigemm.epilogue(formula(text))
+    return made
 
 
-@epigemm.epilogue
-def gate_first(acc: Tensor, gate: Matrix, bias: PerColumn, residual: Matrix) -> Tensor:
-    """TMA loads the residual, the second matrix."""
-    return residual + gate * (acc + bias)
-
-
-@epigemm.epilogue
-def modulated(acc: Tensor, scale: Matrix, shift: Matrix) -> Tensor:
-    return acc * (1 + scale) + shift
-
-
-@epigemm.epilogue
-def gate_alone(acc: Tensor, gate: Matrix) -> Tensor:
-    return acc * gate
+# TMA loads the residual, the first matrix or the second one.
+gate_last = of_text("acc, bias: PerColumn, residual: Matrix, gate: Matrix -> residual + gate * (acc + bias)")
+gate_first = of_text("acc, gate: Matrix, bias: PerColumn, residual: Matrix -> residual + gate * (acc + bias)")
+modulated = of_text("acc, scale: Matrix, shift: Matrix -> acc * (1 + scale) + shift")
+gate_alone = of_text("acc, gate: Matrix -> acc * gate")
 
 
 class SharedRows(OfKernels):
@@ -244,14 +230,8 @@ def gelu_beside(acc: Tensor, bias: PerColumn) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.gelu(z), z
 
 
-@epigemm.epilogue
-def gelu_after(acc: Tensor, bias: PerColumn) -> Tensor:
-    return torch.nn.functional.gelu(acc + bias)
-
-
-@epigemm.epilogue
-def sum_alone(acc: Tensor, bias: PerColumn) -> Tensor:
-    return acc + bias
+gelu_after = of_text("acc, bias: PerColumn -> F.gelu(acc + bias)")
+sum_alone = of_text("acc, bias: PerColumn -> acc + bias")
 
 
 class SecondValues(OfKernels):

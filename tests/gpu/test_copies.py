@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow
 from epigemm.planner import dry_runs
 from epigemm.planner import plans as planner
 from tests.gpu.launching import DEVICE, Kernel, captured
+from tests.gpu.properties import of_text
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, Arithmetic
 from tests.support.cases import poisoned
@@ -49,9 +49,9 @@ def by_force(problem: Problem, kernel: Kernel, out: Tensor | None = None) -> Ten
     return out
 
 
-@epigemm.epilogue
-def with_matrices(acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, more: Matrix) -> Tensor:
-    return (acc + bias) * row * other + more
+with_matrices = of_text(
+    "acc, bias: PerColumn, row: PerRow, other: Matrix, more: Matrix -> (acc + bias) * row * other + more"
+)
 
 
 class TestCopies:
@@ -83,12 +83,7 @@ class TestCopies:
         for m, n in SHAPES:
             sizes = (m, n, k)
             problem = make(
-                "bias_gelu_tanh",
-                kernel.arithmetic,
-                sizes,
-                rng,
-                x_layout=of_x,
-                weight_layout=of_weight,
+                "bias_gelu_tanh", kernel.arithmetic, sizes, rng, x_layout=of_x, weight_layout=of_weight
             )
             by_force(problem, kernel)
 

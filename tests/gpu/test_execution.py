@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +18,7 @@ from tests.support.cases import ELEMENTWISE, LINEAR, draw_operands, poisoned
 from tests.support.invariance import bits
 from tests.support.problems import Problem, make
 from tests.support.public import PUBLIC
+from tests.support.threads import at_once
 
 pytestmark = pytest.mark.gpu
 
@@ -160,54 +160,39 @@ def test_memory_does_not_grow(rng: torch.Generator) -> None:
     assert cuda.memory_allocated() <= before
 
 
-def run_threads(count: int, work: Callable[[int], None]) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(index: int) -> None:
-        try:
-            work(index)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
 def test_threads_on_streams_of_their_own(rng: torch.Generator) -> None:
     """The current stream is thread-local; caches of attributes are filled by whoever comes first."""
-    cases = problems(rng)
-    expected = [problem.run() for problem in cases]
+    calls = [(way, way.draw(rng)) for way in WAYS if not way.precision]
+    of_calls = [(way, arguments, way(**arguments)) for way, arguments in calls]
+    of_operators = [(problem, problem.run()) for problem in problems(rng)]
     cuda.synchronize()
 
     def work(index: int) -> None:
         with cuda.stream(cuda.Stream()):
             for _ in range(10):
-                for problem, value in zip(cases[index::4], expected[index::4], strict=True):
+                for problem, value in of_operators[index::4]:
                     assert torch.equal(problem.run(), value)
+                for way, arguments, value in of_calls[index::4]:  # of what is written there as well
+                    assert torch.equal(way(**map_tensors(arguments, torch.clone)), value)
 
-    run_threads(4, work)
-
-
-def second_device() -> torch.device:
-    if cuda.device_count() < 2:
-        pytest.skip("gpu: only one CUDA device")
-    return torch.device("cuda:1")
+    at_once(4, work)
 
 
 def test_second_device(rng: torch.Generator) -> None:
     """Tensors on device 1 while device 0 is current: the kernel must run where the tensors are."""
-    device = second_device()
+    if cuda.device_count() < 2:
+        pytest.skip("gpu: only one CUDA device")
+    device = torch.device("cuda:1")
     assert cuda.current_device() == 0
     for name in LINEAR:
         for arithmetic in (BF16, TF32, FP32):
             problem = make(name, arithmetic, (256, 256, 128), rng, device=device)
             problem.check(problem.run(), second_path=True)
             assert cuda.current_device() == 0
+    problem = make("bias", FP32, (256, 256, 128), rng, device=device, with_bias=False)
+    for _ in range(2):  # the first call makes the device known, the second one is the entry's
+        problem.check(epigemm.linear(problem.x, problem.weight, precision="ieee"), second_path=True)
+        assert cuda.current_device() == 0
     for name in ELEMENTWISE:
         operands = draw_operands(name, 64, FP32, device, rng)
         x = torch.randn(32, 64, device=device)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 import epigemm
+from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import resolve
 from epigemm.epilogues.library import FUNCTIONS, gelu_epilogue
-from tests.gpu.launching import DEVICE, cuda
+from tests.gpu.launching import DEVICE, Frame, cuda, gated, in_float64, random
 from tests.support import plans
+from tests.support.reference import Bounded, assert_within
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -58,20 +60,9 @@ def every_kernel() -> tuple[Kernel, ...]:
 
 
 @epigemm.epilogue
-def full(
-    acc: Tensor,
-    a: epigemm.PerColumn,
-    b: epigemm.PerColumn,
-    r: epigemm.PerRow,
-    m: epigemm.Matrix,
-    s: epigemm.Scalar,
-) -> Tensor:
+def full(acc: Tensor, a: PerColumn, b: PerColumn, r: PerRow, m: Matrix, s: Scalar) -> Tensor:
     result: Tensor = torch.tanh(acc + a) * r + b * s + m
     return result
-
-
-def random(*shape: int, dtype: torch.dtype) -> Tensor:
-    return (torch.randn(shape, device=DEVICE) / 4).to(dtype)
 
 
 class Experts:
@@ -86,14 +77,22 @@ class Experts:
         self.weights = self.both.chunk(2, 1)  # with rows of the other one between two groups'
 
     def product(self, which: int) -> tuple[Tensor, Tensor]:
-        """Of one weight, and the magnitudes of its sums."""
+        """Of one weight, and the error of its sums."""
         x, weight = self.x[: self.rows].double(), self.weights[which].double()
-        pairs = [
-            (x[self.group == g] @ weight[g].t(), x[self.group == g].abs() @ weight[g].abs().t())
-            for g in range(weight.shape[0])
-        ]
-        products, magnitudes = zip(*pairs, strict=True)
-        return torch.cat(products), torch.cat(magnitudes)
+        pairs = [(x[self.group == g], each.t()) for g, each in enumerate(weight)]
+        exact, magnitudes = [a @ b for a, b in pairs], [a.abs() @ b.abs() for a, b in pairs]
+        return torch.cat(exact), SUMS * torch.cat(magnitudes)
+
+    def with_gelu(self, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """What is behind the first product, and the error of the sums in it."""
+        z, error = self.product(0)
+        return gelu(z + bias.double()[self.group]), 1.13 * error
+
+    def with_gate(self, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The same of both products."""
+        (z, error), (gate, of_gate) = self.product(0), self.product(1)
+        z = z if bias is None else z + bias.double()[self.group]
+        return gated(silu, (z, gate), (error, of_gate))
 
     def call(self, function: Any, operands: tuple[Any, ...], *, is_pair: bool = False) -> LinearCall:
         """On tensors as callers give them."""
@@ -105,21 +104,14 @@ class Experts:
 
     def run(self, call: LinearCall, plan: Sequence[int] | None = None) -> Tensor:
         """Written into a poisoned matrix within a larger one, of which nothing else may change."""
-        dtype = self.x.dtype
-        around = torch.full((len(self.x) + 2, self.n + 24), 7.0, dtype=dtype, device=DEVICE)
-        out = around[1:-1, 8 : self.n + 8]
-        out[: self.rows] = math.nan
-        result = resolve.linear(call._replace(out=out), plan)[: self.rows].clone()
-        out[: self.rows] = 7.0
-        assert bool((around == 7.0).all()), "something was written outside of the groups"
-        return result
+        frame = Frame(len(self.x), self.n, self.x.dtype, written=self.rows)
+        resolve.linear(call._replace(out=frame.inner), plan)
+        return frame.taken()
 
 
 def assert_close(found: Tensor, expected: Tensor, by_sums: Tensor) -> None:
-    eps = torch.finfo(found.dtype).eps
-    bound = (eps / 2 * 1.01 + FORMS) * expected.abs() + by_sums + 2.0**-24
-    ratio = ((found.double() - expected).abs() / bound).nan_to_num(math.inf)
-    assert not ratio.numel() or float(ratio.max()) <= 1, f"{float(ratio.max())} of the bound"
+    unit = torch.finfo(found.dtype).eps / 2 * 1.01 + FORMS
+    assert_within(found, Bounded(expected, unit * expected.abs() + by_sums + 2.0**-24))
 
 
 class TestEveryKernel:
@@ -131,20 +123,13 @@ class TestEveryKernel:
         for (n, k), order in (((200, 264), (0, 8)), ((1032, 72), (1, 1)), ((8, 2048), (0, 2))):
             experts = Experts(routing, n, k, kernel.dtype)
             bias = random(len(routing), n, dtype=kernel.dtype)
-            (z, magnitudes), of_rows = experts.product(0), bias.double()[experts.group]
             if kernel.is_pair:
-                gate, of_gate = experts.product(1)
                 call = experts.call(FUNCTIONS["gated_silu"], (bias, None), is_pair=True)
-                silu = torch.nn.functional.silu(z + of_rows)
-                expected = silu * gate
-                by_sums = SUMS * (1.1 * gate.abs() * magnitudes + silu.abs() * of_gate)
             else:
                 call = experts.call(gelu_epilogue("none"), (bias,))
-                expected = torch.nn.functional.gelu(z + of_rows)
-                by_sums = SUMS * 1.13 * magnitudes
             plan = (0, *plans.numbers(plans.TMA, kernel.tile, *order))
             found = experts.run(call, plan)
-            assert_close(found, expected, by_sums)
+            assert_close(found, *(experts.with_gate(bias) if kernel.is_pair else experts.with_gelu(bias)))
             assert torch.equal(experts.run(call, plan), found)
 
     def test_every_operand(self, kernel: Kernel) -> None:
@@ -160,11 +145,10 @@ class TestEveryKernel:
                 experts.call(full.traced, (a, b, r, m, 0.75)),
                 (0, *plans.numbers(plans.TMA, kernel.tile, 0, 8)),
             )
-            z, magnitudes = experts.product(0)
-            of_row = r[: experts.rows].double()[:, None]
-            activated = torch.tanh(z + a.double()[experts.group])
-            expected = activated * of_row + b.double()[experts.group] * 0.75 + m[: experts.rows].double()
-            assert_close(found, expected, SUMS * magnitudes * of_row.abs() + FORMS * of_row.abs())
+            (z, error), group, of_rows = experts.product(0), experts.group, slice(experts.rows)
+            of_row = r[of_rows, None].double()
+            expected = in_float64(full, z, a[group], b[group], of_row, m[of_rows], scalars=(0.75,))
+            assert_close(found, expected, (error + FORMS) * of_row.abs())
 
 
 @pytest.mark.parametrize(
@@ -179,10 +163,8 @@ def test_ends_that_are_wrong_lead_nowhere(ends: tuple[int, ...]) -> None:
     experts.group = torch.repeat_interleave(
         torch.arange(3), clamped.diff(prepend=torch.zeros(1, dtype=torch.int64))
     ).to(DEVICE)
-    z, magnitudes = experts.product(0)
     bias = random(3, 136, dtype=BF16)
-    found = experts.run(experts.call(gelu_epilogue("none"), (bias,)))
-    assert_close(found, torch.nn.functional.gelu(z + bias.double()[experts.group]), SUMS * 1.13 * magnitudes)
+    assert_close(experts.run(experts.call(gelu_epilogue("none"), (bias,))), *experts.with_gelu(bias))
 
 
 def test_random_routings(rng: torch.Generator) -> None:
@@ -200,13 +182,9 @@ def test_random_routings(rng: torch.Generator) -> None:
         found = epigemm.grouped_linear(
             experts.x, experts.weights[0], bias, offs=experts.ends, epilogue="gelu", strict=True
         )[: experts.rows]
-        z, magnitudes = experts.product(0)
-        expected = torch.nn.functional.gelu(z + bias.double()[experts.group])
-        assert_close(found, expected, SUMS * 1.13 * magnitudes)
-        gated = epigemm.grouped_linear_glu(experts.x, experts.both, offs=experts.ends)[: experts.rows]
-        gate, of_gate = experts.product(1)
-        silu = torch.nn.functional.silu(z)
-        assert_close(gated, silu * gate, SUMS * (1.1 * gate.abs() * magnitudes + silu.abs() * of_gate))
+        assert_close(found, *experts.with_gelu(bias))
+        found = epigemm.grouped_linear_glu(experts.x, experts.both, offs=experts.ends)[: experts.rows]
+        assert_close(found, *experts.with_gate())
 
 
 def test_captured() -> None:
@@ -235,8 +213,7 @@ def test_the_fallback_and_gradients() -> None:
     tensors = [each.detach().clone().requires_grad_() for each in (experts.x, experts.weights[0], bias)]
     result = epigemm.grouped_linear(*tensors, offs=experts.ends, epilogue="gelu")[: experts.rows]
     torch.autograd.backward(result.float().sum())
-    z, _ = experts.product(0)
-    expected = torch.nn.functional.gelu(z + bias.double()[experts.group])
+    expected, _ = experts.with_gelu(bias)
     assert float((result.double() - expected).abs().max()) <= 0.02 * float(expected.abs().max())
     assert all(each.grad is not None and bool(each.grad.isfinite().all()) for each in tensors)
     assert tensors[0].grad is not None and not bool(tensors[0].grad[experts.rows :].any())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn
 from tests.gpu.launching import captured
+from tests.gpu.properties import gate_last
 from tests.ops.op import Op
 from tests.support.cases import poisoned, signed
 from tests.support.invariance import assert_each_row_alone, assert_rows_keep_their_bits, bits
@@ -35,11 +35,7 @@ def inside() -> Iterator[None]:
 
 
 def drawn(
-    function: Op,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    precision: str | None,
-    rng: torch.Generator,
+    function: Op, shape: tuple[int, int, int], dtype: torch.dtype, precision: str | None, rng: torch.Generator
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """The call as a function of x alone, and an x."""
     arguments = function.draw(rng, shape[:1], *shape[1:], dtype=dtype, device="cuda")
@@ -59,11 +55,7 @@ def drawn(
     ids=str,
 )
 def test_rows_keep_their_bits(
-    function: Op,
-    dtype: torch.dtype,
-    precision: str | None,
-    shape: tuple[int, int, int],
-    rng: torch.Generator,
+    function: Op, dtype: torch.dtype, precision: str | None, shape: tuple[int, int, int], rng: torch.Generator
 ) -> None:
     call, x = drawn(function, shape, dtype, precision, rng)
     assert_rows_keep_their_bits(call, x, rng)
@@ -215,11 +207,6 @@ def test_elementwise_functions(function: Op, dtype: torch.dtype, n: int, rng: to
         assert torch.equal(bits(function.call(layout(x), **arguments)), expected), name
 
 
-@epigemm.epilogue
-def gated(acc: Tensor, bias: PerColumn, residual: Matrix, gate: Matrix) -> Tensor:
-    return residual + gate * (acc + bias)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("n", "k"), [(264, 72), (259, 75)])
 def test_shared_rows(dtype: torch.dtype, n: int, k: int, rng: torch.Generator) -> None:
@@ -231,6 +218,6 @@ def test_shared_rows(dtype: torch.dtype, n: int, k: int, rng: torch.Generator) -
     x, weight, bias, residual, gate = (
         random(*shape) for shape in ((3, 50, k), (n, k), (n,), (3, 50, n), (3, 1, n))
     )
-    whole = gated(x, weight, bias, residual, gate)
-    part = gated(x[1:2, :7], weight, bias, residual[1:2, :7], gate[1:2])
+    whole = gate_last(x, weight, bias, residual, gate)
+    part = gate_last(x[1:2, :7], weight, bias, residual[1:2, :7], gate[1:2])
     assert torch.equal(whole[1:2, :7], part)

@@ -10,16 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.launching import (
-    DEVICE,
-    Kernel,
-    captured,
-    checked,
-    cuda,
-    every_kind,
-    every_tile,
-    launch,
-)
+from tests.gpu.launching import DEVICE, Kernel, captured, checked, cuda, every_kind, every_tile, launch
 from tests.gpu.properties import Family, RowsAlone, SharedRows, Values
 from tests.gpu.slices import DENSE, OnSlices, PackedWeights, make_pack
 from tests.support import plans

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar, UserEpilogue
+from epigemm import ResultsEpilogue, UserEpilogue
 from epigemm.arguments.calls import ElementwiseCall
 from epigemm.calls import elementwise_kernels, resolve
 from epigemm.epilogues.registry import typed
@@ -23,6 +23,7 @@ from tests.gpu.launching import DEVICE, Kernel, both, every_tile, launch
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16, Arithmetic
 from tests.support.cases import Operands
+from tests.support.formulas import formula
 from tests.support.problems import Problem
 from tests.support.reference import Bounded, assert_within
 
@@ -36,51 +37,26 @@ TYPES = (FP16, BF16)
 types = pytest.mark.parametrize("arithmetic", TYPES, ids=lambda each: each.name)
 
 
-@epigemm.epilogue
-def sine(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.sin(acc * by)
+def scaled(parameters: str, value: str) -> UserEpilogue:
+    """A function with a number that its arguments are times."""
+    made: UserEpilogue = epigemm.epilogue(formula(f"acc, {parameters}by: Scalar -> {value}"))
+    return made
 
 
-@epigemm.epilogue
-def cosine(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.cos(acc * by)
-
-
-@epigemm.epilogue
-def tangent(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.tan(acc * by)
-
-
-@epigemm.epilogue
-def cardinal(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.sinc(acc * by)
-
-
-@epigemm.epilogue
-def rest(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.fmod(acc * by, STEP)
-
-
-@epigemm.epilogue
-def wrapped(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.remainder(acc * by, -STEP)
-
-
-@epigemm.epilogue
-def counted(acc: Tensor, by: Scalar) -> Tensor:
-    return torch.div(acc * by, STEP, rounding_mode="floor")
-
-
-@epigemm.epilogue
-def every_wave(acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, more: Matrix, by: Scalar) -> Tensor:
-    result: Tensor = torch.sin(acc * by) * other + torch.cos(acc * by) * bias * row + more
-    return result
-
-
-@epigemm.epilogue
-def pair_of_waves(acc: Tensor, gate: Matrix, by: Scalar) -> Tensor:
-    result: Tensor = torch.sin(acc * by) * torch.cos(gate * by)
-    return result
+FUNCTIONS = {
+    "sin": scaled("", "torch.sin(acc * by)"),
+    "cos": scaled("", "torch.cos(acc * by)"),
+    "tan": scaled("", "torch.tan(acc * by)"),
+    "sinc": scaled("", "torch.sinc(acc * by)"),
+    "fmod": scaled("", f"torch.fmod(acc * by, {STEP})"),
+    "remainder": scaled("", f"torch.remainder(acc * by, -{STEP})"),
+    "floor_div": scaled("", f"torch.div(acc * by, {STEP}, rounding_mode='floor')"),
+}
+every_wave = scaled(
+    "bias: PerColumn, row: PerRow, other: Matrix, more: Matrix, ",
+    "torch.sin(acc * by) * other + torch.cos(acc * by) * bias * row + more",
+)
+pair_of_waves = scaled("gate: Matrix, ", "torch.sin(acc * by) * torch.cos(gate * by)")
 
 
 @epigemm.epilogue
@@ -148,8 +124,6 @@ def run_elementwise(function: UserEpilogue, x: Tensor) -> Tensor:
     return out
 
 
-FUNCTIONS = {"sin": sine, "cos": cosine, "tan": tangent, "sinc": cardinal}
-FUNCTIONS |= {"fmod": rest, "remainder": wrapped, "floor_div": counted}
 SOME = {plans.TMA: 4, plans.SWAP_AB: 0, plans.MMA: 0}
 
 
@@ -206,7 +180,9 @@ class TestEveryTile:
         x = (torch.randn(256, 256, device=DEVICE) * 8).to(kernel.dtype)
         spoiled = x.clone()
         spoiled[::7, ::5] = 60000.0
-        found = [launch(problem_of(sine, each, [], kernel.arithmetic), kernel) for each in (x, spoiled)]
+        found = [
+            launch(problem_of(FUNCTIONS["sin"], each, [], kernel.arithmetic), kernel) for each in (x, spoiled)
+        ]
         stays = spoiled == x
         assert torch.equal(found[0][stays], found[1][stays])
 

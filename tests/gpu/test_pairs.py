@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow, Scalar
 from epigemm.epilogues.library import FUNCTIONS
 from epigemm.epilogues.registry import typed
-from tests.gpu.launching import DEVICE, Kernel, Sizes, launch
+from tests.gpu.launching import Frame, Kernel, Sizes, gated, in_float64, launch, random
 from tests.support import plans
 from tests.support.arithmetic import BF16, FP16
 from tests.support.cases import Operands
@@ -44,40 +45,32 @@ class Pair:
     def __init__(self, sizes: Sizes, kernel: Kernel, *, halves: bool = False) -> None:
         m, n, k = sizes
         self.kernel, self.shape = kernel, (m, n)
-        self.x = self.random(m, k)
-        self.weights = self.random(2 * n, k).chunk(2) if halves else (self.random(n, k), self.random(n, k))
+        self.x = random(m, k, dtype=kernel.dtype)
+        weights = random(2 * n, k, dtype=kernel.dtype).chunk(2)
+        self.weights = weights if halves else [each.clone() for each in weights]
         self.products = [self.x.double() @ weight.double().t() for weight in self.weights]
-        self.magnitudes = [self.x.double().abs() @ weight.double().abs().t() for weight in self.weights]
-
-    def random(self, *shape: int) -> Tensor:
-        """Not too large for fp16, whatever is multiplied."""
-        return (torch.randn(shape, device=DEVICE) / 4).to(self.kernel.dtype)
+        magnitudes = [self.x.double().abs() @ weight.double().abs().t() for weight in self.weights]
+        self.errors = [SUMS * each for each in magnitudes]
 
     def run(
         self,
         name: str,
         operands: list[Tensor],
-        raster: int = 0,
-        swizzle: int = 1,
+        order: tuple[int, int] = (0, 1),
         scalars: tuple[float, ...] = (),
     ) -> Tensor:
-        """In a frame of numbers that stay."""
-        m, n = self.shape
+        """Nothing is written beside the result."""
         first, second = self.weights
-        problem = Problem(
-            name, self.kernel.arithmetic, self.x, first, Operands(None, operands, list(scalars))
-        )
-        frame = torch.full((m + 3, n + 16), 5.0, dtype=self.kernel.dtype, device=DEVICE)
-        out = frame[1 : m + 1, 8 : n + 8].fill_(float("nan"))
-        found = launch(problem, self.kernel, raster, swizzle, out=out, weight2=second).clone()
-        out.fill_(5.0)
-        assert bool((frame == 5.0).all()), "written beside the result"
-        return found
+        given, frame = Operands(None, operands, list(scalars)), Frame(*self.shape, self.kernel.dtype)
+        problem = Problem(name, self.kernel.arithmetic, self.x, first, given)
+        launch(problem, self.kernel, *order, out=frame.inner, weight2=second)
+        return frame.taken()
 
-    def check(self, found: Tensor, expected: Tensor, by_sums: Tensor) -> None:
-        """`by_sums`: the error of the sums in the result."""
-        unit = torch.finfo(found.dtype).eps
-        assert_within(found, Bounded(expected, unit * expected.abs() + by_sums + 2.0**-24))
+
+def check(found: Tensor, expected: Tensor, by_sums: Tensor) -> None:
+    """`by_sums`: the error of the sums in the result."""
+    unit = torch.finfo(found.dtype).eps
+    assert_within(found, Bounded(expected, unit * expected.abs() + by_sums + 2.0**-24))
 
 
 class TestPairs:
@@ -91,37 +84,38 @@ class TestPairs:
     def test_every_tile(self, kernel: Kernel, halves: bool) -> None:
         """Ragged tiles, a lone row, one stage of K and less, and more tiles than multiprocessors."""
         name = typed(biased_pair.traced, (False,) * 3).name
-        for sizes in (
+        ragged = (
             (129, 264, 136),
             (1, 8, 8),
             (200, 96, 64),
             (384, 512, 2000),
             (3333, 1032, 264),
             (1000, 3000, 72),
-        ):
-            for raster, swizzle in ((0, 8), (1, 1)):
+        )
+        for sizes in ragged:
+            for order in ((0, 8), (1, 1)):
                 pair = Pair(sizes, kernel, halves=halves)
-                bias, bias2 = pair.random(sizes[1]), pair.random(sizes[1])
-                found = pair.run(name, [bias, bias2], raster, swizzle)
-                z, gate = pair.products[0] + bias.double(), pair.products[1] + bias2.double()
-                silu = z * torch.sigmoid(z)
-                by_sums = SUMS * (1.1 * gate.abs() * pair.magnitudes[0] + silu.abs() * pair.magnitudes[1])
-                pair.check(found, silu * gate, by_sums)
+                biases = [random(sizes[1], dtype=kernel.dtype) for _ in range(2)]
+                found = pair.run(name, biases, order)
+                both = [z + bias.double() for z, bias in zip(pair.products, biases, strict=True)]
+                check(found, *gated(silu, both, pair.errors))
 
     @pytest.mark.parametrize("gap", [0, 8, 1], ids=["by TMA", "rows with gaps", "rows that TMA refuses"])
     def test_a_matrix_beside_the_second_product(self, kernel: Kernel, gap: int) -> None:
         """TMA brings it, as it does an epilogue's only matrix, or threads read it."""
         m, n, k = 333, 424, 200
         pair = Pair((m, n, k), kernel)
-        a, b, r, residual = pair.random(n), pair.random(n), pair.random(m, 1), pair.random(m, n + gap)[:, :n]
+        a, b, r, wide = (random(*shape, dtype=kernel.dtype) for shape in ((n,), (n,), (m, 1), (m, n + gap)))
+        residual = wide[:, :n]
         name = typed(full_pair.traced, (False,) * 5 + (True,)).name
         found = pair.run(name, [a, b, r, residual], scalars=(0.75,))
         first, second = pair.products
-        relu, gate = torch.relu(first + a.double()), second * r.double() + b.double()
-        by_sums = SUMS * (gate.abs() * pair.magnitudes[0] + relu * r.double().abs() * pair.magnitudes[1])
+        errors = [pair.errors[0], pair.errors[1] * r.double().abs()]
+        product, by_sums = gated(torch.relu, (first + a.double(), second * r.double() + b.double()), errors)
         # The sum of two numbers of opposite signs is small; the roundings of both are not.
-        by_sums += torch.finfo(kernel.dtype).eps / 2 * relu * gate.abs()
-        pair.check(found, relu * gate + 0.75 * residual.double(), by_sums)
+        by_sums += torch.finfo(kernel.dtype).eps / 2 * product.abs()
+        expected = in_float64(full_pair, first, a, b, r, second, residual, scalars=(0.75,))
+        check(found, expected, by_sums)
 
     def test_the_same_as_two_kernels(self, kernel: Kernel) -> None:
         """The second product rounded to a matrix, and a fused kernel that reads it: as far apart as that rounding."""
@@ -130,9 +124,8 @@ class TestPairs:
         gate = torch.mm(pair.x, pair.weights[1].t())
         behind = Problem(name, kernel.arithmetic, pair.x, pair.weights[0], Operands(None, [gate]))
         two = launch(behind, plans.numbers(plans.TMA)).double()
-        by_sums = pair.products[0].abs() * pair.magnitudes[1] + pair.magnitudes[0] * pair.products[1].abs()
-        bound = 1.5 * torch.finfo(kernel.dtype).eps * two.abs() + SUMS * by_sums
-        assert bool(((pair.run(name, []).double() - two).abs() <= bound).all())
+        _, by_sums = gated(torch.abs, pair.products, pair.errors)
+        check(pair.run(name, []), two, 0.5 * torch.finfo(kernel.dtype).eps * two.abs() + by_sums)
 
     def test_again_and_again(self, kernel: Kernel) -> None:
         """The same bits at each of many launches in a row, whatever other kernels left behind."""

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import epigemm
-from epigemm import Matrix, PerColumn
 from epigemm._native import build_info
 from epigemm.planner import dry_runs
 from tests.gpu.launching import DEVICE, RAGGED, Kernel, Sizes, cuda, every_tile, launch
@@ -20,6 +18,7 @@ from tests.gpu.properties import (
     SharedRows,
     Statistics,
     check_statistics,
+    of_text,
     offset,
     with_statistics,
 )
@@ -57,9 +56,7 @@ def test_every_tile_is_built() -> None:
     )
 
 
-@epigemm.epilogue
-def biased_residual(acc: Tensor, bias: PerColumn, residual: Matrix) -> Tensor:
-    return acc + bias + residual
+biased_residual = of_text("acc, bias: PerColumn, residual: Matrix -> acc + bias + residual")
 
 
 class TestStatisticsIn16Bits:

@@ -96,12 +96,7 @@ def test_what_tune_finds_is_used(m: int, is_made: bool) -> None:
 
 @pytest.mark.parametrize(
     ("arithmetic", "precision", "setting"),
-    [
-        (BF16, "default", "ieee"),
-        (SPLIT, "highest", "ieee"),
-        (SCALED, "high", "tf32"),
-        (TF32, "high", "tf32"),
-    ],
+    [(BF16, "default", "ieee"), (SPLIT, "highest", "ieee"), (SCALED, "high", "tf32"), (TF32, "high", "tf32")],
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize("m", [16, 128, 300])

@@ -69,9 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(libraries, "_loaded", list)
     real = libraries._in
     monkeypatch.setattr(
-        libraries,
-        "_in",
-        lambda kind, folder: real(kind, folder) if folder.is_relative_to(tmp_path) else [],
+        libraries, "_in", lambda kind, folder: real(kind, folder) if folder.is_relative_to(tmp_path) else []
     )
     return machine
 

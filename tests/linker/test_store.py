@@ -160,9 +160,8 @@ def chmod(mode: int) -> Callable[[Path, pytest.MonkeyPatch], None]:
 def of_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inode, look = path.stat().st_ino, os.fstat
     if path.is_file():
-        path.parents[2].joinpath("held").hardlink_to(
-            path
-        )  # or the file that replaces it might get its number
+        # Or the file that replaces it might get its number.
+        path.parents[2].joinpath("held").hardlink_to(path)
 
     def fstat(descriptor: int) -> os.stat_result:
         about = list(look(descriptor))

@@ -35,7 +35,6 @@ class Example:
 
 @cache
 def package(name: str) -> Any:
-    """A package, imported."""
     if name.partition(".")[0] in ("diffusers", "timm", "torchvision", "transformers"):
         _declare_operators_of_torchvision()
     return importlib.import_module(name)

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.testing._internal import two_tensor as _two_tensor
 
 import epigemm
+from tests.support.formulas import formula
 from tests.support.thorough import in_turn
 from tests.support.untyped import torch as untyped
 
@@ -111,9 +112,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
 """Classes are refused by a TypeError."""
 
 
-@epigemm.epilogue
-def doubled(acc: Tensor, bias: epigemm.PerColumn) -> Tensor:
-    return (acc + bias) * 2
+doubled = epigemm.epilogue(formula("acc, bias: PerColumn -> (acc + bias) * 2"))
 
 
 TAKES: dict[str, Callable[[Any], object]] = {

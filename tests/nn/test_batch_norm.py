@@ -165,8 +165,6 @@ class Seen(TorchFunctionMode):
 
 
 class Other(nn.BatchNorm1d):
-    """A subclass."""
-
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
 

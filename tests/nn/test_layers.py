@@ -183,14 +183,6 @@ def test_vectors_of_the_callers() -> None:
     assert isinstance(made.layer_scale, nn.Parameter)
 
 
-@pytest.mark.parametrize("kind", [ours.LinearGated, ours.LinearGLU])
-def test_an_activation_that_is_set_later(kind: Any) -> None:
-    layer = kind(K, N)
-    layer.activation = "swish"
-    with pytest.raises(ValueError, match="activation: got 'swish'; accepted are gelu,"):
-        layer(*[x, matrix][: 1 + (kind is ours.LinearGated)])
-
-
 def test_operands_of_a_users_epilogue() -> None:
     """By place and by name. The bias is the layer's; errors: tests/net/errors.txt."""
     layer = ours.Linear(K, N, epilogue=clamped)

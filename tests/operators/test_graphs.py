@@ -14,6 +14,7 @@ import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.operators import graphs
+from tests.gpu.launching import captured
 from tests.support.compiling import Graphs, recorded
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
@@ -153,18 +154,11 @@ def test_on_the_current_stream() -> None:
         torch.randn(128, device="cuda").bfloat16(),
     )
     call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend="eager")
-    expected = call(x)
-    side = untyped.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call(x)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call(x)
-    result.zero_()
+    expected, results = call(x), list[Tensor]()
+    graph = captured(lambda: results.append(call(x)))
+    results[-1].zero_()
     graph.replay()
-    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(results[-1], expected)
 
 
 @pytest.mark.gpu

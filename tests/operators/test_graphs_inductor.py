@@ -190,14 +190,8 @@ def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:
         patch.setattr(weight_packs, "expire", expired.append)
         for uses_pack in (True, False):
             out = torch.full((M, N), torch.nan)
-            about = (
-                7,
-                graphs.digest_of("bias"),
-                x,
-                weight,
-                bias,
-                *[None] * 11,
-            )  # of another process: to Python
+            # The number is that of another process: to Python.
+            about = (7, graphs.digest_of("bias"), x, weight, bias, *[None] * 11)
             _run(*about, 0.0, False, 0, uses_pack, False, out, None)
             torch.testing.assert_close(out, F.linear(x, weight, bias))
             assert len(expired) == (not uses_pack)

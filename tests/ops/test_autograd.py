@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -27,6 +25,7 @@ from tests.ops.op import (
 )
 from tests.ops.table import few, rows
 from tests.ops.test_values import ieee
+from tests.support.threads import at_once
 from tests.support.untyped import backends, backward
 
 Call = Callable[..., Any]
@@ -177,28 +176,13 @@ def test_threads_run_backward_through_one_graph(op: Op, rng: torch.Generator) ->
     results: Any = [each for each in results_of(op.call(**given)) if each.requires_grad]
     total, leaves = sum(each.sum() for each in results), [given[name] for name in op.leaves(given)]
     expected = torch.autograd.grad(total, leaves, retain_graph=True)
-    wrong: list[str] = []
 
-    def run() -> None:
+    def work(_: int) -> None:
         for _ in range(50):
-            try:
-                found = torch.autograd.grad(total, leaves, retain_graph=True)
-                if not all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True)):
-                    wrong.append("wrong")
-            except Exception as error:  # in a thread nobody would see it
-                wrong.append(repr(error))
+            found = torch.autograd.grad(total, leaves, retain_graph=True)
+            assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not wrong
+    at_once(4, work)
 
 
 @rows("each operand alone")

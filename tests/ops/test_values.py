@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from tests.ops.op import (
 )
 from tests.ops.table import rows
 from tests.support.thorough import is_thorough
+from tests.support.threads import at_once
 from tests.support.untyped import backends
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -224,7 +224,6 @@ def test_calls_from_several_threads(op: Op, device: torch.device, rng: torch.Gen
     """Each thread gets what it would alone."""
     each_arguments = [op.draw(rng, device=device) for _ in range(3)]
     expected = [results_of(op.call(**arguments)) for arguments in each_arguments]
-    wrong: list[int] = []
     torch_threads = torch.get_num_threads()
 
     def work(place: int) -> None:
@@ -232,15 +231,9 @@ def test_calls_from_several_threads(op: Op, device: torch.device, rng: torch.Gen
         torch.set_num_threads(torch_threads)
         for _ in range(8):
             got = results_of(op.call(**each_arguments[place]))
-            if not all(torch.equal(a, b) for a, b in zip(got, expected[place], strict=True)):
-                wrong.append(place)
+            assert all(torch.equal(a, b) for a, b in zip(got, expected[place], strict=True))
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(each_arguments))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(len(each_arguments), work)
 
 
 @rows("changed statistics", lambda op: "running_mean" in op.operands)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import epigemm
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road, watched
+from tests.support.threads import at_once
 
 pytestmark = pytest.mark.gpu
 cuda: Any = torch.cuda
@@ -45,6 +46,29 @@ def capture(module: nn.Module, x: Tensor) -> tuple[Any, Tensor]:
         with torch.cuda.graph(graph):
             out = module(x)
     return graph, out
+
+
+def read_late(
+    module: nn.Module, x: Tensor, before: Callable[[], object] = lambda: None
+) -> tuple[Any, Tensor]:
+    """A side stream that is held up, and what the module gives there, whose parameters may be freed."""
+    side = cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        cuda._sleep(SPIN)
+        before()
+        result = module(x)
+        for parameter in module.parameters():  # torch's own rule for what it allocated elsewhere
+            parameter.record_stream(side)
+    return side, result
+
+
+def take_freed_memory(size: int, side: Any) -> None:
+    """What would be given away too early is written, before the stream has read it."""
+    gc.collect()
+    for _ in range(4):
+        torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+    side.synchronize()
 
 
 def test_a_captured_module_follows_its_weight(road: Road) -> None:
@@ -156,30 +180,20 @@ def test_a_pack_made_on_another_stream(road: Road) -> None:
 def test_a_pack_outlives_its_last_reader(road: Road) -> None:
     """Freed while a side stream still reads it: the allocator must not hand the memory out again before."""
     x = road.x()
-    side = cuda.Stream()
     linear, module = layer(road)
     epigemm.pack(module.weight)
     with torch.no_grad():
         expected = module(x).clone()
         size = weight_packs.kept(module.weight)[2].buffer.shape[0]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            cuda._sleep(SPIN)
-            result = module(x)
-            for parameter in linear.parameters():  # torch's own rule for what it allocated elsewhere
-                parameter.record_stream(side)
+        side, result = read_late(module, x)
     del linear, module
-    gc.collect()
-    for _ in range(4):
-        torch.full((size,), 255, dtype=torch.uint8, device="cuda")
-    side.synchronize()
+    take_freed_memory(size, side)
     assert torch.equal(result, expected)
 
 
 def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
     """Made again on a side stream that had never read it, then freed: the same promise."""
     x = road.x()
-    side = cuda.Stream()
     linear, module = layer(road)
     with torch.no_grad():
         epigemm.pack(module.weight)
@@ -188,36 +202,21 @@ def test_a_pack_outlives_the_stream_that_rewrote_it(road: Road) -> None:
         size = weight_packs.kept(module.weight)[2].buffer.shape[0]
         linear.weight.mul_(2)
         expected = torch.relu(linear(x))
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            cuda._sleep(SPIN)
-            epigemm.pack(module.weight)
-            result = module(x)
-            for parameter in linear.parameters():
-                parameter.record_stream(side)
+        side, result = read_late(module, x, partial(epigemm.pack, module.weight))
         assert weight_packs.kept(module.weight)[2].buffer.data_ptr() == address
     del linear, module
-    gc.collect()
-    for _ in range(4):
-        torch.full((size,), 255, dtype=torch.uint8, device="cuda")
-    side.synchronize()
+    take_freed_memory(size, side)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
     """`weight.data = other` waits for nobody: no call writes the pack while a side stream reads it."""
     x, other = road.x(), road.weight()
-    side = cuda.Stream()
     linear, module = layer(road)
     epigemm.pack(module.weight)
     with torch.no_grad():
         expected = module(x).clone()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            cuda._sleep(SPIN)
-            result = module(x)
-            for parameter in linear.parameters():
-                parameter.record_stream(side)
+        side, result = read_late(module, x)
         linear.weight.data = other
         agree(module(x), linear, x)
     side.synchronize()
@@ -229,24 +228,15 @@ def test_threads_on_streams_of_their_own(road: Road) -> None:
     x = road.x()
     epigemm.pack(module.weight)
     torch.cuda.synchronize()
-    failures: list[Exception] = []
 
-    def work() -> None:
-        try:
-            with torch.no_grad(), torch.cuda.stream(cuda.Stream()):
-                for _ in range(10):
-                    result = module(x)
-                    torch.cuda.current_stream().synchronize()
-                    agree(result, linear, x)
-        except Exception as error:
-            failures.append(error)
+    def work(_: int) -> None:
+        with torch.no_grad(), torch.cuda.stream(cuda.Stream()):
+            for _ in range(10):
+                result = module(x)
+                torch.cuda.current_stream().synchronize()
+                agree(result, linear, x)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    at_once(4, work)
     assert len({launch.pack for launch in road.take()}) == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from epigemm.calls import weight_slices
 from epigemm.packs import weight_packs
 from tests.packs.test_packs import HOLDERS, by_layer, holders, packed
 from tests.support.pieces import AT_HIGHEST, Road, pack_size
+from tests.support.threads import at_once
 from tests.support.untyped import backward
 
 
@@ -136,42 +136,27 @@ def test_packing_is_not_traced(road: Road) -> None:
 def test_threads(holder: str, road: Road) -> None:
     """They share the packs, and each has what it would have alone."""
     held, x = HOLDERS[holder](road), road.x(64)
-    expected, wrong = held.plain(x).detach(), []
+    expected = held.plain(x).detach()
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(3):
             with torch.no_grad():
-                if not torch.allclose(held.call(x), expected, rtol=1e-3, atol=1e-3):
-                    wrong.append(1)
+                torch.testing.assert_close(held.call(x), expected, rtol=1e-3, atol=1e-3)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(3, work)
 
 
 def test_threads_make_one_pack(road: Road) -> None:
     """At once, again and again, while others have it expire."""
     weight, x = road.weight(), road.x()
-    barrier, wrong = threading.Barrier(4), []
 
-    def work() -> None:
-        barrier.wait()
-        try:
-            for _ in range(5):
-                epigemm.linear(x, epigemm.pack(weight))
-                weight_packs.expire(weight)
-        except Exception as error:  # in a thread nobody would see it
-            wrong.append(error)
+    def work(_: int) -> None:
+        for _ in range(5):
+            epigemm.linear(x, epigemm.pack(weight))
+            weight_packs.expire(weight)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and len({launch.pack for launch in road.take()} - {None}) == 1
+    at_once(4, work)
+    assert len({launch.pack for launch in road.take()} - {None}) == 1
 
 
 # --- calls that cannot allocate the memory for their slices -----------------------------------------------------------

@@ -19,9 +19,7 @@ class Arithmetic:
     precision: str | None = None  # `precision=` of the call
     input_rounding: float = 0.0  # relative error made by rounding one operand of the product on its way in
     tensor_cores: bool = False  # sums of products may be truncated instead of rounded
-    product_bound: Callable[[int], float] | None = (
-        None  # |error| / |A||B| over K, where it has its own derivation
-    )
+    product_bound: Callable[[int], float] | None = None  # |error| / |A||B| of K, if it has its own derivation
 
     @property
     def op_precision(self) -> str:

@@ -39,7 +39,6 @@ def compiled(text: str, folder: Path, *options: str) -> Path:
 
 
 def printed(program: Path, *arguments: object) -> list[str]:
-    """The words of what a program prints."""
     command = [str(program), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 

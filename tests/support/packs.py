@@ -27,7 +27,6 @@ def decode(pack: Tensor, rows: int, columns: int, pieces: int) -> Tensor:
 
 
 def pack_size(matrix: Tensor, pieces: int) -> int:
-    """Bytes of its pack."""
     rows, columns = matrix.shape
     return weight_packs.pack_bytes(rows, columns, pieces)
 

@@ -83,7 +83,6 @@ class Launch:
 
 
 def epilogue_at(number: int) -> Epilogue:
-    """The epilogue of a number."""
     return next(each for each in (*EPILOGUES.values(), *LINKED.values()) if each.number == number)
 
 

@@ -93,10 +93,8 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "half_product": (lambda x: (x.half() * 1.7).float(), 0.0),
     # Beside fp64 a cast to fp32 is a rounding.
     "float_product": (lambda x: x.float() * 1.7, 0.0),
-    "float_difference": (
-        lambda x: x.float() * 2 - 0.1,
-        0.0,
-    ),  # of an exact product: a contraction changes nothing
+    # Of an exact product: a contraction changes nothing.
+    "float_difference": (lambda x: x.float() * 2 - 0.1, 0.0),
     "float_beside": (lambda x: x.to(torch.float32) * 0.3 + x, 1.0),
     "float_equal": (lambda x: torch.where(x.float() == 0.95, x.type(torch.float32).nan_to_num(), x), 0.0),
     "where_numbers": (lambda x: torch.where(x > 0, 1.0, -2.0) * x, 0.0),

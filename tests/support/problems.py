@@ -75,9 +75,8 @@ class Problem:
     ) -> torch.Tensor | None:
         """The fused kernel alone, the planner's or another; None where the planner has none."""
         out = self.out() if out is None else out
-        plans.has_gpu_kernels(
-            out
-        )  # the first question in a process makes the device ready; a dry run does not
+        # The first question in a process makes the device ready; a dry run does not.
+        plans.has_gpu_kernels(out)
         if plan:
             numbers = (dry_runs.ARITHMETICS.index(self.arithmetic.schema_arithmetic), *plan)
             actual = resolve.linear(self.call(out), numbers)

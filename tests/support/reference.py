@@ -33,12 +33,10 @@ from epigemm.epilogues import registry
 from tests.support.arithmetic import Arithmetic
 from tests.support.cases import Operands
 
-EPILOGUE_OPERATIONS = (
-    8  # the longest built-in has 6: add bias, negate, exp, add one, divide, fused multiply-add
-)
-PROBE = (
-    2.0**-20
-)  # relative perturbation by which operand sensitivities are read: small, and far above float64's own error
+# The longest built-in has 6: add bias, negate, exp, add one, divide, fused multiply-add.
+EPILOGUE_OPERATIONS = 8
+# The relative perturbation by which operands' effects are read: small, and far above float64's own error.
+PROBE = 2.0**-20
 
 
 @dataclass

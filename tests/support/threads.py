@@ -1,9 +1,12 @@
-"""How many threads of torch's a process of the tests has."""
+"""How many threads of torch's a process of the tests has; what several threads do at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -25,6 +28,26 @@ def share_cores() -> None:
     threads = max(1, (os.cpu_count() or 1) // count)
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that tests start
+
+
+def at_once(count: int, work: Callable[[int], object]) -> None:
+    """`work` of each number, each in a thread of its own, from the moment when all are there; what is raised there.
+
+    Python changes between them as often as it can.
+    """
+    barrier, interval = threading.Barrier(count), sys.getswitchinterval()
+
+    def begun(number: int) -> None:
+        barrier.wait()
+        work(number)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            for each in [pool.submit(begun, number) for number in range(count)]:
+                each.result()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @contextmanager

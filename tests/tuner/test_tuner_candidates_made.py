@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import epigemm
-from epigemm import PerColumn
 from epigemm.epilogues.registry import LINKED, typed
 from epigemm.linker import store
 from epigemm.planner import times
 from tests.linker.fakes import REAL, Linking
 from tests.support.choices import forget
+from tests.support.formulas import formula
 from tests.support.pretended import HOPPER, pretend_gpu
 from tests.support.stage import DEVICE, Stage, draw
 from tools.planner import ask_planner
 
-
-@epigemm.epilogue
-def doubled_relu(acc: Tensor, bias: PerColumn) -> Tensor:
-    return torch.relu(acc + bias) * 2.0
-
-
+doubled_relu: Any = epigemm.epilogue(formula("acc, bias: PerColumn -> torch.relu(acc + bias) * 2.0"))
 NAME = typed(doubled_relu.traced, [False]).name
 
 
@@ -98,20 +93,19 @@ def test_fp32_is_measured_on_slices(stage: Stage, links: Linking) -> None:
     assert "epigemm_open_fixup" in links.loaded
 
 
-def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
+def test_a_later_process_has_the_choice(
+    stage: Stage, links: Linking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There the file is read before the epilogue is made."""
     (entry,) = epigemm.tune(doubled_relu, *draw()).entries
-    made = LINKED.pop(NAME)
-    try:
-        forget(DEVICE)
-        times.load(DEVICE)
-        epigemm.tune("linear_relu", *draw())
-        assert times.in_table(times.read(), "NVIDIA H200")[entry.key] == entry, (
-            "kept, though nobody knows the name"
-        )
-        doubled_relu.traced.forms.clear()
-        again = typed(doubled_relu.traced, [False])
-        assert (again.name, again.number) == (NAME, made.number)
-        assert source() == "cache"
-    finally:
-        LINKED[NAME] = made
+    made = LINKED[NAME]
+    monkeypatch.delitem(LINKED, NAME)
+    forget(DEVICE)
+    times.load(DEVICE)
+    epigemm.tune("linear_relu", *draw())
+    kept = times.in_table(times.read(), "NVIDIA H200")[entry.key]
+    assert kept == entry, "though nobody knows the name"
+    doubled_relu.traced.forms.clear()
+    again = typed(doubled_relu.traced, [False])
+    assert (again.name, again.number) == (NAME, made.number)
+    assert source() == "cache"

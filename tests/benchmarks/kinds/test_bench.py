@@ -12,10 +12,7 @@ from benchmarks.kinds import bench
 
 
 def of_times(problem: str, dtype: str, **ms: float) -> CaseResult:
-    group = Group(
-        "turn 1",
-        [Measurement(name, name, in_turn=Timing.of([each])) for name, each in ms.items()],
-    )
+    group = Group("turn 1", [Measurement(name, name, in_turn=Timing.of([each])) for name, each in ms.items()])
     return CaseResult("case", problem, (), "", (1000, 4300, 64), dtype, "", 1, 1, groups=[group])
 
 

@@ -26,7 +26,6 @@ def result(other: list[float], own: list[float], job: Job = JOB, *, right: bool 
 
 
 def record(*outcomes: tuple[Job, str, Any], **changes: Any) -> dict[str, Any]:
-    """A summary of a run."""
     found = empty()
     for outcome in outcomes:
         add(found, *outcome)

@@ -14,6 +14,7 @@ from torch import Tensor
 import epigemm
 from epigemm.epilogues.tracer.graphs import decompositions
 from tests.support.other_threads import TIMEOUT
+from tests.support.threads import at_once
 
 X, WEIGHT = torch.randn(6, 8), torch.randn(4, 8)
 
@@ -39,16 +40,10 @@ def test_many_threads_decorate_at_once(default: torch.dtype) -> None:
         vars(threading.current_thread())["inside"] = lambda: barrier.wait(TIMEOUT)
         found[number] = epigemm.epilogue(body)
 
-    threads = [threading.Thread(target=decorate, args=(number,)) for number in range(count)]
     torch.set_default_dtype(default)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(TIMEOUT)
-        assert torch.get_default_dtype() is default
-    finally:
-        torch.set_default_dtype(torch.float32)
+    at_once(count, decorate)
+    assert torch.get_default_dtype() is default
+    torch.set_default_dtype(torch.float32)
     z = X @ WEIGHT.t()
     for number in range(count):
         expected = torch.tanh(z) * torch.where(z > 0, number + 0.1, 0.7) + torch.sigmoid(z)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epigemm.epilogues.tracer.program import (
-    HALF,
-    REAL,
-    Program,
-    Ref,
-    Step,
-    Value,
-)
+from epigemm.epilogues.tracer.program import HALF, REAL, Program, Ref, Step, Value
 
 ACC, A, B = Ref(0), Ref(1), Ref(2)
 

@@ -32,13 +32,7 @@ from tests.net import errors
 from tests.net.test_net import of_this_torch
 
 
-def swish_clamp(
-    acc: Tensor,
-    bias: PerColumn,
-    residual: Matrix,
-    gain: PerRow,
-    limit: Scalar = 6.0,
-) -> Tensor:
+def swish_clamp(acc: Tensor, bias: PerColumn, residual: Matrix, gain: PerRow, limit: Scalar = 6.0) -> Tensor:
     z = acc + bias
     return torch.clamp(z * torch.sigmoid(z), -limit, limit) * gain + residual
 
@@ -112,29 +106,23 @@ def test_numbers_do_not_depend_on_the_default_dtype(
 ) -> None:
     """They are those of PyTorch under its own default, fp32; in fp64 calls, too."""
     acc = torch.randn(4, 5, generator=rng)
-    try:
-        for function in NUMBERS:
-            torch.set_default_dtype(at_decoration)
-            made = epigemm.epilogue(function)
-            assert torch.get_default_dtype() == at_decoration
-            torch.set_default_dtype(at_call)
-            given = [each.to(dtype) for dtype in (torch.float32, torch.float64) for each in (acc,)]
-            found = [made.elementwise(each) for each in given]
-            torch.set_default_dtype(torch.float32)
-            for each, one in zip(given, found, strict=True):
-                torch.testing.assert_close(one, function(each), rtol=1e-6, atol=1e-6)
-    finally:
+    for function in NUMBERS:
+        torch.set_default_dtype(at_decoration)
+        made = epigemm.epilogue(function)
+        assert torch.get_default_dtype() == at_decoration
+        torch.set_default_dtype(at_call)
+        given = [acc, acc.double()]
+        found = [made.elementwise(each) for each in given]
         torch.set_default_dtype(torch.float32)
+        for each, one in zip(given, found, strict=True):
+            torch.testing.assert_close(one, function(each), rtol=1e-6, atol=1e-6)
 
 
 def test_a_refusal_leaves_the_default_dtype_as_it_was() -> None:
     torch.set_default_dtype(torch.bfloat16)
-    try:
-        with pytest.raises(NotImplementedError):
-            trace(lambda acc: acc.softmax(0))
-        assert torch.get_default_dtype() == torch.bfloat16
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with pytest.raises(NotImplementedError):
+        trace(lambda acc: acc.softmax(0))
+    assert torch.get_default_dtype() == torch.bfloat16
 
 
 @pytest.mark.parametrize("activation", [torch.tanh, torch.exp, F.gelu, F.silu])
@@ -212,21 +200,6 @@ def own_derivative(acc: Tensor) -> Any:
     return Doubled.apply(acc)  # type: ignore[no-untyped-call]
 
 
-LEAKY = torch.nn.LeakyReLU(0.1)
-
-
-class Hidden:
-    weight = torch.ones(())
-
-
-def global_module(acc: Tensor) -> Any:
-    return LEAKY(acc)
-
-
-def attribute_tensor(acc: Tensor) -> Tensor:
-    return acc * Hidden.weight
-
-
 def is_read_behind_a_result(acc: Tensor) -> Any:
     total = acc.sum(0)
     return (
@@ -289,8 +262,6 @@ GRADIENT = "no_grad or the like, or a torch.autograd.Function, is not supported"
         (without_gradient, NotImplementedError, GRADIENT, "return acc * 2.0"),
         (derivative_of_nothing, NotImplementedError, GRADIENT, "return Reversed.apply"),
         (own_derivative, NotImplementedError, GRADIENT, "return x * 2.0"),
-        (global_module, TypeError, "'LEAKY' is captured, and a LeakyReLU may change unseen", "return LEAKY"),
-        (attribute_tensor, NotImplementedError, "mul takes a captured tensor", "return acc * Hidden"),
         (
             is_read_behind_a_result,
             NotImplementedError,
