@@ -1,6 +1,6 @@
-// epigemm::_into: what compiled graphs hold. A whole call, from tensors to launches, without Python. Arguments are
-// flat, because lists and strings cost the host more than the call. A call that this operator cannot finish goes to
-// epigemm::_cold, which has the same arguments and is written in Python.
+// epigemm::_into: what compiled graphs hold. A whole call, from tensors to launches, without Python. PyTorch takes as
+// long for each two arguments as the call takes here, so options are one number, and operands beyond two are a list. A
+// call that this operator cannot finish goes to epigemm::_cold, which has the same arguments and is written in Python.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -19,6 +19,9 @@ using Optional = std::optional<TensorView>;
 // The epilogue's operands in its order, or with `folds` the vectors that are folded into them; then none.
 using Places = std::array<const Optional*, kMaxOperands>;
 
+// The argument `options`: a row of call::fp32_orders, and a sum of these. Python has the same (operators/graphs.py).
+constexpr int64_t kOrders = 15, kFolds = 16, kIsStrict = 64;  // 32: a kept pack may be used; Python alone asks
+
 // The operator's arguments.
 struct Given {
   int64_t epilogue, digest;
@@ -26,11 +29,12 @@ struct Given {
   const Optional& weight;  // of a linear call
   Places operands;
   double number;  // the scalar that is not among the operands; with `folds` the eps
-  bool folds;
-  int64_t fp32;
-  bool is_strict;
+  int64_t options;
   const TensorView& out;
   const Optional& stored;  // of an epilogue that has second values: receives them
+
+  bool folds() const { return options & kFolds; }
+  int fp32() const { return static_cast<int>(options & kOrders); }
 };
 
 // What a call points to.
@@ -55,7 +59,7 @@ bool read_fold(const Given& given, Storage* storage, call::GivenOperands* operan
 }
 
 bool read_operands(const Given& given, const EpilogueInfo& info, Storage* storage, call::GivenOperands* operands) {
-  if (given.folds) return info.id == EpilogueId::scale_batch_norm && read_fold(given, storage, operands);
+  if (given.folds()) return info.id == EpilogueId::scale_batch_norm && read_fold(given, storage, operands);
   operands->count = info.operand_count - 1;
   for (int i = 0; i < kMaxOperands; ++i) {
     const Optional& place = *given.operands[i];
@@ -80,6 +84,14 @@ StableIValue passed(const TensorView& tensor) {
 StableIValue passed(const Optional& tensor) {
   if (!tensor) return torch::stable::detail::from(std::nullopt);
   return torch::stable::detail::from(new StableIValue(passed(*tensor)));
+}
+
+StableIValue passed(const List<Optional>& tensors) {
+  if (tensors.values.empty()) return torch::stable::detail::from(std::nullopt);
+  StableListHandle list = nullptr;
+  check_code(torch_new_list_reserve_size(tensors.values.size(), &list));
+  for (const Optional& each : tensors.values) check_code(torch_list_push_back(list, passed(each)));
+  return torch::stable::detail::from(new StableIValue(torch::stable::detail::from(list)));
 }
 
 template <class Number>
@@ -120,7 +132,7 @@ void look_in_python() { has_state_in_python.store(true, std::memory_order_relaxe
 
 bool may_take_slices(const Given& given, const call::Tensor& x) {
   if (x.element != ElementType::Float32 || !given.x.is_cuda()) return false;
-  const call::FP32Order& order = call::fp32_orders[given.fp32];
+  const call::FP32Order& order = call::fp32_orders[given.fp32()];
   return std::any_of(order.tried, order.tried + order.count,
                      [](Arithmetic each) { return each == Arithmetic::Split || each == Arithmetic::Scaled; });
 }
@@ -132,15 +144,15 @@ bool make_linear(const Given& given, const EpilogueInfo& info) {
   linear.x = &storage.x;
   linear.weight = &storage.weight;
   linear.out = &storage.out;
-  linear.fp32_order = static_cast<int>(given.fp32);
-  linear.is_strict = given.is_strict;
-  if (given.fp32 < 0 || given.fp32 >= call::kFP32Orders) return false;
+  linear.fp32_order = given.fp32();
+  linear.is_strict = given.options & kIsStrict;
+  if (given.fp32() >= call::kFP32Orders) return false;
   if (!read(given.x, &storage.x) || !read(*given.weight, &storage.weight) || !read(given.out, &storage.out))
     return false;
   if (!read_optional(given.stored, &storage.stored, &linear.stored)) return false;
   if (storage.weight.dim != 2 || !read_operands(given, info, &storage, &linear.operands)) return false;
   if (has_state_in_python.load(std::memory_order_relaxed) && may_take_slices(given, storage.x)) return false;
-  const int place = given.folds ? 1 : info.bias;  // the first vector of a fold is the bias
+  const int place = given.folds() ? 1 : info.bias;  // the first vector of a fold is the bias
   const TensorView* const bias = place && *given.operands[place - 1] ? &**given.operands[place - 1] : nullptr;
   StableTorch torch(given.x, &*given.weight, bias, given.out);
   return is_done(call::linear(linear, torch), torch);
@@ -166,15 +178,17 @@ bool make(const Given& given) {
 }
 
 void into(int64_t epilogue, int64_t digest, const TensorView& x, const Optional& weight, const Optional& operand0,
-          const Optional& operand1, const Optional& operand2, const Optional& operand3, const Optional& operand4,
-          const Optional& operand5, const Optional& operand6, const Optional& operand7, const Optional& operand8,
-          const Optional& operand9, const Optional& operand10, const Optional& operand11, double number, bool folds,
-          int64_t fp32, bool uses_pack, bool is_strict, const TensorView& out, const Optional& stored) {
-  const Places operands = {&operand0, &operand1, &operand2, &operand3, &operand4,  &operand5,
-                           &operand6, &operand7, &operand8, &operand9, &operand10, &operand11};
-  if (make({epilogue, digest, x, weight, operands, number, folds, fp32, is_strict, out, stored})) return;
-  call_cold(epilogue, digest, x, weight, operand0, operand1, operand2, operand3, operand4, operand5, operand6, operand7,
-            operand8, operand9, operand10, operand11, number, folds, fp32, uses_pack, is_strict, out, stored);
+          const Optional& operand1, const List<Optional>& others, double number, int64_t options, const TensorView& out,
+          const Optional& stored) {
+  static const Optional absent;
+  check(others.values.size() + 2 <= kMaxOperands, "others: got ", others.values.size(), " operands; accepted are ",
+        kMaxOperands - 2);
+  Places operands;
+  operands.fill(&absent);
+  operands[0] = &operand0, operands[1] = &operand1;
+  for (std::size_t i = 0; i < others.values.size(); ++i) operands[i + 2] = &others.values[i];
+  if (make({epilogue, digest, x, weight, operands, number, options, out, stored})) return;
+  call_cold(epilogue, digest, x, weight, operand0, operand1, others, number, options, out, stored);
 }
 
 }  // namespace

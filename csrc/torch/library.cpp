@@ -54,14 +54,10 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
       "_into(int epilogue, int digest, Tensor x, Tensor? weight, Tensor? operand0, Tensor? operand1,"
-      " Tensor? operand2, Tensor? operand3, Tensor? operand4, Tensor? operand5, Tensor? operand6, Tensor? operand7,"
-      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, float number, bool folds, int fp32,"
-      " bool uses_pack, bool strict, Tensor(a!) out, Tensor(b!)? stored) -> ()");
+      " Tensor?[]? others, float number, int options, Tensor(a!) out, Tensor(b!)? stored) -> ()");
   m.def(
       "_cold(int epilogue, int digest, Tensor x, Tensor? weight, Tensor? operand0, Tensor? operand1,"
-      " Tensor? operand2, Tensor? operand3, Tensor? operand4, Tensor? operand5, Tensor? operand6, Tensor? operand7,"
-      " Tensor? operand8, Tensor? operand9, Tensor? operand10, Tensor? operand11, float number, bool folds, int fp32,"
-      " bool uses_pack, bool strict, Tensor(a!) out, Tensor(b!)? stored) -> Tensor?");
+      " Tensor?[]? others, float number, int options, Tensor(a!) out, Tensor(b!)? stored) -> Tensor?");
   m.def("_addmm_relu(Tensor bias, Tensor a, Tensor b, Tensor(a!) out) -> ()");
   m.def("_look_in_python() -> ()");
   m.def(

@@ -108,8 +108,9 @@ def test_errors_of_the_operator_itself() -> None:
         (digest, x, False, x.view(9, 8)[:3], "out"),
     ]
     for named, given, is_strict, result, words in cases:
+        options = 32 + 64 * is_strict  # as csrc/torch/compiled.cpp has them
         with pytest.raises(RuntimeError, match=words):
-            ops._into(0, named, given, weight, *[None] * 12, 0.0, False, 0, True, is_strict, result, None)
+            ops._into(0, named, given, weight, None, None, None, 0.0, options, result, None)
 
 
 class Chain(nn.Module):

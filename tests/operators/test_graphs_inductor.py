@@ -25,6 +25,7 @@ from epigemm.planner import dry_runs, plans
 from tests.support.pretended import H200
 
 _run = ops._into.default
+FOLDS, USES_PACK = 16, 32
 M, N, K = 5, 8, 16
 
 
@@ -50,8 +51,10 @@ def call_of(
 
 
 def by_digest(at: int, digest: int, x: Tensor, weight: Tensor, given: list[Tensor | None]) -> Tensor:
-    out, places = torch.full((M, N), torch.nan), (*given, *[None] * (12 - len(given)))
-    _run(at, digest, x, weight, *places, 0.0, False, 0, True, False, out, None)
+    places: list[Any] = [*given, *[None] * (2 - len(given))]
+    first, second, *others = places
+    out = torch.full((M, N), torch.nan)
+    _run(at, digest, x, weight, first, second, others or None, 0.0, USES_PACK, out, None)
     return out
 
 
@@ -104,18 +107,18 @@ def test_a_gemm_with_a_relu_asks_python_for_nothing_else(monkeypatch: pytest.Mon
         if found.fused or found.gemm != dry_runs.WITH_BIAS_AND_RELU:
             continue
         for lead in ((m,), (2, m // 2)):
-            out, places = x.new_full((*lead, n), torch.nan), (bias, *[None] * 11)
-            about = (BIAS_RELU.number, graphs.digest_of(BIAS_RELU.name), x.view(*lead, k), weight, *places)
-            _run(*about, 0.0, False, 0, True, False, out, None)
+            out = x.new_full((*lead, n), torch.nan)
+            about = (BIAS_RELU.number, graphs.digest_of(BIAS_RELU.name), x.view(*lead, k), weight, bias)
+            _run(*about, None, None, 0.0, USES_PACK, out, None)
             torch.testing.assert_close(out.view(m, n), F.linear(x, weight, bias).relu(), rtol=2e-2, atol=2e-2)
             checked += 1
     assert checked
 
 
 def test_another_epilogue_folds_nothing() -> None:
-    out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), *[None] * 12)
+    out, about = torch.full((M, N), 7.0), (torch.ones(M, K), torch.ones(N, K), None, None)
     with pytest.raises(RuntimeError, match="accepts"):
-        _run(0, graphs.digest_of("bias"), *about, 0.0, True, 0, True, False, out, None)
+        _run(0, graphs.digest_of("bias"), *about, [None] * 4, 0.0, FOLDS, out, None)
     assert bool((out == 7.0).all())
 
 
@@ -191,8 +194,8 @@ def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:
         for uses_pack in (True, False):
             out = torch.full((M, N), torch.nan)
             # The number is that of another process: to Python.
-            about = (7, graphs.digest_of("bias"), x, weight, bias, *[None] * 11)
-            _run(*about, 0.0, False, 0, uses_pack, False, out, None)
+            about = (7, graphs.digest_of("bias"), x, weight, bias, None, None)
+            _run(*about, 0.0, USES_PACK * uses_pack, out, None)
             torch.testing.assert_close(out, F.linear(x, weight, bias))
             assert len(expired) == (not uses_pack)
 

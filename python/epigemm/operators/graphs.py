@@ -34,7 +34,12 @@ from epigemm.planner.reasons import Reason
 
 _into = ops._into.default
 _addmm_activation = torch.ops.aten._addmm_activation.out
-_MOST_OPERANDS = 12  # of an epilogue; the operator has an argument for each
+_ORDERS, _FOLDS, _USES_PACK, _STRICT = (
+    15,
+    16,
+    32,
+    64,
+)  # in the argument `options`, as in csrc/torch/compiled.cpp
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _NOT_NATIVE = -1
@@ -178,9 +183,11 @@ def _write(
         axes = [axis for axis in range(x.dim() - 1) if x.shape[axis] != 1]
         reached = (x.stride(axis) == x.stride(of) * x.shape[of] for axis, of in itertools.pairwise(axes))
         x = x if all(reached) else x.contiguous()
-    places = (*tensors, *[None] * (_MOST_OPERANDS - len(tensors)))
+    places: list[Any] = [*tensors, *[None] * (2 - len(tensors))]
+    first, second, *others = places
+    options = order + _FOLDS * folds + _USES_PACK * uses_pack + _STRICT * strict
     name = digest_of(epilogue.name)
-    _into(epilogue.number, name, x, weight, *places, number, folds, order, uses_pack, strict, out, stored)
+    _into(epilogue.number, name, x, weight, first, second, others or None, number, options, out, stored)
 
 
 @at_trace_time
@@ -291,7 +298,8 @@ def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> 
 
     With `stored` it is that of the epilogue without the product.
     """
-    *places, number, folds, order, uses_pack, strict, out, stored = rest
+    first, second, others, number, options, out, stored = rest
+    places, folds = [first, second, *(others or ())], options & _FOLDS
     every = (*EPILOGUES.values(), *LINKED.values())
     if stored is not None:  # a graph from another process may be the first to use one
         linear = [each for each in every if each.linear and not each.traced.stored]
@@ -314,16 +322,17 @@ def _call(_: int, digest: int, x: Tensor, weight: Tensor | None, *rest: Any) -> 
     if weight is None:
         return ElementwiseCall(epilogue, x, operands, out)
     is_fp32 = x.dtype is torch.float32 and x.is_cuda
-    precision = _precision.ORDERS[order].name if is_fp32 else _precision.DEFAULT
+    precision = _precision.ORDERS[options & _ORDERS].name if is_fp32 else _precision.DEFAULT
+    uses_pack, strict = bool(options & _USES_PACK), bool(options & _STRICT)
     return LinearCall(epilogue, x, weight, operands, precision, uses_pack, strict, out=out)
 
 
 def _fold(call: LinearCall | ElementwiseCall, arguments: tuple[Any, ...]) -> FoldCall | None:
     """What the call's operands are folded from; all is checked then."""
-    *places, eps, folds, _, _, _, _, _ = arguments[4:]
-    if not folds:
+    bias, scale, others, eps, options, _, _ = arguments[4:]
+    if not options & _FOLDS:
         return None
-    vectors, x = places[: len(FOLDED)], call.x
+    vectors, x = (bias, scale, *others), call.x
     if isinstance(call, LinearCall):
         checks.arguments(call._replace(epilogue=BIAS, operands=vectors[:1], strict=False))
         return checks.fold_batch_norm(x, vectors, eps, call.weight.shape[0])
