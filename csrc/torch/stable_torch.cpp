@@ -125,11 +125,11 @@ bool StableTorch::gemm(call::Gemm gemm, int, call::Tensor* result) {
   Handle rows = rows_of(x_), out = rows_of(out_);
   if (!rows || !out) return false;
   Handle transposed = matrix_of(*weight_, k, n, weight_->stride(1), weight_->stride(0));
-  const AOTITorchError code =
-      gemm == call::Gemm::WithBiasAndReLU
-          ? addmm_relu(bias_->handle(), std::move(rows), std::move(transposed), std::move(out))
-      : gemm == call::Gemm::WithBias ? gemms.addmm_out(out.get(), bias_->handle(), rows.get(), transposed.get(), 1, 1)
-                                     : gemms.mm_out(out.get(), rows.get(), transposed.get());
+  const AOTITorchError code = gemm == call::Gemm::WithBiasAndReLU
+                                  ? addmm_relu(bias_->handle(), std::move(rows), std::move(transposed), std::move(out))
+                              : gemm == call::Gemm::WithBias
+                                  ? gemms.addmm_out(out.get(), bias_->handle(), rows.get(), transposed.get(), 1, 1)
+                                  : gemms.mm_out(out.get(), rows.get(), transposed.get());
   return code == AOTI_TORCH_SUCCESS && this->result(result);
 }
 
