@@ -63,7 +63,30 @@ def is_transformed() -> bool:
 
     Neither shows in a tensor's `requires_grad` where Dynamo traces.
     """
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None or in_forward_mode()
+
+
+@at_trace_time
+def in_forward_mode() -> bool:
+    """Whether derivatives are computed in forward mode around this code, also those of `torch.func.jvp`."""
+    return forward_ad._current_level >= 0
+
+
+def has_proxies() -> bool:
+    """Whether make_fx or `torch.export` records the operators that run here."""
+    key = torch._C._TorchDispatchModeKey.PROXY
+    before_autograd: Any = torch._ops._get_dispatch_mode_pre_dispatch
+    return torch._C._get_dispatch_mode(key) is not None or before_autograd(key) is not None
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether `torch.vmap` has a batch of numbers for a tensor."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def in_functional_derivative() -> bool:
