@@ -23,19 +23,6 @@ def test_what_a_function_casts_to_has_the_products_type() -> None:
         assert cast(x, weight, residual).dtype is torch.bfloat16
 
 
-two = epigemm.epilogue(formula("acc, bias: PerColumn -> (torch.relu(acc + bias), -torch.relu(acc + bias))"))
-
-
-def test_a_bias_has_the_products_type() -> None:
-    """Beside several results, too, and where its own is another one of 16 bits."""
-    x, weight, bias = torch.randn(3, K), torch.randn(N, K), torch.randn(N).half()
-    expected = two(*(each.bfloat16() for each in (x, weight, bias)))
-    with torch.autocast("cpu", torch.bfloat16):
-        for given in (bias, bias.float()):
-            for found, wanted in zip(two(x, weight, given), expected, strict=True):
-                assert torch.equal(found, wanted)
-
-
 def test_a_residual_stream_stays_in_fp32() -> None:
     """A stream of 16 bits would lose 8 bits at each block."""
     torch.manual_seed(0)

@@ -72,11 +72,10 @@ def in_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def has_proxies() -> bool:
-    """Whether make_fx or `torch.export` records the operators that run here."""
-    key = torch._C._TorchDispatchModeKey.PROXY
-    before_autograd: Any = torch._ops._get_dispatch_mode_pre_dispatch
-    return torch._C._get_dispatch_mode(key) is not None or before_autograd(key) is not None
+def keeps_numbers() -> bool:
+    """Whether numbers that Python reads from tensors here become constants of a program, of make_fx or torch.jit."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    return torch._C._get_tracing_state() is not None or (mode is not None and not is_faked())
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
@@ -134,7 +133,16 @@ def is_turned_off() -> bool:
 
 def inductor(mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
     """What torch.compile calls to have Inductor compile a graph; RuntimeError for a wrong mode or option."""
-    made: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]
+    try:
+        made: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        text, lists_all, _ = str(error).partition(", known options")
+        if not lists_all:
+            raise
+        raise RuntimeError(
+            f"options: {text}; accepted are 'backend', 'mode', 'report', 'strict' and those of Inductor, which "
+            "torch._inductor.list_options() lists"
+        ) from None
     return made
 
 

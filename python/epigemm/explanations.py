@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from epigemm.compilers import has_proxies, outside_of_graphs
+from epigemm.compilers import outside_of_graphs
 from epigemm.explain.answer import BY_TORCH, Explanation, ModuleExplanation
 from epigemm.explain.log import Log
 from epigemm.explain.state import kept
@@ -128,7 +128,9 @@ def _if_fused(
 
 def _refuse_inside() -> None:
     """RuntimeError where tensors stand for others: what would run for those is not known."""
-    if has_proxies():
+    key = torch._C._TorchDispatchModeKey.PROXY
+    before_autograd: Any = torch._ops._get_dispatch_mode_pre_dispatch
+    if torch._C._get_dispatch_mode(key) is not None or before_autograd(key) is not None:
         where = "while it is traced by torch.export or make_fx"
     elif torch._C._functorch.peek_interpreter_stack() is not None:
         where = "under a transform of torch.func (grad, jvp, vmap and so on)"

@@ -106,7 +106,7 @@ class ResultsEpilogue(Decorated):
             return form._narrowed(form.elementwise(z, *others, out=out), x, given)
         checks.tensors(x=x, weight=weight)
         if _any_autocast():
-            x, weight, given, _ = autocast.cast_call(form.traced.bias_place, x, weight, given, None)
+            x, weight, _ = autocast.cast(x, weight)
         checks.product(x, weight)
         shape = (*x.shape[:-1], weight.shape[0])
         pair = form.parts(x.dtype).pair

@@ -286,3 +286,4 @@ def test_fused_with_gradients_on() -> None:
     fused, x = fuse_eagerly(made, strict=True), torch.randn(M, K)
     torch.testing.assert_close(fused(x), made(x), rtol=1e-6, atol=1e-6)
     assert [site.formula for site in fused.fusion_report.sites] == ["gelu(acc + c1)", "tanh(acc + c1)"]
+    assert "what follows is rounded to 8 bits" in str(fused.fusion_report)

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall, tensors_of
-from epigemm.compilers import has_proxies, in_forward_mode, is_batched, is_faked, is_traced, is_transformed
+from epigemm.compilers import in_forward_mode, is_batched, is_faked, is_traced, is_transformed, keeps_numbers
 from epigemm.epilogues.kinds import KINDS
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
-_tracing_state = torch._C._get_tracing_state
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _ROW_BYTES = 16
 
@@ -136,8 +135,7 @@ def _may_be_read(ends: Tensor) -> bool:
     """Whether a tensor's numbers are those of each run: not where vmap has several, or a tracer would keep these."""
     if is_traced():
         return not is_transformed()
-    keeps_numbers = (has_proxies() and not is_faked()) or _tracing_state() is not None
-    return not (keeps_numbers or is_batched(ends))
+    return not (keeps_numbers() or is_batched(ends))
 
 
 def _takes(x: Tensor, weight: Tensor) -> bool:
