@@ -172,6 +172,29 @@ def test_no_rows() -> None:
         assert epigemm.grouped_linear(given, weight, bias, offs=offs(0, 0, 0)).shape == (0, N)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_no_data(dtype: torch.dtype) -> None:
+    given = [each.to("meta") for each in (*draw(dtype), offs())]
+    for call in COMPILED.values():
+        assert call(*given).is_meta and call(given[0].requires_grad_(), *given[1:]).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_derivatives_in_forward_mode(dtype: torch.dtype) -> None:
+    x, weight, bias = draw(dtype)
+
+    def call(x: Tensor) -> Tensor:
+        return epigemm.grouped_linear(x, weight, bias, offs=offs(), epilogue="silu")[:8]
+
+    wide, jvp = x.double(), torch.func.jvp
+    found, exact = (
+        jvp(call, (x,), (x,))[1],
+        jvp(lambda x: F.silu(products(x, weight, bias)), (wide,), (wide,))[1],
+    )
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=4 * tolerance)
+
+
 def test_scalars_are_those_of_other_calls() -> None:
     x, weight, bias = draw(torch.float32)
     share, rest = torch.randn(ROWS), torch.randn(ROWS, N)
@@ -203,19 +226,43 @@ def test_a_compiled_call_is_one_node(name: str, dtype: torch.dtype) -> None:
     assert "as_tensor" not in graphs[0]  # which would wait for the device at each run
 
 
+class Module(torch.nn.Module):
+    """A call of `COMPILED`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.call = COMPILED[name]
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.call(*given)
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "export": lambda call, given: torch.export.export(call, given).module(),
+    "strict export": lambda call, given: torch.export.export(call, given, strict=True).module(),
+    "make_fx": lambda call, given: make_fx(call)(*given),
+    "make_fx, fake": lambda call, given: make_fx(call, tracing_mode="fake")(*given),
+    "jit": lambda call, given: torch.jit.trace(call, given, check_trace=False),  # type: ignore[no-untyped-call]
+    "vmap": lambda call, given: in_a_batch(torch.vmap(call)),
+    "compiled vmap": lambda call, given: in_a_batch(torch.compile(torch.vmap(call), backend="eager")),
+}
+
+
+def in_a_batch(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *given: call(*(each[None] for each in given))[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit, that it is deprecated, and of what it asks
+@pytest.mark.parametrize("made", PROGRAMS)
 @pytest.mark.parametrize("name", ["activation", "pair"])
-def test_an_exported_program_holds_operators_of_pytorch(name: str) -> None:
-    """It may run where there is no Python, and be differentiated."""
-
-    class Module(torch.nn.Module):
-        def forward(self, *given: Tensor) -> Tensor:
-            return COMPILED[name](*given)
-
-    given = (*draw(torch.bfloat16), offs())
-    with torch.no_grad():
-        program = torch.export.export(Module(), given)
-        torch.testing.assert_close(program.module()(*given)[:8], COMPILED[name](*given)[:8])
-    assert "epigemm" not in program.graph_module.code
+def test_a_program_reads_where_groups_end(name: str, made: str) -> None:
+    """At each run, also of types and sizes whose products PyTorch computes group by group."""
+    for dtype, k in ((torch.float32, 33), (torch.float64, K), (torch.bfloat16, 33), (torch.bfloat16, K)):
+        given = draw(dtype, k=k)
+        program, now = PROGRAMS[made](Module(name), (*given, offs())), (*given, offs(1, 6, 7))
+        torch.testing.assert_close(program(*now)[:7], COMPILED[name](*now)[:7])
+        if made == "export":  # it may run where there is no Python, and be differentiated
+            assert "epigemm" not in program.code
 
 
 def test_a_compiled_call_that_is_recorded_has_a_gradient() -> None:

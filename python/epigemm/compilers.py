@@ -63,7 +63,29 @@ def is_transformed() -> bool:
 
     Neither shows in a tensor's `requires_grad` where Dynamo traces.
     """
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None or in_forward_mode()
+
+
+@at_trace_time
+def in_forward_mode() -> bool:
+    """Whether derivatives are computed in forward mode around this code, also those of `torch.func.jvp`."""
+    return forward_ad._current_level >= 0
+
+
+def keeps_numbers() -> bool:
+    """Whether numbers that Python reads from tensors here become constants of a program, of make_fx or torch.jit."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    return torch._C._get_tracing_state() is not None or (mode is not None and not is_faked())
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether `torch.vmap` has a batch of numbers for a tensor."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def in_functional_derivative() -> bool:
@@ -111,7 +133,16 @@ def is_turned_off() -> bool:
 
 def inductor(mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
     """What torch.compile calls to have Inductor compile a graph; RuntimeError for a wrong mode or option."""
-    made: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]
+    try:
+        made: Callable[..., Any] = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        text, lists_all, _ = str(error).partition(", known options")
+        if not lists_all:
+            raise
+        raise RuntimeError(
+            f"options: {text}; accepted are 'backend', 'mode', 'report', 'strict' and those of Inductor, which "
+            "torch._inductor.list_options() lists"
+        ) from None
     return made
 
 

@@ -96,6 +96,8 @@ class Decorated:
         return self.without[absent], [value for value in values if value is not None]
 
     def _refuse_to_be_saved(self, under: str) -> None:
+        if self.traced.is_own:
+            return
         raise NotImplementedError(
             f"{self.traced.name}: got a call under {under}, whose programs cannot hold an epilogue that is made at run "
             "time; accepted there are epigemm's own functions"

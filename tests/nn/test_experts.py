@@ -194,6 +194,18 @@ def test_within_a_compiled_model(settings: dict[str, Any], backend: str) -> None
             torch.testing.assert_close(mine, other, rtol=2**-5, atol=2**-5 * float(other.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"bias": True, "gated": False}], ids=str)
+def test_other_routings(settings: dict[str, Any], dtype: torch.dtype) -> None:
+    """Of an exported layer, and of each of a batch."""
+    made, given = layer(dtype, **settings), [routed("random", dtype) for _ in range(2)]
+    expected = torch.stack([made(*each) for each in given])
+    exported = torch.export.export(made, given[0]).module()
+    torch.testing.assert_close(torch.stack([exported(*each) for each in given]), expected)
+    batches = [torch.stack(each) for each in zip(*given, strict=True)]
+    torch.testing.assert_close(torch.vmap(made)(*batches), expected)
+
+
 @pytest.mark.parametrize("settings", [{"bias": True}, LAYERS[-1]], ids=str)
 def test_parameters(settings: dict[str, Any]) -> None:
     """Copies and pickles compute the same; new ones are drawn; they may be on the device meta."""

@@ -99,9 +99,11 @@ def quantised(y: Tensor, scale: Tensor | float) -> Tensor:
 
 def scaled(tensor: Tensor, *, of_rows: bool) -> tuple[Tensor, Tensor]:
     """A tensor in e4m3, and the fp32 scale of each row, `[..., 1]`, or of all: as those of a result's blocks."""
-    largest = torch.linalg.vector_norm(tensor, math.inf, -1, keepdim=True, dtype=torch.float32)
-    if not of_rows:
-        largest = largest.amax() if tensor.numel() else largest.new_zeros(())
+    if not tensor.numel():  # compilers have no norms of no numbers
+        largest = tensor.new_zeros((*tensor.shape[:-1], 1) if of_rows else (), dtype=torch.float32)
+    else:
+        largest = torch.linalg.vector_norm(tensor, math.inf, -1, keepdim=True, dtype=torch.float32)
+        largest = largest if of_rows else largest.amax()
     scale = largest.clamp(min=2.0**-100) / largest.new_full((), torch.finfo(E4M3).max)
     # By a 0-d tensor torch would divide 16 bits in 16 bits.
     return (tensor / (scale if of_rows else scale.reshape(1))).to(E4M3), scale

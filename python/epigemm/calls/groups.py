@@ -9,7 +9,7 @@ from torch import Tensor
 
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall, tensors_of
-from epigemm.compilers import is_traced, is_transformed
+from epigemm.compilers import in_forward_mode, is_batched, is_faked, is_traced, is_transformed, keeps_numbers
 from epigemm.epilogues.kinds import KINDS
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
@@ -85,7 +85,7 @@ def reference(call: LinearCall) -> Tensor:
 
     group = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=weight.shape[0] - 1)
     bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
-    z = masked(_product(masked(x), weight, ends, is_recorded=is_recorded))
+    z = masked(_product(masked(x), weight, ends, group, is_recorded=is_recorded))
     if bias is not None:
         z = z + bias[group]
     pairs = zip(epilogue.operands, behind, strict=True)
@@ -96,15 +96,20 @@ def reference(call: LinearCall) -> Tensor:
     return masked(epilogue.reference(z, of_rows))
 
 
-def _product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> Tensor:
-    """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host."""
+def _product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
+    """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host.
+
+    `group`: that of each row, which is the last one behind the last end.
+    """
     # Its derivative reads rows as long as the result's.
     is_result_whole = weight.shape[1] * x.element_size() % _ROW_BYTES == 0
     if _takes(x, weight) and (is_result_whole or not is_recorded):
         result: Tensor = _grouped_mm(x, weight.transpose(-2, -1), offs=ends)
         return result
-    if not x.shape[0]:
+    if not x.shape[0] or x.is_meta:
         return torch.nn.functional.linear(x, weight[0])
+    if not _may_be_read(ends):
+        return _product_of_all_rows(x, weight, group)
     begins = [0, *ends.tolist()]
     parts = [
         torch.nn.functional.linear(x[begin:end], matrix)
@@ -113,16 +118,33 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> T
     rest = x.new_zeros(x.shape[0] - begins[-1], weight.shape[1])
     result = torch.cat([*parts, rest])
     # A compiler does not know how many rows the parts have together.
-    return x.new_empty(x.shape[0], weight.shape[1]).copy_(result) if is_traced() else result
+    return x.new_empty(x.shape[0], weight.shape[1]).copy_(result) if is_traced() or is_faked() else result
+
+
+def _product_of_all_rows(x: Tensor, weight: Tensor, group: Tensor) -> Tensor:
+    """The same by a product of each weight and all rows, with zeros in place of those of other groups."""
+    parts = []
+    for number, matrix in enumerate(weight):
+        is_own = (group == number)[:, None]
+        product = torch.nn.functional.linear(torch.where(is_own, x, 0), matrix)
+        parts.append(torch.where(is_own, product, 0))
+    return torch.stack(parts).sum(0)
+
+
+def _may_be_read(ends: Tensor) -> bool:
+    """Whether a tensor's numbers are those of each run: not where vmap has several, or a tracer would keep these."""
+    if is_traced():
+        return not is_transformed()
+    return not (keeps_numbers() or is_batched(ends))
 
 
 def _takes(x: Tensor, weight: Tensor) -> bool:
     """Whether PyTorch's grouped product computes them."""
     dtypes = _DTYPES if _has_memory(x) else (torch.bfloat16,)  # its fake kernel knows one type
     is_weight_whole = _is_whole(weight) or _is_whole(weight.transpose(-2, -1))
-    return (
-        _grouped_mm is not None and x.shape[0] > 0 and x.dtype in dtypes and _is_whole(x) and is_weight_whole
-    )
+    if _grouped_mm is None or in_forward_mode():  # it has no derivative there
+        return False
+    return x.shape[0] > 0 and x.dtype in dtypes and _is_whole(x) and is_weight_whole
 
 
 def _clamped(ends: Tensor, rows: int) -> Tensor:
@@ -131,7 +153,7 @@ def _clamped(ends: Tensor, rows: int) -> Tensor:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    return not is_traced() and checks.has_memory(tensor)
+    return not is_traced() and not tensor.is_meta and checks.has_memory(tensor)
 
 
 def _is_whole(matrix: Tensor) -> bool:

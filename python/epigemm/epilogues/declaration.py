@@ -54,10 +54,12 @@ class Declared:
         operands: in the function's order.
         kinds: theirs.
         without: by the places of the operands that are None, what the function is of the others.
+        is_own: whether it is the library's (`epigemm.epilogues.library`).
     """
 
     without: Mapping[tuple[int, ...], Any]
     bias_place: int
+    is_own = False
 
     def __init__(self, name: str, operands: tuple[Operand, ...]) -> None:
         self.name, self.operands = name, operands
@@ -84,7 +86,6 @@ class Traced(Declared):
     Attributes:
         program: its steps.
         stored: those of a second value for each element, stored beside the result.
-        is_own: whether it is the library's (`epigemm.epilogues.library`).
         graph: the reference as a module: `graph(acc, *operands)`, scalars as 0-d tensors.
         source: the functor in C++.
         digest: of the source and the operands' kinds, the same in every process.

@@ -256,6 +256,8 @@ class ChainFinder:
         if region.product.scales is not None and (found := quantisation_of(node, region)) is not None:
             region.quantised.update(dict.fromkeys(found.nodes, found))
             return ""
+        if value.dtype in EIGHT_BITS:
+            return "what follows is rounded to 8 bits"
         try:
             formula, operands, _ = formula_of(region, (node,), alone=True)
         except Refused as refusal:

@@ -98,7 +98,8 @@ def epigemm_backend(
         The compiled graph.
 
     Raises:
-        TypeError: `options` is no dict, "report" not callable, or "strict" neither True nor False.
+        TypeError: `options` is no dict, "backend" neither a name nor callable, "report" not callable, or "strict"
+            neither True nor False.
         ValueError: options or a mode of Inductor's are given with another backend.
         RuntimeError: Inductor has no such mode or option; or rewriting the graph failed, and "strict" is True (the
             original error is its cause). torch.compile raises it as a `BackendCompilerFailed`.
@@ -120,6 +121,10 @@ def settings_of(mode: str | None, options: dict[str, Any] | None) -> Settings:
     if report is not None and not callable(report):
         raise TypeError(f"options['report']: got {type(report).__name__}; accepted is a callable")
     strict = checks.flag("options['strict']", given.pop("strict", False))
+    if not isinstance(inner, str) and not callable(inner):
+        raise TypeError(
+            f"options['backend']: got {type(inner).__name__}; accepted is a name of torch.compile's, or a callable"
+        )
     if inner == INDUCTOR:
         return Settings(inner, compilers.inductor(mode, given), strict, report)
     if mode or given:

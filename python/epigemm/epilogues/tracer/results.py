@@ -179,4 +179,9 @@ def filled(structure: Structure, values: Sequence[T]) -> Any:
 
 def written(structure: Structure, names: Sequence[str]) -> str:
     """The same of names, as text."""
-    return str(filled(structure, names)).replace("'", "")
+    if isinstance(structure, int):
+        return names[structure]
+    parts = ", ".join(written(each, names) for each in structure)
+    if isinstance(structure, list):
+        return f"[{parts}]"
+    return f"({parts}{',' * (len(structure) == 1)})"
