@@ -44,14 +44,13 @@ bool is_bound_by_host(const Prepared& prepared) {
   return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) < kFewProducts;
 }
 
-// Whether PyTorch has an operator for what follows the product and its bias.
+// Whether PyTorch has an operator for what follows the product and its bias, which saves what our node would.
 bool is_one_operator(EpilogueId epilogue) {
   switch (epilogue) {
     case EpilogueId::bias_relu:
     case EpilogueId::bias_gelu:
     case EpilogueId::bias_gelu_tanh:
     case EpilogueId::bias_silu:
-    case EpilogueId::bias_tanh:
       return true;
     default:
       return false;
@@ -61,8 +60,12 @@ bool is_one_operator(EpilogueId epilogue) {
 }  // namespace
 
 Answer recorder_of(const LinearCall& call) {
-  // With more axes PyTorch's product is a view where gradients are recorded.
-  const bool is_known = (call.epilogue == EpilogueId::bias && call.x->dim == 2) || is_one_operator(call.epilogue);
+  // With more axes PyTorch's product is a view where gradients are recorded, and with gaps between rows a product whose
+  // bias is added after it was rounded.
+  const bool is_matrix = call.x->dim == 2;
+  const bool is_known = call.epilogue == EpilogueId::bias
+                            ? is_matrix
+                            : is_one_operator(call.epilogue) && (is_matrix || call.x->is_contiguous());
   if (!is_known || call.operands.fold || call.out || call.is_strict || call.is_batch_invariant ||
       call.needs_other_setting) {
     return Answer::Recorded;

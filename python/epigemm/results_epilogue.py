@@ -104,7 +104,8 @@ class ResultsEpilogue(Decorated):
         is_under_autocast = _any_autocast()
         # What one kernel computes the entry checks, if it sees all operands.
         is_known = out is None and current.log is None and not is_under_autocast
-        pair = form.parts(x.dtype).pair if isinstance(x, Tensor) and isinstance(weight, Tensor) else None
+        are_usual = isinstance(x, Tensor) and not x.is_nested and isinstance(weight, Tensor)
+        pair = form.parts(x.dtype).pair if are_usual else None
         is_seen = is_known and pair is not None and len(pair.places) == len(given)
         both = form._both(x, weight, given, options) if is_seen else None
         if both is not None:

@@ -169,9 +169,7 @@ def test_a_recorded_call_and_its_product(
     dtype: torch.dtype, stores: list[bool], monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
 ) -> None:
     """One kernel where the planner expects it for the sizes. What is left to PyTorch's GEMM becomes no call of ours."""
-    native_here(monkeypatch)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
-    monkeypatch.setattr(dry_runs, "dry_run", functools.partial(dry_runs.dry_run, gpu=H200))
+    on_h200(monkeypatch)
     x, weight, bias = (
         torch.randn(*size, generator=rng).to(dtype) for size in ((4096, 64), (2048, 64), (2048,))
     )
@@ -183,6 +181,36 @@ def test_a_recorded_call_and_its_product(
     bound = {torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(product.double(), z, rtol=bound, atol=bound)
     torch.testing.assert_close(result.double(), F.gelu(z), rtol=bound, atol=bound)
+
+
+def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are planned for an H200, and become the native operator on a CPU."""
+    native_here(monkeypatch)
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+    monkeypatch.setattr(dry_runs, "dry_run", functools.partial(dry_runs.dry_run, gpu=H200))
+
+
+def test_rows_that_lie_apart(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    """By PyTorch's GEMM, too, product and bias are rounded once."""
+    on_h200(monkeypatch)
+    x = (torch.rand(4, 16, 64, generator=rng).bfloat16() + 1).transpose(0, 1)
+    weight = torch.randn(12, 64, generator=rng).bfloat16()
+    bias = -F.linear(x, weight).mean((0, 1))
+    call = LinearCall(BIAS, x, weight, (bias,))
+    with Stores() as mode:
+        found = graphs.in_inductor(call)
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    assert not mode.found
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_strides_that_are_symbols(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> None:
+    """Of a part of constant sizes."""
+    on_h200(monkeypatch)
+    big, weight = torch.randn(8, 100), torch.randn(32, 64, requires_grad=True)
+    call = torch.compile(lambda x, w: epigemm.linear_gelu(x[:4, :64], w), dynamic=True)
+    torch.testing.assert_close(call(big, weight), F.gelu(F.linear(big[:4, :64], weight)))
 
 
 def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:

@@ -58,9 +58,9 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "bias_gelu": torch.nn.functional.gelu,
     "bias_gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     "bias_silu": torch.nn.functional.silu,
-    "bias_tanh": torch.tanh,
 }
-"""Epilogues that are one operator of PyTorch's behind the product and its bias."""
+"""Epilogues that are one operator of PyTorch's behind the product and its bias. Not one whose derivative reads its
+result, as that of tanh: callers could not write it in place."""
 
 
 def linear_by_torch(epilogue: Epilogue, x: Tensor, weight: Tensor, bias: Any) -> Tensor:

@@ -37,7 +37,8 @@ def linear_by_reference(
     else:
         bias, *vectors, eps = fold
         operands = folded_by_reference(x, (None, *vectors), eps)
-    result = epilogue.reference(_product(x, weight, bias, full_fp32), operands)
+    # A matrix by columns could give the result its layout.
+    result = epilogue.reference(product(x, weight, bias, full_fp32=full_fp32), operands).contiguous()
     return result if out is None else out.copy_(result)
 
 
@@ -76,12 +77,13 @@ def _each_row(epilogue: Epilogue, x: Tensor, operands: Operands) -> Tensor:
     return unflattened(torch.cat(rows), x.shape)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, full_fp32: bool) -> Tensor:
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, *, full_fp32: bool = False) -> Tensor:
+    """x @ weight.T + bias by PyTorch's GEMM of matrices, which rounds once; `full_fp32` as above."""
     is_matrix = x.dim() == 2
     rows = x if is_matrix else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # K may be 0
     with precision.switched(x.device.type, precision.IEEE) if full_fp32 else nullcontext():
-        product = _torch_linear(rows, weight, bias)
-    return product if is_matrix else unflattened(product, (*x.shape[:-1], weight.shape[0]))
+        found = _torch_linear(rows, weight, bias)
+    return found if is_matrix else unflattened(found, (*x.shape[:-1], weight.shape[0]))
 
 
 def in_derivative(call: LinearCall | ElementwiseCall) -> Tensor:

@@ -23,7 +23,7 @@ from epigemm.arguments import checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import nodes
-from epigemm.calls import elementwise_kernels, one_kernel, resolve
+from epigemm.calls import by_reference, elementwise_kernels, one_kernel, resolve
 from epigemm.compilers import at_trace_time, is_exporting
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
@@ -176,18 +176,22 @@ def _write(
     """The operator `_into`: `number` is that of an operand that is None, or the eps where `folds`.
 
     `stored`: receives the second values of an epilogue that has some.
-
-    Where no single stride leads from row to row of x, the graph copies it: the kernel that makes x may write the copy.
     """
-    if weight is not None and not x.is_contiguous():
-        axes = [axis for axis in range(x.dim() - 1) if x.shape[axis] != 1]
-        reached = (x.stride(axis) == x.stride(of) * x.shape[of] for axis, of in itertools.pairwise(axes))
-        x = x if all(reached) else x.contiguous()
+    x = x if weight is None else _by_rows(x)
     places: list[Any] = [*tensors, *[None] * (2 - len(tensors))]
     first, second, *others = places
     options = order + _FOLDS * folds + _USES_PACK * uses_pack + _STRICT * strict
     name = digest_of(epilogue.name)
     _into(epilogue.number, name, x, weight, first, second, others or None, number, options, out, stored)
+
+
+def _by_rows(x: Tensor) -> Tensor:
+    """x, or a copy where no single stride leads from row to row. The kernel that makes x may write the copy."""
+    if x.is_contiguous():
+        return x
+    axes = [axis for axis in range(x.dim() - 1) if x.shape[axis] != 1]
+    reached = (x.stride(axis) == x.stride(of) * x.shape[of] for axis, of in itertools.pairwise(axes))
+    return x if all(reached) else x.contiguous()
 
 
 @at_trace_time
@@ -230,11 +234,14 @@ def in_inductor(call: LinearCall | ElementwiseCall, stored: Tensor | None = None
         return out
     if call.invariant or call.weight.dim() != 2 or call.order.overrides:
         return NotImplemented
+    call = call._replace(x=_by_rows(x))
     if epilogue.is_bias and _is_torchs(call):
-        return torch.nn.functional.linear(x, call.weight, call.bias)
+        return by_reference.product(call.x, call.weight, call.bias)
     out = call.new_out()
     order = call.order.number
-    _write(epilogue, x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out, stored)
+    _write(
+        epilogue, call.x, call.weight, tensors, number, False, order, call.uses_pack, call.strict, out, stored
+    )
     return out
 
 
@@ -243,6 +250,7 @@ def with_product_in_inductor(call: LinearCall) -> Any:
 
     Of the epilogue behind a product that is PyTorch's Inductor makes one kernel with what else follows.
     """
+    call = call._replace(x=_by_rows(call.x))
     both = call._replace(epilogue=call.epilogue.with_product)
     if plans.has_gpu_kernels(call.x) and one_kernel.may_store(both):
         if not _has_constant_sizes(both):
@@ -269,7 +277,7 @@ def _is_torchs(product: LinearCall) -> bool:
 
 
 def _has_constant_sizes(call: LinearCall) -> bool:
-    return all(isinstance(size, int) for each in call.inputs for size in each.shape)
+    return all(isinstance(size, int) for each in call.inputs for size in (*each.shape, *each.stride()))
 
 
 def _is_planned(call: LinearCall, *, fused: bool) -> bool:
