@@ -57,7 +57,8 @@ def test_gradients(
     result = function(*given)
     taken = [isinstance(each, tuple) for each in runs]
     explained = epigemm.explain(function, *given)  # which asks, too
-    assert taken == ["stores the product" in explained.reasons[0]]
+    is_by_torch = "PyTorch's own operators record" in explained.reasons[0]
+    assert taken == ([] if is_by_torch else ["stores the product" in explained.reasons[0]])
     grad = torch.randn(m, n, device="cuda").to(dtype)
     found = torch.autograd.grad(result, given, grad)
     wide = [each.detach().double().requires_grad_() for each in given]
