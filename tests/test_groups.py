@@ -82,6 +82,63 @@ def test_wrong_ends_lead_nowhere(ends: tuple[int, int, int]) -> None:
     torch.testing.assert_close(found[: clamped[-1]].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_batches(dtype: torch.dtype, is_transposed: bool) -> None:
+    """A weight with a matrix for each of x's: of functions of the library, and of one's own; gradients, and a graph."""
+    torch.compiler.reset()
+    count, rows = 3, 5
+    x, weight, bias = (
+        (torch.randn(each) / 4).to(dtype) for each in ((count, rows, K), (count, N, K), (count, N))
+    )
+    weight = weight.mT.contiguous().mT if is_transposed else weight
+    share, rest = torch.randn(count, rows).to(dtype), torch.randn(count, rows, N).to(dtype)
+    calls: list[tuple[Callable[..., Tensor], tuple[Tensor, ...], Callable[..., Tensor]]] = [
+        (epigemm.linear, (), lambda z: z),
+        (epigemm.linear, (bias,), lambda z, b: z + b[:, None]),
+        (epigemm.linear_gelu, (bias,), lambda z, b: F.gelu(z + b[:, None])),
+        (epigemm.linear_residual, (bias, rest), lambda z, b, m: z + b[:, None] + m),
+        (weighted, (bias, share, rest), lambda z, b, r, m: torch.relu(z + b[:, None]) * r[..., None] + 2 * m),
+    ]
+    tolerance = 16 * torch.finfo(dtype).eps
+    for function, given, formula in calls:
+        inputs = [each.clone().requires_grad_() for each in (x, weight, *given)]
+        wide = [each.detach().double().requires_grad_() for each in inputs]
+        expected = formula(torch.bmm(wide[0], wide[1].mT), *wide[2:])
+        out = torch.empty(count, rows, N, dtype=dtype)
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        found = [
+            function(x, weight, *given),
+            function(x, weight, *given, out=out),
+            compiled(x, weight, *given),
+        ]
+        for each in (*found, function(*inputs)):
+            torch.testing.assert_close(each.double(), expected, rtol=tolerance, atol=4 * tolerance)
+        gradients = torch.autograd.grad(function(*inputs).sum(), inputs)
+        for one, other in zip(gradients, torch.autograd.grad(expected.sum(), wide), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=16 * tolerance)
+
+
+def test_batches_that_do_not_fit() -> None:
+    x, weight, bias = torch.randn(3, 5, K), torch.randn(3, N, K), torch.randn(3, N)
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: epigemm.linear(x[:2], weight), "x: got shape"),
+        (lambda: epigemm.linear(x[0], weight), "x: got shape"),
+        (lambda: epigemm.linear(x, weight[..., 1:]), "x: got shape"),
+        (lambda: epigemm.linear(x, weight, bias[0]), "bias: got shape"),
+        (lambda: epigemm.linear(x.bfloat16(), weight), "weight: got dtype"),
+        (lambda: epigemm.linear_scale(x, weight, bias, bias[0]), "weight: got shape"),
+        (lambda: epigemm.linear_scale_batch_norm(x, weight, bias[0], *bias, bias[0]), "weight: got shape"),
+        (lambda: epigemm.linear_glu(x, weight), "weight: got shape"),
+        (lambda: epigemm.linear(x, weight, strict=True), "strict"),
+    ]
+    for call, said in refused:
+        with pytest.raises(RuntimeError, match=said):
+            call()
+    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch-invariant"):
+        epigemm.linear(x, weight)
+
+
 @epigemm.epilogue
 def weighted(
     acc: Tensor, bias: epigemm.PerColumn, share: epigemm.PerRow, rest: epigemm.Matrix, s: epigemm.Scalar = 2.0

@@ -102,7 +102,7 @@ Answer look_at_plan(const LinearCall& call, const Prepared& prepared, const Deci
   if (call.stored) return Answer::NotFused;
   if (call.is_strict || call.is_batch_invariant) return Answer::NotFused;
   // Python knows whether torch._scaled_mm or torch's grouped product takes it.
-  if (call.is_8_bits() || call.group_ends) return Answer::ByReference;
+  if (call.is_8_bits() || problem.groups) return Answer::ByReference;
   if (does_everything(call, problem, gemm)) return Answer::Done;
   return call.x->is_cuda() && are_rows_countable(problem) ? Answer::Done : Answer::ByReference;
 }

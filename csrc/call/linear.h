@@ -60,7 +60,7 @@ struct LinearCall {
   const Tensor* weight = nullptr;
   EightBits eight_bits;
   // int32 [E]: rows of x are in groups that end there, each with a weight of its own; weights are [E, N, K] then, and
-  // vectors along N [E, N].
+  // vectors along N [E, N]. Null with such weights: x is [E, M, K].
   const Tensor* group_ends = nullptr;
   const Tensor* weight2 = nullptr;  // of a pair: x @ weight2^T is the epilogue's first matrix, which is not given
   GivenOperands operands;

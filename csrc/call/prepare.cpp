@@ -23,11 +23,14 @@ Tensor first_of(const Tensor& weights) {
   return first;
 }
 
-bool ends_fit(const LinearCall& call) {
-  if (!call.group_ends) return true;
+bool groups_fit(const LinearCall& call) {
+  const Tensor &x = *call.x, &weight = *call.weight;
+  if (weight.dim == 2) return !call.group_ends;
+  if (weight.dim != 3 || weight.sizes[0] == 0 || call.is_8_bits() || call.column_moments) return false;
+  if (!call.group_ends) return x.dim == 3 && x.sizes[0] == weight.sizes[0];
   const Tensor& ends = *call.group_ends;
-  return call.x->dim == 2 && ends.element == ElementType::Int32 && ends.is_vector_of(call.weight->sizes[0]) &&
-         ends.is_contiguous() && ends.is_beside(*call.x) && call.weight->sizes[0] > 0 && !call.column_moments;
+  return x.dim == 2 && ends.element == ElementType::Int32 && ends.is_vector_of(weight.sizes[0]) &&
+         ends.is_contiguous() && ends.is_beside(x);
 }
 
 // Whether x and the weight have one type, or both 8 bits and scales.
@@ -40,10 +43,10 @@ bool types_fit(const LinearCall& call) {
 }
 
 bool shapes_fit(const LinearCall& call) {
-  if (call.x->dim < 1 || call.weight->dim != (call.group_ends ? 3 : 2)) return false;
+  if (call.x->dim < 1 || !groups_fit(call)) return false;
   const Tensor& x = *call.x;
   const Tensor weight = first_of(*call.weight);
-  if (x.sizes[x.dim - 1] != weight.sizes[1] || !ends_fit(call)) return false;
+  if (x.sizes[x.dim - 1] != weight.sizes[1]) return false;
   if (!types_fit(call) || !weight.is_beside(x)) return false;
   if (const Tensor* const other = call.weight2) {
     if (!other->has_sizes_of(*call.weight) || other->element != weight.element || !other->is_beside(x)) return false;
@@ -69,7 +72,7 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   if (call.weight2 && first_matrix(epilogue) == 0) return false;
   // In 8 bits Python folds: the vectors have the result's type, which folds do not know.
   if (call.operands.fold)
-    return !call.is_8_bits() && !call.group_ends && fold_fits(*call.operands.fold, *call.x, problem->n);
+    return !call.is_8_bits() && !problem->groups && fold_fits(*call.operands.fold, *call.x, problem->n);
   const Extent extent{*call.x, call.operand_element(), problem->m, problem->n, problem->is_pair, problem->groups.count};
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
@@ -168,8 +171,9 @@ Answer prepare(const LinearCall& call, Prepared* prepared) {
   if (!is_out_apart(call)) return Answer::MayOverlap;
   const Tensor& x = *call.x;
   const Tensor weight = first_of(*call.weight);
-  if (call.group_ends) {
-    problem.groups = {static_cast<const int*>(call.group_ends->data), call.weight->sizes[0], call.weight->strides[0]};
+  if (call.weight->dim == 3) {
+    const auto* const ends = call.group_ends ? static_cast<const int*>(call.group_ends->data) : nullptr;
+    problem.groups = {ends, call.weight->sizes[0], call.weight->strides[0], /*are_alike=*/!call.group_ends};
   }
   problem.epilogue = call.epilogue;
   problem.is_pair = call.weight2 != nullptr;

@@ -66,8 +66,8 @@ Answer recorder_of(const LinearCall& call) {
   const bool is_known = call.epilogue == EpilogueId::bias
                             ? is_matrix
                             : is_one_operator(call.epilogue) && (is_matrix || call.x->is_contiguous());
-  if (!is_known || call.operands.fold || call.out || call.is_strict || call.is_batch_invariant ||
-      call.needs_other_setting) {
+  if (!is_known || call.weight->dim != 2 || call.operands.fold || call.out || call.is_strict ||
+      call.is_batch_invariant || call.needs_other_setting) {
     return Answer::Recorded;
   }
   Prepared prepared;

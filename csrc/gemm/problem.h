@@ -37,12 +37,13 @@ struct Scale {
   bool is_of_rows = false;
 };
 
-// Rows of x in groups, each multiplied by a weight of its own: mixtures of experts. Groups lie one behind the other;
-// the rows behind the last one are in none, and have no results.
+// Rows of x in groups, each multiplied by a weight of its own: mixtures of experts, and batches, whose groups are
+// alike. Groups lie one behind the other; the rows behind the last one are in none, and have no results.
 struct Groups {
-  const int* ends = nullptr;  // the row behind each group, on the device
+  const int* ends = nullptr;  // the row behind each group, on the device, if they are not alike
   int64_t count = 0;          // 0: all rows are multiplied by one weight
   int64_t weight_stride = 0;  // elements, from a group's weight to the next one's
+  bool are_alike = false;     // all have as many rows
 
   explicit operator bool() const { return count > 0; }
 };

@@ -120,7 +120,7 @@ struct LinearArguments {
   }
 
   PyObject* run(PyObject* const* given) {
-    if (weight.dim != (linear.group_ends ? 3 : 2)) return reason(call::Answer::DoesNotFit);
+    if (weight.dim != 2 && weight.dim != 3) return reason(call::Answer::DoesNotFit);
     int left_rows = 0;
     linear.left_rows = &left_rows;
     PyObject* const vectors = linear.operands.fold ? given[Folded] : given[Operands];

@@ -94,8 +94,9 @@ def linear(
                 "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
             )
         weight = weight.weight
+    is_grouped = getattr(weight, "ndim", 2) == 3
     is_under_autocast = _any_autocast() and not is_8_bits
-    if is_under_autocast and promotes and offs is None and isinstance(function, Traced):
+    if is_under_autocast and promotes and not is_grouped and isinstance(function, Traced):
         typing = [operands[place] for place in function.typing]
         if autocast.promotes(x, typing):
             if out is not None:
@@ -112,7 +113,7 @@ def linear(
         operands = forms.without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
-        is_native = not is_8_bits and offs is None and function.is_compiled
+        is_native = not is_8_bits and not is_grouped and function.is_compiled
         if is_native and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
@@ -138,7 +139,7 @@ def linear(
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
-    is_recorded = found is _RECORDED and out is None and fold is None and offs is None and not is_8_bits
+    is_recorded = found is _RECORDED and out is None and fold is None and not (is_8_bits or is_grouped)
     if is_recorded and epilogue is function and not epilogue.has_scalar:
         # The entry has looked at all that is checked below.
         is_invariant = invariance.active and invariance.enabled()
@@ -169,6 +170,7 @@ def linear(
     if fold is None:
         call = LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types, group_ends=offs)
         return _made(route, call) if of_types is None else _made_of_eight_bits(route, call, of_types)
+    checks.shapes(x, weight)
     # All launches are checked before the first one.
     checks.arguments(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
@@ -311,7 +313,7 @@ def _options(
 def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
     """A call that the entry has not made, by its route."""
     is_linear = isinstance(call, LinearCall)
-    if isinstance(call, LinearCall) and call.group_ends is not None:
+    if isinstance(call, LinearCall) and call.is_grouped:
         by_groups.check(call)
         if route is _PLAIN:
             return resolve.linear(by_groups.readable(call))

@@ -43,6 +43,19 @@ void print_kernels(const Problem& problem) {
   }
 }
 
+// Those of rows in groups, with weights in either order.
+void print_grouped(Problem problem) {
+  const Family& family = family_of(FamilyId::sm90_tma);
+  problem.groups.count = 1;
+  if (!family.computes(problem)) return;
+  for (bool is_transposed : {false, true}) {
+    problem.is_weight_transposed = is_transposed;
+    for (int tile = 0; tile < family.tile_count(problem); ++tile) {
+      print(*family.kernels(problem, {FamilyId::sm90_tma, tile}).begin());
+    }
+  }
+}
+
 // Those that read a transposed weight as it lies.
 void print_transposed(Problem problem) {
   problem.is_weight_transposed = true;
@@ -68,8 +81,10 @@ int main() {
       problem.x.element = problem.weight.element = problem.out.element = element;
       print_kernels(problem);
       if (is_on_slices(arithmetic)) print_transposed(problem);
+      print_grouped(problem);
       problem.is_pair = true;
       print_kernels(problem);
+      print_grouped(problem);
     }
   }
   constexpr auto kE4M3 = ElementType::Float8E4M3, kE5M2 = ElementType::Float8E5M2;
@@ -117,7 +132,12 @@ def names_of_the_build() -> list[str]:
     ]
     for element, tiles in (("float16", 19), ("bfloat16", 19), ("tf32", 11)):
         names += [f"sm90_tma_{element}_{tile}" for tile in range(tiles)]
-        names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4) if element != "tf32"]
+        if element == "tf32":
+            continue
+        names += [f"sm90_tma_{element}_{tile}_pair" for tile in range(4)]
+        for suffix in ("_grouped", "_grouped_transposed"):
+            names += [f"sm90_tma_{element}_{tile}{suffix}" for tile in range(3)]
+            names += [f"sm90_tma_{element}_{tile}{suffix}_pair" for tile in range(2)]
     for types, fast, promoted, fast_pairs, promoted_pairs in (
         ("e4m3_e4m3_bfloat16", 10, 7, 2, 1),
         ("e4m3_e4m3_float16", 3, 3, 1, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,23 +40,26 @@ ROUTINGS: dict[str, tuple[int, ...]] = {
 
 
 class Kernel(NamedTuple):
-    """A tile, of products or of pairs of them."""
+    """A tile, of products or of pairs of them, and the weights' order."""
 
     dtype: torch.dtype
     is_pair: bool
     tile: int
+    is_transposed: bool = False
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}-{'pair' if self.is_pair else 'product'}-{self.tile}"
+        dtype, what = str(self.dtype).removeprefix("torch."), "pair" if self.is_pair else "product"
+        return f"{dtype}-{what}-{self.tile}{'-transposed' * self.is_transposed}"
 
 
 def every_kernel() -> tuple[Kernel, ...]:
     """As csrc/gemm/sm90_tma/tiles.h has them."""
     return tuple(
-        Kernel(dtype, is_pair, tile)
+        Kernel(dtype, is_pair, tile, is_transposed)
         for dtype in (BF16, FP16)
         for is_pair, name in ((False, "groups"), (True, "grouped_pairs"))
         for tile in range(plans.tile_count(plans.TMA, name))
+        for is_transposed in (False, True)
     )
 
 
@@ -66,14 +70,29 @@ def full(acc: Tensor, a: PerColumn, b: PerColumn, r: PerRow, m: Matrix, s: Scala
 
 
 class Experts:
-    """Rows of x in groups, some behind the last one, and the products in float64."""
+    """Rows of x in groups, some behind the last one, and the products in float64.
 
-    def __init__(self, sizes: Sequence[int], n: int, k: int, dtype: torch.dtype, behind: int = 5) -> None:
+    Between two transposed weights there are rows of NaN, which no kernel may multiply, even by zeros.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        n: int,
+        k: int,
+        dtype: torch.dtype,
+        behind: int = 5,
+        *,
+        is_transposed: bool = False,
+    ) -> None:
         self.rows, self.n = sum(sizes), n
         self.ends = torch.tensor(sizes, device=DEVICE).cumsum(0).to(torch.int32)
         self.group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(DEVICE)
         self.x = random(self.rows + behind, k, dtype=dtype)
         self.both = random(len(sizes), 2 * n, k, dtype=dtype)
+        if is_transposed:
+            columns = torch.full((len(sizes), k + 8, 2 * n), math.nan, dtype=dtype, device=DEVICE)
+            self.both = columns[:, :k].copy_(self.both.mT).mT
         self.weights = self.both.chunk(2, 1)  # with rows of the other one between two groups'
 
     def product(self, which: int) -> tuple[Tensor, Tensor]:
@@ -121,7 +140,7 @@ class TestEveryKernel:
     def test_values(self, kernel: Kernel, routing: tuple[int, ...]) -> None:
         """At ragged N and K, in both orders; two runs give the same bits."""
         for (n, k), order in (((200, 264), (0, 8)), ((1032, 72), (1, 1)), ((8, 2048), (0, 2))):
-            experts = Experts(routing, n, k, kernel.dtype)
+            experts = Experts(routing, n, k, kernel.dtype, is_transposed=kernel.is_transposed)
             bias = random(len(routing), n, dtype=kernel.dtype)
             if kernel.is_pair:
                 call = experts.call(FUNCTIONS["gated_silu"], (bias, None), is_pair=True)
@@ -137,7 +156,7 @@ class TestEveryKernel:
         if kernel.is_pair:
             pytest.skip("gpu: pairs read the same operands by the same code")
         for gap in (0, 1):
-            experts = Experts((130, 0, 3, 257), 264, 200, kernel.dtype)
+            experts = Experts((130, 0, 3, 257), 264, 200, kernel.dtype, is_transposed=kernel.is_transposed)
             rows, n = experts.x.shape[0], experts.n
             a, b = (random(4, n, dtype=kernel.dtype) for _ in range(2))
             r, m = random(rows, dtype=kernel.dtype), random(rows, n + gap, dtype=kernel.dtype)[:, :n]
@@ -149,6 +168,24 @@ class TestEveryKernel:
             of_row = r[of_rows, None].double()
             expected = in_float64(full, z, a[group], b[group], of_row, m[of_rows], scalars=(0.75,))
             assert_close(found, expected, (error + FORMS) * of_row.abs())
+
+    def test_batches(self, kernel: Kernel) -> None:
+        """Groups of one size, which have no ends: a matrix of x for each."""
+        for (count, rows), (n, k) in (((3, 200), (200, 264)), ((40, 1), (1032, 72)), ((7, 128), (128, 64))):
+            sizes = (rows,) * count
+            experts = Experts(sizes, n, k, kernel.dtype, behind=0, is_transposed=kernel.is_transposed)
+            bias = random(count, n, dtype=kernel.dtype)
+            function, given = gelu_epilogue("none"), (bias,)
+            if kernel.is_pair:
+                function, given = FUNCTIONS["gated_silu"], (bias, None)
+            call = experts.call(function, given, is_pair=kernel.is_pair)
+            frame = Frame(count * rows, n, kernel.dtype)
+            out = frame.inner.unflatten(0, (count, rows))
+            call = call._replace(x=experts.x.unflatten(0, (count, rows)), group_ends=None, out=out)
+            resolve.linear(call, (0, *plans.numbers(plans.TMA, kernel.tile, 0, 8)))
+            assert_close(
+                frame.taken(), *(experts.with_gate(bias) if kernel.is_pair else experts.with_gelu(bias))
+            )
 
 
 @pytest.mark.parametrize(
@@ -175,9 +212,8 @@ def test_random_routings(rng: torch.Generator) -> None:
 
     for _ in range(40):
         sizes = [number(1 + number(600)) for _ in range(1 + number(70))]
-        experts = Experts(
-            sizes, 8 * (1 + number(150)), 8 * (1 + number(150)), (BF16, FP16)[number(2)], 1 + number(9)
-        )
+        n, k, dtype = 8 * (1 + number(150)), 8 * (1 + number(150)), (BF16, FP16)[number(2)]
+        experts = Experts(sizes, n, k, dtype, 1 + number(9), is_transposed=bool(number(2)))
         bias = random(len(sizes), experts.n, dtype=experts.x.dtype)
         found = epigemm.grouped_linear(
             experts.x, experts.weights[0], bias, offs=experts.ends, epilogue="gelu", strict=True
@@ -185,6 +221,29 @@ def test_random_routings(rng: torch.Generator) -> None:
         assert_close(found, *experts.with_gelu(bias))
         found = epigemm.grouped_linear_glu(experts.x, experts.both, offs=experts.ends)[: experts.rows]
         assert_close(found, *experts.with_gate())
+
+
+def test_random_batches(rng: torch.Generator) -> None:
+    """Public calls, with every operand: PyTorch's batched product in float64."""
+
+    def number(most: int) -> int:
+        return 1 + int(torch.randint(0, most, (), generator=rng))
+
+    for _ in range(30):
+        count, m, n, k = number(40), number(number(600)), 8 * number(100), 8 * number(100)
+        dtype = (BF16, FP16)[number(2) - 1]
+        x, weight = random(count, m, k, dtype=dtype), random(count, n, k, dtype=dtype)
+        if number(2) == 1:
+            weight = weight.mT.contiguous().mT
+        a, b = (random(count, n, dtype=dtype) for _ in range(2))
+        r, matrix = random(count, m, dtype=dtype), random(count, m, n, dtype=dtype)
+        found = full(x, weight, a, b, r, matrix, 0.5, strict=True)
+        wide = x.double(), weight.double().mT
+        sums = SUMS * (wide[0].abs() @ wide[1].abs())
+        of_row = r[..., None].double()
+        given = (a[:, None], b[:, None], of_row, matrix)
+        expected = in_float64(full, wide[0] @ wide[1], *given, scalars=(0.5,))
+        assert_close(found, expected, (sums + FORMS) * of_row.abs())
 
 
 def test_captured() -> None:

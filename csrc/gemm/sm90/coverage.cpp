@@ -23,6 +23,9 @@ std::string misaligned_length(const char* extent, int64_t length, int bytes) {
               " bytes; fused kernels need rows of a multiple of ", kTmaAlignment, " bytes");
 }
 
+// Kernels of groups read weights in either order.
+bool is_weight_across(const Problem& p) { return p.groups && p.is_weight_transposed; }
+
 bool fits(int64_t elements, const Matrix& matrix) {
   return elements * element_bytes(matrix.element) % kTmaAlignment == 0;
 }
@@ -40,17 +43,19 @@ std::string why_not_matrices(const Problem& p) {
   if (p.m > kLargestExtent || p.n > kLargestExtent || p.k > kLargestExtent) {
     return text("M, N and K must be at most ", kLargestExtent);
   }
-  if (p.x.column_stride != 1 || p.weight.column_stride != 1 || p.out.column_stride != 1) {
+  const bool is_across = is_weight_across(p);
+  if (p.x.column_stride != 1 || (p.weight.column_stride != 1 && !is_across) || p.out.column_stride != 1) {
     return "x, weight or out is not row-major";
   }
-  if (p.x.row_stride < p.k || p.weight.row_stride < p.k) {
+  if (p.x.row_stride < p.k || (is_across ? p.weight.column_stride < p.n : p.weight.row_stride < p.k)) {
     return text("the rows of ", p.x.row_stride < p.k ? "x" : "weight", " overlap (an expanded tensor)");
   }
-  if (p.groups.count > 1 && p.groups.weight_stride % p.weight.row_stride != 0) {
+  if (p.groups.count > 1 && !is_across && p.groups.weight_stride % p.weight.row_stride != 0) {
     return text("the weights of two groups are ", p.groups.weight_stride,
                 " elements apart, which is not a multiple of ", "their row stride, ", p.weight.row_stride);
   }
-  const int64_t rows_apart = p.groups.count > 1 ? std::max(p.n, p.groups.weight_stride / p.weight.row_stride) : p.n;
+  const bool are_stacked = p.groups.count > 1 && !is_across;
+  const int64_t rows_apart = are_stacked ? std::max(p.n, p.groups.weight_stride / p.weight.row_stride) : p.n;
   if (p.groups && p.groups.count * rows_apart > kLargestExtent) {
     return text("all groups' weights together must have at most ", kLargestExtent, " rows");
   }
@@ -67,7 +72,14 @@ std::string why_not_whole_vectors(const Problem& p) {
   if (!fits(p.k, p.x)) return misaligned_length("K", p.k, element_bytes(p.x.element));
   if (!p.is_out_padded && !fits(p.n, p.out)) return misaligned_length("N", p.n, element_bytes(p.out.element));
   if (!fits(p.x.row_stride, p.x)) return misaligned_row("x", p.x);
-  if (!fits(p.weight.row_stride, p.weight)) return misaligned_row("weight", p.weight);
+  if (is_weight_across(p)) {
+    if (!fits(p.weight.column_stride | p.groups.weight_stride, p.weight)) {
+      return text("the transposed weight's columns, or its groups, are not a multiple of ", kTmaAlignment,
+                  " bytes apart");
+    }
+  } else if (!fits(p.weight.row_stride, p.weight)) {
+    return misaligned_row("weight", p.weight);
+  }
   if (!fits(p.out.row_stride, p.out)) return misaligned_row("out", p.out);
   return std::string();
 }

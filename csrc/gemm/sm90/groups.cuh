@@ -19,9 +19,9 @@ struct GroupParams {};
 
 template <>
 struct GroupParams<true> {
-  const int* ends;  // the row behind each group, on the device; they may be anything
+  const int* ends;  // the row behind each group, on the device; they may be anything. Null: all groups are alike
   int count;
-  int weight_rows;  // from a group's weight to the next one's
+  int rows;  // of each, if they are alike
 };
 
 // Finds the groups of a warp's tiles, whose numbers only grow. Looks at 32 groups at once, by all lanes.
@@ -29,6 +29,11 @@ class GroupSearch {
  public:
   // m: rows of D. tile_rows: of the tiles that one line of the grid has; across: how many tiles it has.
   CUTLASS_DEVICE Group find(GroupParams<true> const& groups, int tile, int m, int tile_rows, int across) {
+    if (!groups.ends) {
+      const int own = ceil_div(groups.rows, tile_rows) * across, index = tile / own;
+      if (index >= groups.count) return {};
+      return {index, index * groups.rows, (index + 1) * groups.rows, index * own};
+    }
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; first_ < groups.count; first_ += 32) {
       // An end that falls, or is not a row's, must not lead out of D: it counts as the end before it, or as m.

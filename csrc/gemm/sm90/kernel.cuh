@@ -25,23 +25,29 @@
 
 namespace epigemm::sm90 {
 
-// CUTLASS's mainloop, for one product of x and the weight themselves.
+// CUTLASS's mainloop for matrices of one type. Its layouts are those of x, M x K, and of the weight's transpose, K x N,
+// or of a transposed tile's weight and of x's transpose.
+template <class Element, int Stages, Schedule schedule, class TileShape, class ClusterShape,
+          class LayoutA = cutlass::layout::RowMajor, class LayoutB = cutlass::layout::ColumnMajor,
+          int kAlignment = 16 / sizeof(Element)>
+using Collective = typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+    /*ElementA=*/Element, LayoutA, kAlignment,
+    /*ElementB=*/Element, LayoutB, kAlignment,
+    /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<Stages>,
+    std::conditional_t<schedule == Schedule::Cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
+                       cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
+
+// One product of x and the weight themselves.
 template <class Element_, int Stages, Schedule schedule>
 struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1, kWeights = 1;
   static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
                         kIsGrouped = false;
-  static constexpr int kAlignment = 16 / sizeof(Element);  // what TMA asks of pointers and row strides
 
   template <class TileShape, class ClusterShape>
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
-      /*ElementA=*/Element, cutlass::layout::RowMajor, kAlignment,
-      /*ElementB=*/Element, cutlass::layout::ColumnMajor, kAlignment,
-      /*ElementAccumulator=*/float, TileShape, ClusterShape, cutlass::gemm::collective::StageCount<Stages>,
-      std::conditional_t<schedule == Schedule::Cooperative, cutlass::gemm::KernelTmaWarpSpecializedCooperative,
-                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>>::CollectiveOp;
+  using Mainloop = Collective<Element, Stages, schedule, TileShape, ClusterShape>;
 };
 
 // Types, as in OneProduct: Element (of x and the weight), Mainloop, kSlices (numbers that it reads for one of x or the
@@ -239,8 +245,8 @@ struct Kernel {
           const Place place = place_of(p, tiles, /*group=*/0);
           const int row = tile.transposed ? place.column : place.row;
           const int column = tile.transposed ? place.row : place.column;
-          mainloop.load(p.mainloop, pipeline, state, row, tiles.group().index * p.groups.weight_rows + column,
-                        steps.count, rank, shared.operands);
+          mainloop.load(p.mainloop, pipeline, state, row, column, tiles.group().index, steps.count, rank,
+                        shared.operands);
         } else {
           const Place index = index_of(p, tiles);
           const auto coordinates = cute::make_coord(index.row, index.column, cute::_, 0);

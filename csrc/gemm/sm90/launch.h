@@ -36,20 +36,30 @@ bool encode_pair(typename Mainloop::Params* params, Multiplied x, Multiplied wei
 }
 
 // The parameters of the mainloop of rows in groups (grouped_mainloop.cuh). False if the driver refuses.
-template <class Mainloop>
-bool encode_groups(typename Mainloop::Params* params, Problem const& problem) {
-  using Element = typename Mainloop::Element;
+template <class Types>
+bool encode_groups(typename Kernel<Types>::Mainloop::Params* params, Problem const& problem) {
+  using Mainloop = typename Kernel<Types>::Mainloop;
+  using Element = typename Types::Element;
+  constexpr auto kType = kMapType<Element>;
+  constexpr int kBytes = sizeof(Element);
+  const int64_t count = problem.groups.count, apart = problem.groups.weight_stride;
   const auto encode = [&](CUtensorMap* map, const void* data, int64_t row_stride, int64_t rows, int box_rows) {
-    return sm90::encode(map, kMapType<Element>, sizeof(Element), data, row_stride, rows, problem.k, box_rows,
-                        kStageRowBytes, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+    return sm90::encode(map, kType, kBytes, data, row_stride, rows, problem.k, box_rows, kStageRowBytes,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
   };
-  const int64_t row_stride = problem.weight.row_stride;
-  const int64_t weight_rows = (problem.groups.count - 1) * (problem.groups.weight_stride / row_stride) + problem.n;
+  const auto encode_weight = [&](CUtensorMap* map, const void* data) {
+    if constexpr (Types::kIsWeightTransposed) {
+      return encode_several(map, kType, kBytes, data, problem.weight.column_stride, problem.k, problem.n, apart, count,
+                            Mainloop::kStageElements);
+    } else {
+      const int64_t row_stride = problem.weight.row_stride;
+      params->weight_rows = static_cast<int>(apart / row_stride);
+      return encode(map, data, row_stride, (count - 1) * params->weight_rows + problem.n, Mainloop::kRowsOfWeight);
+    }
+  };
   const void* const weights[] = {problem.weight.data, problem.weight2};
   bool is_encoded = encode(&params->x, problem.x.data, problem.x.row_stride, problem.m, Mainloop::kBoxRowsOfX);
-  for (int i = 0; i < Mainloop::kWeights; ++i) {
-    is_encoded &= encode(&params->weights[i], weights[i], row_stride, weight_rows, Mainloop::kRowsOfWeight);
-  }
+  for (int i = 0; i < Mainloop::kWeights; ++i) is_encoded &= encode_weight(&params->weights[i], weights[i]);
   return is_encoded;
 }
 
@@ -79,7 +89,7 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
   const int rows = kTransposed ? n : m, columns = kTransposed ? m : n;
   typename Kernel::Mainloop::Params mainloop;
   if constexpr (Types::kIsGrouped) {
-    if (!encode_groups<typename Kernel::Mainloop>(&mainloop, problem)) return kNoDescriptor;
+    if (!encode_groups<Types>(&mainloop, problem)) return kNoDescriptor;
   } else if constexpr (Types::kWeights == 2) {
     if (!encode_pair<typename Kernel::Mainloop>(&mainloop, x, weight, weight2, m, n, static_cast<int>(k))) {
       return kNoDescriptor;
@@ -145,8 +155,8 @@ const char* launch_encoded(Problem const& problem, Plan const& plan,
   if constexpr (Types::kIsGrouped) {
     const int64_t across = kTransposed ? params.lines_of_rows : params.lines_of_columns;
     tiles = across * (problem.m / (Types::tile.m * Types::tile.cluster_m) + std::min(problem.groups.count, problem.m));
-    params.groups = {problem.groups.ends, static_cast<int>(problem.groups.count),
-                     static_cast<int>(problem.groups.weight_stride / problem.weight.row_stride)};
+    params.groups = {problem.groups.are_alike ? nullptr : problem.groups.ends, static_cast<int>(problem.groups.count),
+                     static_cast<int>(problem.m / problem.groups.count)};
   }
   const int64_t places = std::max(1, problem.device.multiprocessors / Kernel::kCluster);
   auto clusters = static_cast<unsigned>(std::min(places, tiles));

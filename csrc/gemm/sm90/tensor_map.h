@@ -34,6 +34,22 @@ inline bool encode(CUtensorMap* map, CUtensorMapDataType type, int element_bytes
                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// The same of `count` matrices that are `apart` elements apart, in boxes of one.
+inline bool encode_several(CUtensorMap* map, CUtensorMapDataType type, int element_bytes, const void* data,
+                           int64_t row_stride, int64_t rows, int64_t columns, int64_t apart, int64_t count,
+                           int box_rows) {
+  constexpr int kBoxBytes = 128;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(count)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride * element_bytes),
+                                static_cast<cuuint64_t>(apart * element_bytes)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(kBoxBytes / element_bytes), static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t element_strides[] = {1, 1, 1};
+  return cuTensorMapEncodeTiled(map, type, /*rank=*/3, const_cast<void*>(data), sizes, strides, box, element_strides,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 // A descriptor by which rows in groups are written, and none beyond the group of a tile: it has four dimensions, of
 // which only the second one, with kGroupedRows rows, ends where an index may be. Row y of a group that ends at row e of
 // the matrix has the index (kGroupedRows - e + y, e, kGroupedRows). The strides of the last two dimensions lead back to

@@ -343,7 +343,8 @@ inline double microseconds_of_groups(const Problem& p, const Plan& plan) {
   Problem one = p;
   const Tile& tile = tile_of(p, plan.tile);
   one.groups = {};
-  one.m = p.groups.count * std::max<int64_t>(tile.m, ceil_div(p.m, p.groups.count) + tile.m / 2);
+  const int64_t rows = ceil_div(p.m, p.groups.count);
+  one.m = p.groups.count * (p.groups.are_alike ? round_up(rows, tile.m) : std::max<int64_t>(tile.m, rows + tile.m / 2));
   one.n = round_up(p.n, tile.n * tile.cluster_n);  // a cluster's second CTA may have no columns
   Plan like = plan;
   like.tile = p.is_pair ? kLikeGroupedPair[plan.tile] : kLikeGrouped[plan.tile];

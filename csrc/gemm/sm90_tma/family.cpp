@@ -132,15 +132,18 @@ class Tma final : public Family {
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     static const sm90::TileNames of_tiles("sm90_tma", kTileCount), of_pairs("sm90_tma", kPairTileCount, "_pair"),
-        of_groups("sm90_tma", kGroupedTileCount, "_grouped"),
-        of_grouped_pairs("sm90_tma", kGroupedPairTileCount, "_grouped_pair");
+        of_groups[] = {{"sm90_tma", kGroupedTileCount, "_grouped"},
+                       {"sm90_tma", kGroupedTileCount, "_grouped_transposed"}},
+        of_grouped_pairs[] = {{"sm90_tma", kGroupedPairTileCount, "_grouped_pair"},
+                              {"sm90_tma", kGroupedPairTileCount, "_grouped_transposed_pair"}};
     open::KernelNames names;
     if (is_8_bits(problem.x.element)) {
       names.add(name_of_8_bits(problem, plan.tile));
       return names;
     }
     if (problem.groups) {
-      names.add((problem.is_pair ? of_grouped_pairs : of_groups).of(problem.x.element, plan.tile));
+      const sm90::TileNames* const of_orders = problem.is_pair ? of_grouped_pairs : of_groups;
+      names.add(of_orders[problem.is_weight_transposed].of(problem.x.element, plan.tile));
     } else {
       names.add((problem.is_pair ? of_pairs : of_tiles).of(problem.x.element, plan.tile));
     }

@@ -33,10 +33,10 @@ struct PairTypes : sm90::TwoProducts<Element, kPairTiles[TileIndex].stages, kPai
 };
 
 // Types for rows in groups, in 16 bits. Weights: of a pair 2.
-template <class Element, int Weights, int TileIndex>
+template <class Element, int Weights, int TileIndex, bool IsWeightTransposed>
 struct GroupedTypes
     : sm90::GroupedProducts<Element, grouped_tile<Weights>(TileIndex).stages, grouped_tile<Weights>(TileIndex).schedule,
-                            Weights, grouped_tile<Weights>(TileIndex).transposed> {
+                            Weights, grouped_tile<Weights>(TileIndex).transposed, IsWeightTransposed> {
   using Operand = Element;
   using Output = Element;
   using Sums = sm90::PlainSums;

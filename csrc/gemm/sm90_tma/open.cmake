@@ -21,11 +21,16 @@ foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
     epigemm_open_kernel(epigemm_open_sm90_tma_${element}_pair gemm/sm90_tma/open_pair_unit.cu.in ARCH lto_90a CUTLASS
                         SYMBOLS ${symbols} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
     # Rows in groups.
-    epigemm_symbols(symbols 3 ${prefix} _grouped)
-    epigemm_symbols(pairs 2 ${prefix} _grouped_pair)
-    epigemm_open_kernel(
-      epigemm_open_sm90_tma_${element}_grouped gemm/sm90_tma/open_grouped_unit.cu.in ARCH lto_90a CUTLASS
-      SYMBOLS ${symbols} ${pairs} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix})
+    foreach(order "_grouped;false" "_grouped_transposed;true")
+      list(GET order 0 suffix)
+      list(GET order 1 is_transposed)
+      epigemm_symbols(symbols 3 ${prefix} ${suffix})
+      epigemm_symbols(pairs 2 ${prefix} ${suffix}_pair)
+      epigemm_open_kernel(
+        epigemm_open_sm90_tma_${element}${suffix} gemm/sm90_tma/open_grouped_unit.cu.in ARCH lto_90a CUTLASS
+        SYMBOLS ${symbols} ${pairs} DEFINITIONS EPIGEMM_ELEMENT=${element} EPIGEMM_PREFIX=${prefix}
+                                                EPIGEMM_SUFFIX=${suffix} EPIGEMM_TRANSPOSED=${is_transposed})
+    endforeach()
   endif()
 endforeach()
 

@@ -31,7 +31,10 @@ const char* launch_pair(Problem const& problem, Plan const& plan, const void* ke
 
 template <class Element, int Weights, int TileIndex>
 const char* launch_groups(Problem const& problem, Plan const& plan, const void* kernel) {
-  return sm90::launch<GroupedTypes<Element, Weights, TileIndex>>(problem, plan, {}, {}, problem.k, kernel);
+  const auto launch = problem.is_weight_transposed
+                          ? &sm90::launch<GroupedTypes<Element, Weights, TileIndex, /*IsWeightTransposed=*/true>>
+                          : &sm90::launch<GroupedTypes<Element, Weights, TileIndex, /*IsWeightTransposed=*/false>>;
+  return launch(problem, plan, {}, {}, problem.k, kernel, {});
 }
 
 using LaunchTile = const char* (*)(Problem const&, Plan const&, const void*);

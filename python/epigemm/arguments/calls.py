@@ -101,13 +101,19 @@ class LinearCall(NamedTuple):
     statistics: bool = False  # whether the kernel also gives the mean and the variance of each column
     fold: FoldCall | None = None  # what scale_batch_norm's operands are folded from; there are none then
     eight_bits: EightBits | None = None  # for an x and a weight of 8 bits
-    # int32 `[E]`: rows of x are in groups that end there. Weights are `[E, N, K]` then, vectors along N `[E, N]`.
+    # int32 `[E]`: rows of x are in groups that end there. Weights are `[E, N, K]` then, vectors along N `[E, N]`. Of
+    # such a weight without ends x is `[E, M, K]`.
     group_ends: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """That of the result."""
         return self.x.dtype if self.eight_bits is None else self.eight_bits.out_dtype  # type: ignore[return-value]
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether rows of x are in groups, each with a weight of its own."""
+        return self.weight.dim() == 3
 
     @property
     def columns(self) -> int:

@@ -59,7 +59,7 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
     if call.group_ends is not None:
         groups(x, call.weight, call.group_ends)
     elif call.eight_bits is None:
-        product(x, call.weight)
+        (batches if call.is_grouped else product)(x, call.weight)
     else:
         shapes(x, call.weight)
     columns = call.weight.shape[-2]
@@ -99,6 +99,17 @@ def shapes(x: Tensor, weight: Tensor) -> None:
         raise RuntimeError(
             f"x: got shape {_shape(x)}; accepted is [..., in_features] with in_features = {shape[1]}, "
             f"as weight has shape {_shape(weight)}"
+        )
+
+
+def batches(x: Tensor, weight: Tensor) -> None:
+    """RuntimeError unless x and a weight of three dimensions have products, a matrix each."""
+    _require_matrix_like("x", x)
+    require_like("weight", weight, x.dtype, x)
+    if x.dim() != 3 or x.shape[0] != weight.shape[0] or x.shape[2] != weight.shape[2]:
+        raise RuntimeError(
+            f"x: got shape {_shape(x)}; accepted is [{weight.shape[0]}, rows, {weight.shape[2]}], as weight has shape "
+            f"{_shape(weight)}: a matrix for each of its matrices"
         )
 
 
@@ -366,7 +377,7 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
         )
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
-        if isinstance(call, LinearCall) and call.group_ends is not None and kind.is_of_columns:
+        if isinstance(call, LinearCall) and call.is_grouped and kind.is_of_columns:
             require_vectors(operand.name, value, call.weight)
             continue
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)

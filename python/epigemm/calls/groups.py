@@ -1,7 +1,8 @@
-"""Products of rows in groups that no fused kernel computes: PyTorch's grouped product where it runs, else a loop."""
+"""Products of rows in groups that no fused kernel computes: by PyTorch's batched or grouped product, else by a loop."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ _ROW_BYTES = 16
 
 def of_call(call: LinearCall) -> Tensor:
     """A call whose arguments have been checked."""
-    assert call.group_ends is not None
     result = reference(call)
     if call.out is None:
         return result
+    if call.group_ends is None:
+        return call.out.copy_(result)
     rows = torch.arange(call.rows, device=call.x.device)
     is_in_group = rows < _clamped(call.group_ends, call.rows)[-1]
     return call.out.copy_(torch.where(is_in_group[:, None], result, call.out))
@@ -33,8 +35,8 @@ def check(call: LinearCall) -> None:
     checks.arguments(call)
     if call.invariant:
         raise RuntimeError(
-            "offs: got rows in groups in the batch-invariant mode, where no kernel computes them in a fixed order; "
-            "accepted there are functions of one weight"
+            "weight: got a matrix for each group of rows in the batch-invariant mode, where no kernel computes them in "
+            "a fixed order; accepted there is one matrix"
         )
 
 
@@ -63,18 +65,35 @@ def refuse(call: LinearCall) -> None:
 
 def launches(call: LinearCall) -> list[str]:
     """What `of_call` launches, in words."""
-    takes = _takes(call.x, call.weight)
-    product = "torch grouped GEMM (grouped_mm)" if takes else "for each group: torch GEMM (mm)"
+    takes = call.group_ends is not None and _takes(call.x, call.weight)
+    others = "for each group: torch GEMM (mm)" if call.group_ends is not None else "torch batched GEMM (bmm)"
+    product = "torch grouped GEMM (grouped_mm)" if takes else others
     return [product, *([] if call.epilogue.is_bias else [f"PyTorch reference, {call.epilogue.name}"])]
 
 
 def reference(call: LinearCall) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
+    Or D[g] = epilogue(x[g] @ weight[g].T).
+
     What is behind the last group is undefined, and has no gradient: where calls are recorded, it is zeros.
     """
     epilogue, x, weight, operands, *_ = call
-    ends = _clamped(call.group_ends, x.shape[0])  # type: ignore[arg-type]
+    bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
+    pairs = list(zip(epilogue.operands, behind, strict=True))
+
+    def of_rows(expand: Callable[[Tensor], Tensor]) -> list[Any]:
+        """The operands, with vectors along columns as rows have them."""
+        return [
+            expand(value) if isinstance(value, Tensor) and KINDS[spec.kind].is_of_columns else value
+            for spec, value in pairs
+        ]
+
+    if call.group_ends is None:
+        z = torch.bmm(x, weight.transpose(1, 2))
+        z = z if bias is None else z + bias[:, None]
+        return epilogue.reference(z, of_rows(lambda vectors: vectors[:, None]))
+    ends = _clamped(call.group_ends, x.shape[0])
     rows = torch.arange(x.shape[0], device=x.device)
     inputs = (x, weight, *tensors_of(operands))
     is_recorded = is_transformed() or (torch.is_grad_enabled() and any(each.requires_grad for each in inputs))
@@ -84,16 +103,10 @@ def reference(call: LinearCall) -> Tensor:
         return torch.where((rows < ends[-1])[:, None], matrix, 0) if is_recorded else matrix
 
     group = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=weight.shape[0] - 1)
-    bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
     z = masked(_product(masked(x), weight, ends, group, is_recorded=is_recorded))
     if bias is not None:
         z = z + bias[group]
-    pairs = zip(epilogue.operands, behind, strict=True)
-    of_rows = [
-        value[group] if isinstance(value, Tensor) and KINDS[spec.kind].is_of_columns else value
-        for spec, value in pairs
-    ]
-    return masked(epilogue.reference(z, of_rows))
+    return masked(epilogue.reference(z, of_rows(lambda vectors: vectors[group])))
 
 
 def _product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:

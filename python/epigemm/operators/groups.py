@@ -25,7 +25,7 @@ from epigemm.epilogues.registry import compute_dtype
 from epigemm.planner.reasons import Reason
 
 _SCHEMA = (
-    "(str epilogue, Tensor x, Tensor weight, Tensor offs, Tensor?[] operands, Tensor? weight2) -> Tensor"
+    "(str epilogue, Tensor x, Tensor weight, Tensor? offs, Tensor?[] operands, Tensor? weight2) -> Tensor"
 )
 _LIBRARY = torch.library.Library("epigemm", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(f"grouped_linear{_SCHEMA}")  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def _call(
     epilogue: str,
     x: Tensor,
     weight: Tensor,
-    offs: Tensor,
+    offs: Tensor | None,
     operands: Sequence[Tensor | None],
     weight2: Tensor | None,
 ) -> LinearCall:
@@ -96,8 +96,11 @@ def _computed(call: LinearCall) -> Tensor:
 
 def _fake(*arguments: object) -> Tensor:
     call = _call(*arguments)  # type: ignore[arg-type]
-    checks.groups(call.x, call.weight, call.group_ends)  # type: ignore[arg-type]
-    shaped = call.x.new_empty((call.x.shape[0], call.weight.shape[1]))
+    if call.group_ends is None:
+        checks.batches(call.x, call.weight)
+    else:
+        checks.groups(call.x, call.weight, call.group_ends)
+    shaped = call.x.new_empty((*call.x.shape[:-1], call.weight.shape[1]))
     return shaped if current.log is None else current.log.without_values(_computed, call)
 
 
