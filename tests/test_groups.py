@@ -128,9 +128,13 @@ def test_batches_that_do_not_fit() -> None:
         (lambda: epigemm.linear(x, weight, bias[0]), "bias: got shape"),
         (lambda: epigemm.linear(x.bfloat16(), weight), "weight: got dtype"),
         (lambda: epigemm.linear_scale(x, weight, bias, bias[0]), "weight: got shape"),
-        (lambda: epigemm.linear_scale_batch_norm(x, weight, bias[0], *bias, bias[0]), "weight: got shape"),
+        (
+            lambda: epigemm.linear_scale_batch_norm(x, weight, None, None, bias[0], bias[1]),
+            "weight: got shape",
+        ),
         (lambda: epigemm.linear_glu(x, weight), "weight: got shape"),
         (lambda: epigemm.linear(x, weight, strict=True), "strict"),
+        (lambda: epigemm.linear(x, weight, precision="ieee"), "precision: got 'ieee'"),
     ]
     for call, said in refused:
         with pytest.raises(RuntimeError, match=said):

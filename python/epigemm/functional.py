@@ -1,13 +1,14 @@
 """The public functions.
 
 Conventions of all functions: `x` is `[..., in_features]` (linear) or of any shape (elementwise), and `weight` is
-`[out_features, in_features]`, as in `torch.nn.functional.linear`. Tensors are fp16, bf16, fp32 or fp64. `x`, `weight`
-and `bias` share one dtype, which is also the result's; a residual, a gate and a `layer_scale` may be fp32 beside 16
-bits. Sums and epilogues are computed in fp32 (in fp64 for fp64). A fused kernel rounds the result once. In 16 bits the
-product, with its bias, is rounded to the tensors' dtype before the epilogue in two cases, as in PyTorch: where
-PyTorch's GEMM computes it (where no fused kernel runs, and on CPUs), and where gradients are recorded and the
-derivative needs the product (for example of the sigmoid), unless one kernel stores the product beside the result.
-`bias=None` means no bias.
+`[out_features, in_features]`, as in `torch.nn.functional.linear`; or it has a matrix for each of x's, `[B,
+out_features, in_features]` with an x `[B, rows, in_features]`, as in `torch.bmm`, and vectors are `[B, out_features]`.
+Tensors are fp16, bf16, fp32 or fp64. `x`, `weight` and `bias` share one dtype, which is also the result's; a residual,
+a gate and a `layer_scale` may be fp32 beside 16 bits. Sums and epilogues are computed in fp32 (in fp64 for fp64). A
+fused kernel rounds the result once. In 16 bits the product, with its bias, is rounded to the tensors' dtype before the
+epilogue in two cases, as in PyTorch: where PyTorch's GEMM computes it (where no fused kernel runs, and on CPUs), and
+where gradients are recorded and the derivative needs the product (for example of the sigmoid), unless one kernel stores
+the product beside the result. `bias=None` means no bias.
 
 Keyword arguments:
     out: write the result to this tensor instead of allocating one. It must have the exact shape, dtype and device, and

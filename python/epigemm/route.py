@@ -94,9 +94,12 @@ def linear(
                 "weight: got a PackedWeight; accepted with offs is a tensor with a matrix for each group"
             )
         weight = weight.weight
-    is_grouped = getattr(weight, "ndim", 2) == 3
+    if precision is not None and getattr(weight, "ndim", 2) == 3:
+        raise RuntimeError(
+            f"precision: got {precision!r} with a weight of a matrix for each of x's; accepted there is None"
+        )
     is_under_autocast = _any_autocast() and not is_8_bits
-    if is_under_autocast and promotes and not is_grouped and isinstance(function, Traced):
+    if is_under_autocast and promotes and getattr(weight, "ndim", 2) != 3 and isinstance(function, Traced):
         typing = [operands[place] for place in function.typing]
         if autocast.promotes(x, typing):
             if out is not None:
@@ -113,7 +116,7 @@ def linear(
         operands = forms.without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
-        is_native = not is_8_bits and not is_grouped and function.is_compiled
+        is_native = not is_8_bits and getattr(weight, "ndim", 2) != 3 and function.is_compiled
         if is_native and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
@@ -139,8 +142,8 @@ def linear(
         current.log.begin()
     if found is entry.RECORDED_BY_TORCH:
         return nodes.linear_by_torch(epilogue, x, weight, *operands)
-    is_recorded = found is _RECORDED and out is None and fold is None and not (is_8_bits or is_grouped)
-    if is_recorded and epilogue is function and not epilogue.has_scalar:
+    is_recorded = found is _RECORDED and out is None and fold is None and offs is None and not is_8_bits
+    if is_recorded and epilogue is function and not epilogue.has_scalar and weight.dim() == 2:
         # The entry has looked at all that is checked below.
         is_invariant = invariance.active and invariance.enabled()
         about = (DEFAULT if precision is None else precision, not weight.requires_grad, strict, is_invariant)
@@ -313,7 +316,7 @@ def _options(
 def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
     """A call that the entry has not made, by its route."""
     is_linear = isinstance(call, LinearCall)
-    if isinstance(call, LinearCall) and call.is_grouped:
+    if isinstance(call, LinearCall) and (call.group_ends is not None or call.weight.dim() == 3):
         by_groups.check(call)
         if route is _PLAIN:
             return resolve.linear(by_groups.readable(call))

@@ -175,13 +175,12 @@ class TestEveryKernel:
             sizes = (rows,) * count
             experts = Experts(sizes, n, k, kernel.dtype, behind=0, is_transposed=kernel.is_transposed)
             bias = random(count, n, dtype=kernel.dtype)
-            function, given = gelu_epilogue("none"), (bias,)
-            if kernel.is_pair:
-                function, given = FUNCTIONS["gated_silu"], (bias, None)
+            of_pair: tuple[Any, tuple[Any, ...]] = (FUNCTIONS["gated_silu"], (bias, None))
+            function, given = of_pair if kernel.is_pair else (gelu_epilogue("none"), (bias,))
             call = experts.call(function, given, is_pair=kernel.is_pair)
             frame = Frame(count * rows, n, kernel.dtype)
-            out = frame.inner.unflatten(0, (count, rows))
-            call = call._replace(x=experts.x.unflatten(0, (count, rows)), group_ends=None, out=out)
+            x, out = (each.view(count, rows, -1) for each in (experts.x, frame.inner))
+            call = call._replace(x=x, group_ends=None, out=out)
             resolve.linear(call, (0, *plans.numbers(plans.TMA, kernel.tile, 0, 8)))
             assert_close(
                 frame.taken(), *(experts.with_gate(bias) if kernel.is_pair else experts.with_gelu(bias))

@@ -111,11 +111,6 @@ class LinearCall(NamedTuple):
         return self.x.dtype if self.eight_bits is None else self.eight_bits.out_dtype  # type: ignore[return-value]
 
     @property
-    def is_grouped(self) -> bool:
-        """Whether rows of x are in groups, each with a weight of its own."""
-        return self.weight.dim() == 3
-
-    @property
     def columns(self) -> int:
         """N."""
         return self.weight.shape[-2]

@@ -59,7 +59,7 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
     if call.group_ends is not None:
         groups(x, call.weight, call.group_ends)
     elif call.eight_bits is None:
-        (batches if call.is_grouped else product)(x, call.weight)
+        (batches if call.weight.dim() == 3 else product)(x, call.weight)
     else:
         shapes(x, call.weight)
     columns = call.weight.shape[-2]
@@ -377,7 +377,7 @@ def _require_operands(call: LinearCall | ElementwiseCall, columns: int, first: s
         )
         kind = KINDS[operand.kind]
         lead = x.shape[:-1]
-        if isinstance(call, LinearCall) and call.is_grouped and kind.is_of_columns:
+        if isinstance(call, LinearCall) and call.weight.dim() == 3 and kind.is_of_columns:
             require_vectors(operand.name, value, call.weight)
             continue
         is_shared = operand.shared and kind.shares_rows(value.shape, lead, columns)

@@ -171,10 +171,10 @@ def linear(
         found = _module.linear(*call)
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
-    is_usual = scaled is None and weight2 is None and stored is None and weight.dim() == 2
-    if found == _BY_REFERENCE and is_usual:
+    is_usual = scaled is None and weight2 is None and stored is None and group_ends is None
+    if found == _BY_REFERENCE and is_usual and weight.dim() == 2:
         return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
-    if found == _BY_REFERENCE and weight.dim() == 3 and weight2 is None:
+    if found == _BY_REFERENCE and weight2 is None and weight.dim() == 3:
         return groups.of_call(LinearCall(epilogue, x, weight, operands, out=out, group_ends=group_ends))
     if found == _NOT_PLAIN and current.log is not None:
         tensors = [each for each in (x, weight, *operands, *(fold or ()), out) if isinstance(each, Tensor)]

@@ -259,7 +259,7 @@ def _by_operators(attempt: _Attempt) -> Tensor:
     call = attempt.call
     if not isinstance(call, LinearCall):
         return attempt.by_torch()
-    if call.is_grouped:
+    if call.weight.dim() == 3:
         return groups.of_call(call)
     return by_reference.of_call(call) if call.eight_bits is None else eight_bits.of_call(call, elementwise)
 

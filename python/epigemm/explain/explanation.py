@@ -195,7 +195,7 @@ def _of_fallback(
     """PyTorch's GEMM and the kernels behind it; `found` is None if epigemm has no kernels."""
     if call.eight_bits is not None:
         return _by_torch(call, eight_bits.launches(call), reasons, REFERENCE, candidates=candidates)
-    if call.is_grouped:
+    if call.weight.dim() == 3:
         return _by_torch(call, groups.launches(call), reasons, REFERENCE, candidates=candidates)
     kernel = f"torch GEMM {_GEMMS[dry_runs.PRODUCT if call.bias is None else dry_runs.WITH_BIAS]}"
     behind = f"{in_its_own_kernel(call)}, in place on the product"
