@@ -173,7 +173,6 @@ def linear(
     if fold is None:
         call = LinearCall(epilogue, x, weight, operands, *options, out, eight_bits=of_types, group_ends=offs)
         return _made(route, call) if of_types is None else _made_of_eight_bits(route, call, of_types)
-    checks.shapes(x, weight)
     # All launches are checked before the first one.
     checks.arguments(LinearCall(BIAS, x, weight, fold[:1], *options, out))
     folded = checks.fold_batch_norm(x, fold[:-1], fold[-1], weight.shape[0])
@@ -253,6 +252,9 @@ def linear_folded(
     """D = multiplier * (x @ weight.T) + offset, both folded from `vectors` (those of `FOLDED`)."""
     if isinstance(weight, PackedWeight):
         weight = weight.weight
+    if getattr(weight, "ndim", 2) == 3:  # some ways below make no fold, and would take it
+        checks.tensors(x=x, weight=weight)
+        checks.shapes(x, weight)
     bias, *others = vectors
     scale, mean, var, gain, shift = others
     if scale is None and mean is None and var is None and gain is None and shift is None:

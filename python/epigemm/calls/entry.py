@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from epigemm import _native
 from epigemm._native import ops
-from epigemm.arguments import autocast, invariance
+from epigemm.arguments import autocast, checks, invariance
 from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, LinearCall, Scaled, tensors_of
 from epigemm.calls import by_reference, groups, weight_slices
@@ -172,6 +172,9 @@ def linear(
         if type(found) is not int:
             return found  # type: ignore[no-any-return]
     is_usual = scaled is None and weight2 is None and stored is None and group_ends is None
+    if found == _BY_REFERENCE and out is not None and not out.is_contiguous():
+        # The module has seen that `out` is apart from the others, but not whether it is apart from itself.
+        checks.output_overlap(out, x, (), in_place=False)
     if found == _BY_REFERENCE and is_usual and weight.dim() == 2:
         return by_reference.linear_by_reference(epilogue, x, weight, operands, fold, out, order.overrides)
     if found == _BY_REFERENCE and weight2 is None and weight.dim() == 3:

@@ -54,12 +54,12 @@ def refuse(call: LinearCall) -> None:
     """Raise for what is not accepted of a call that autograd records or a compiler traces."""
     if call.strict:
         raise RuntimeError(
-            "strict: got True for rows in groups that autograd records or a compiler traces, for which there is no "
+            "strict: got True with a weight of several matrices in a recorded or traced call, for which there is no "
             "fused kernel; accepted there is False"
         )
     if call.out is not None:
         raise RuntimeError(
-            "out: got a tensor for rows in groups that autograd records or a compiler traces; accepted there is None"
+            "out: got a tensor with a weight of several matrices in a recorded or traced call; accepted there is None"
         )
 
 
