@@ -35,7 +35,10 @@ struct Prepared {
   WeightSlices split, scaled;
 
   bool is_x_matrix() const { return is_x_strided && problem.x.column_stride == 1; }
-  bool is_weight_matrix() const { return problem.weight.column_stride == 1; }
+  // Kernels of groups read weights in either order.
+  bool is_weight_matrix() const {
+    return problem.weight.column_stride == 1 || (problem.groups && problem.is_weight_transposed);
+  }
   bool are_matrices() const { return is_x_matrix() && is_weight_matrix() && is_out_matrix; }
 };
 

@@ -73,9 +73,10 @@ std::string why_not_whole_vectors(const Problem& p) {
   if (!p.is_out_padded && !fits(p.n, p.out)) return misaligned_length("N", p.n, element_bytes(p.out.element));
   if (!fits(p.x.row_stride, p.x)) return misaligned_row("x", p.x);
   if (is_weight_across(p)) {
-    if (!fits(p.weight.column_stride | p.groups.weight_stride, p.weight)) {
-      return text("the transposed weight's columns, or its groups, are not a multiple of ", kTmaAlignment,
-                  " bytes apart");
+    const bool are_apart = p.groups.count == 1 || p.groups.weight_stride != 0;
+    if (!are_apart || !fits(p.weight.column_stride | p.groups.weight_stride, p.weight)) {
+      return text("the transposed weight's columns, or its groups, are not apart by a multiple of ", kTmaAlignment,
+                  " bytes");
     }
   } else if (!fits(p.weight.row_stride, p.weight)) {
     return misaligned_row("weight", p.weight);
