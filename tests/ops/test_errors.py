@@ -72,7 +72,7 @@ def wrong_shapes(op: Op, name: str) -> Iterator[tuple[int, ...]]:
         if name not in op.shared:
             yield (1, N)
     elif kind in (WEIGHT, TWO_WEIGHTS):
-        yield from ((K,), (2, N, K), ())
+        yield from ((K,), (1, 2, N, K), ())
 
 
 @rows("errors of shapes", is_function)
