@@ -184,6 +184,7 @@ double least_gain_by_elements(const Problem& p) {
 }
 
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
+  if (problem.groups.are_alike) return fallback_us >= fused_us && !is_fallback_one_kernel(problem);
   // In 8 bits and of groups the fallback is made by Python, and is many kernels.
   if (is_8_bits(problem.x.element) || problem.groups) return fused_us < std::numeric_limits<double>::infinity();
   const double least = problem.copies.any()      ? least_gain_on_copies(problem, fallback_us)
@@ -220,6 +221,7 @@ std::string why_not_expected(const Problem& problem, double fused_us) {
                 " nothing is copied, and the kernels that read the operands as they lie have not been measured");
   }
   const char* what = has_store(problem)                             ? "a product with one elementwise kernel"
+                     : problem.groups.are_alike                     ? "torch.bmm, with what follows it,"
                      : !is_fallback_expected_in_one_kernel(problem) ? "PyTorch's GEMM with one elementwise kernel"
                      : problem.epilogue == EpilogueId::bias_relu ? "PyTorch's GEMM, which adds a bias and ReLU itself,"
                                                                  : "PyTorch's GEMM, which adds a bias itself,";
