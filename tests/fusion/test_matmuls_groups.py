@@ -71,6 +71,11 @@ def mm(multiply: Any, g: Given) -> Tensor:
     return result
 
 
+def by_columns(multiply: Any, g: Given) -> Tensor:
+    """Of weights as `torch.bmm` has them."""
+    return torch.relu(multiply(g.x, g.weight.mT.contiguous(), offs=g.offs))
+
+
 def biased(multiply: Any, g: Given) -> Tensor:
     group = torch.searchsorted(g.offs, torch.arange(ROWS), right=True).clamp(max=GROUPS - 1)
     return F.silu(mm(multiply, g) + g.biases[group])
@@ -102,6 +107,7 @@ def halves(multiply: Any, g: Given) -> Tensor:
 TAKEN: dict[str, tuple[Made, int, str]] = {
     "alone": (mm, 0, "acc"),
     "relu": (lambda multiply, g: torch.relu(mm(multiply, g)), 1, "relu(acc)"),
+    "transposed": (by_columns, 1, "relu(acc)"),
     "columns": (lambda multiply, g: torch.tanh(mm(multiply, g) + g.columns), 1, "tanh(acc + c1)"),
     "biases": (biased, 1, "(acc + m1) * sigmoid(acc + m1)"),
     "share": (lambda multiply, g: mm(multiply, g) * g.share.to(BF16)[:, None], 1, "acc * r1"),
@@ -210,10 +216,6 @@ def normed(multiply: Any, g: Given) -> Tensor:
 
 
 LEFT: dict[str, tuple[Made, str]] = {
-    "weights column by column": (
-        lambda multiply, g: torch.relu(multiply(g.x, g.weight.mT.contiguous(), offs=g.offs)),
-        "the weights of its groups lie column by column",
-    ),
     "batches": (
         lambda multiply, g: torch.relu(private(g.x.view(GROUPS - 1, -1, K), g.weight[1:].mT)).flatten(0, 1),
         "its groups are not of rows",

@@ -170,7 +170,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"plan": (4, 0, 0, 1, 1)}, r"plan: family must be in 0\.\.3, got 4"),
     ({"plan": (-1, 0, 0, 1, 1)}, "plan: family must be in"),
     ({"plan": (FP16X3, 0, 0, 1, 1)}, "family 2 does not multiply"),
-    ({"plan": (TMA, 1000, 0, 1, 1)}, r"plan: tile must be in 0\.\.17, got 1000"),
+    ({"plan": (TMA, 1000, 0, 1, 1)}, r"plan: tile must be in 0\.\.18, got 1000"),
     ({"plan": (TMA, -1, 0, 1, 1)}, "plan: tile must be in"),
     ({"plan": (TMA, 0, 2, 1, 1)}, "plan: raster must be 0"),
     ({"plan": (TMA, 0, 0, 9, 1)}, r"plan: swizzle must be in 1\.\.8, got 9"),

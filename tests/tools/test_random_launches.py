@@ -207,7 +207,7 @@ def test_a_run_and_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "of": 7,
     }
     assert record["kernels"] == {"planned": 3} and record["failed"] == []
-    assert len(record["never_forced"]) == 114
+    assert len(record["never_forced"]) == 116
     assert "3 launches, 0 failed" in capsys.readouterr().out
 
 

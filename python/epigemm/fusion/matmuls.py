@@ -170,9 +170,6 @@ def _understand_groups(node: fx.Node, given: dict[str, Any], result: Tensor) -> 
     is_read = rows.dtype == torch.int32 and is_contiguous(rows) and same_sizes(rows.shape, right.shape[:1])
     if not is_read or not known(right.shape[0] != 0):
         return "its ends of groups are of another form"
-    # A copy of all weights would take longer than the product.
-    if not known(right.stride(1) == 1) and not known(right.stride(2) == 1):
-        return "the weights of its groups lie neither in rows nor in columns"
     return Product(node, x, weight, None, is_kn=True, ends=ends)
 
 
