@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import epigemm
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import groups
-from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.planner import dry_runs
 from epigemm.planner.gpus import KNOWN
@@ -118,6 +118,28 @@ def test_batches(dtype: torch.dtype, is_transposed: bool) -> None:
         gradients = torch.autograd.grad(function(*inputs).sum(), inputs)
         for one, other in zip(gradients, torch.autograd.grad(expected.sum(), wide), strict=True):
             torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=16 * tolerance)
+
+
+@pytest.mark.parametrize("where", ["eager", "recorded", "compiled", "autocast"])
+def test_ends_without_a_weight_of_each_group(where: str) -> None:
+    """They are refused on every way, and not left out of the call."""
+    x, weight, rest = torch.randn(6, K), torch.randn(N, K), torch.randn(6, N)
+    x.requires_grad_(where == "recorded")
+
+    def call(x: Tensor) -> Tensor:
+        return weighted(x, weight, torch.randn(N), torch.randn(6), rest, offs=offs(2, 6))
+
+    def plain(x: Tensor) -> Tensor:
+        return epigemm.grouped_linear(x, weight, offs=offs(2, 6), epilogue="relu")
+
+    torch.compiler.reset()
+    for function in (call, plain):
+        called = (
+            torch.compile(function, backend="aot_eager", fullgraph=True) if where == "compiled" else function
+        )
+        under = torch.autocast("cpu", torch.bfloat16, enabled=where == "autocast")
+        with under, pytest.raises(RuntimeError, match="weight: got shape"):
+            called(x)
 
 
 def test_batches_that_do_not_fit() -> None:
@@ -358,6 +380,16 @@ def test_a_program_reads_where_groups_end(name: str, made: str) -> None:
         torch.testing.assert_close(program(*now)[:7], COMPILED[name](*now)[:7])
         if made == "export":  # it may run where there is no Python, and be differentiated
             assert "epigemm" not in program.code
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("made", PROGRAMS)
+def test_a_program_may_be_the_first_use_of_a_function(made: str) -> None:
+    """Whose registration is no part of it."""
+    given = (*draw(torch.float32), offs())
+    FUNCTIONS["gated_silu"].forms.clear()
+    program = PROGRAMS[made](Module("pair"), given)
+    torch.testing.assert_close(program(*given)[:8], COMPILED["pair"](*given)[:8])
 
 
 def test_a_compiled_call_that_is_recorded_has_a_gradient() -> None:

@@ -12,7 +12,8 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _importing = threading.Lock()
@@ -76,6 +78,20 @@ def keeps_numbers() -> bool:
     """Whether numbers that Python reads from tensors here become constants of a program, of make_fx or torch.jit."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
     return torch._C._get_tracing_state() is not None or (mode is not None and not is_faked())
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """No operator becomes part of a program that is made meanwhile, by a mode's tracer or by torch.jit."""
+    state = torch._C._get_tracing_state()
+    if state is not None:  # else it cannot be set everywhere
+        torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        if state is not None:
+            torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def is_batched(tensor: torch.Tensor) -> bool:

@@ -99,7 +99,8 @@ def linear(
             f"precision: got {precision!r} with a weight of a matrix for each of x's; accepted there is None"
         )
     is_under_autocast = _any_autocast() and not is_8_bits
-    if is_under_autocast and promotes and getattr(weight, "ndim", 2) != 3 and isinstance(function, Traced):
+    may_promote = is_under_autocast and promotes and offs is None and getattr(weight, "ndim", 2) != 3
+    if may_promote and isinstance(function, Traced):
         typing = [operands[place] for place in function.typing]
         if autocast.promotes(x, typing):
             if out is not None:
@@ -116,8 +117,12 @@ def linear(
         operands = forms.without_symbols(function, operands, x)
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
-        is_native = not is_8_bits and getattr(weight, "ndim", 2) != 3 and function.is_compiled
-        if is_native and (not function.is_choice or _are_like(x, operands)):
+        is_native = not is_8_bits and function.is_compiled and offs is None
+        if (
+            is_native
+            and getattr(weight, "ndim", 2) != 3
+            and (not function.is_choice or _are_like(x, operands))
+        ):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
     elif not is_8_bits or (fold is None and blocks_of(memory) is None):

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from epigemm._native import ops
-from epigemm.compilers import at_trace_time, is_traced
+from epigemm.compilers import at_trace_time, is_traced, untraced
 from epigemm.epilogues import formulas
 from epigemm.epilogues.declaration import TRACED, Traced
 from epigemm.epilogues.kinds import KINDS, SCALAR, Operand
@@ -244,7 +243,7 @@ def _register(traced: Traced, operands: Sequence[Operand]) -> Epilogue:
     name = f"{traced.name}.{version}"
     # Both values are computed from the start.
     primitives = [source.primitives(each, traced.kinds) for each in (traced.program, traced.stored) if each]
-    with _disable_current_modes():  # else a program that is exported meanwhile would hold this operator
+    with untraced():  # else a program that is exported meanwhile would hold this operator
         number = ops._register_epilogue(
             name,
             ",".join(names),

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _disable_current_modes
 
 from epigemm._native import ops
 from epigemm.arguments import checks, invariance
@@ -24,7 +23,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, one_kernel, resolve
-from epigemm.compilers import at_trace_time, is_exporting
+from epigemm.compilers import at_trace_time, is_exporting, untraced
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
@@ -284,7 +283,7 @@ def _is_planned(call: LinearCall, *, fused: bool) -> bool:
     """Whether a call of constant sizes is one kernel of ours that reads tensors as a trace's lie; or PyTorch's GEMM."""
     if not _has_constant_sizes(call):
         return False
-    with _disable_current_modes():  # this is no part of the graph
+    with untraced():  # this is no part of the graph
         x, weight, *operands = [_described(each) for each in (call.x, call.weight, *call.operands)]
         like = call._replace(x=x, weight=weight, operands=tuple(operands))
         found = dry_runs.dry_run(like, place=torch.empty(0, device=call.x.device))
