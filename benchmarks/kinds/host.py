@@ -64,17 +64,26 @@ def _turn(run: Call, calls: int, timer: Timer) -> Figure:
     return 1e6 * (called - start) / calls, waited / (called - start)
 
 
-def _round(case: HostCase, turns: int, calls: int, timer: Timer) -> dict[str, Figure]:
-    """The medians of the turns of each variant."""
+def _round(case: HostCase, turns: int, calls: int, timer: Timer) -> dict[str, list[Figure]]:
+    """The turns of each variant."""
     found: dict[str, list[Figure]] = {name: [] for name in case.runs}
     with torch.set_grad_enabled(case.gradients):
         for _ in range(turns):
             for name, run in case.runs.items():
                 found[name].append(_turn(run, calls, timer))
+    return found
+
+
+def least(rounds: Sequence[Sequence[Figure]]) -> Figure:
+    """The least of the rounds' medians."""
     median = statistics.median
-    return {
-        name: (median(us for us, _ in of), median(waits for _, waits in of)) for name, of in found.items()
-    }
+    return min((median(us for us, _ in turns), median(waits for _, waits in turns)) for turns in rounds)
+
+
+def recorded(of: Mapping[str, Figure]) -> dict[str, Any]:
+    """Of each variant, and whether the case is limited by the GPU."""
+    is_limited = any(waiting >= MOST_WAITING for _, waiting in of.values())
+    return {name: round(us, 3) for name, (us, _) in of.items()} | ({LIMITED: True} if is_limited else {})
 
 
 def measure(
@@ -88,13 +97,10 @@ def measure(
     for case in cases:
         _round(case, 1, calls, timer)
     found = [{case.name: _round(case, turns, calls, timer) for case in cases} for _ in range(rounds)]
-    record: dict[str, dict[str, Any]] = {}
-    for case in cases:
-        least = {name: min(each[case.name][name] for each in found) for name in case.runs}
-        record[case.name] = {name: round(us, 3) for name, (us, _) in least.items()}
-        if any(waiting >= MOST_WAITING for _, waiting in least.values()):
-            record[case.name][LIMITED] = True
-    return record
+    return {
+        case.name: recorded({name: least([each[case.name][name] for each in found]) for name in case.runs})
+        for case in cases
+    }
 
 
 def main(run: Run) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from benchmarks.models import figures as found
 from benchmarks.models import jobs as all_jobs
 from benchmarks.models.jobs import RATIOS, VARIANTS, Job
 from benchmarks.models.measures import QUICK, Effort
-from benchmarks.models.pool import Pool
+from benchmarks.models.pool import Pool, Worker
 from benchmarks.models.worker import Prepare, prepare
 
 METHOD = " ".join(str(__doc__).split("\n\n")[1].split())
@@ -136,7 +137,7 @@ class Suite:
             told(f"{job}: {self.said(record.figures, job) if what == 'result' else f'{what} {value}'}")
 
         budget = TIME_BUDGET_S if options.time_budget is None else options.time_budget
-        Pool(_devices(run), tell, budget, quick, self.prepare).run(chosen)
+        Pool(_devices(run), tell, budget, partial(Worker, self.prepare, quick=quick)).run(chosen)
         record.finish(self.tables(record.figures), self.remarks(record.figures))
         return bool(record.figures["wrong"] or record.figures["failed"])
 

@@ -90,15 +90,14 @@ class Pool:
     Attributes:
         tell: what to call with each outcome, by one thread at a time.
         budget_s: nothing starts that is not expected to end within it.
-        prepare: what a process does with its job first.
+        start: makes the process of a job.
         size: of a wave.
     """
 
     devices: Sequence[torch.device]
     tell: Outcome
     budget_s: float
-    quick: bool = False
-    prepare: Prepare = worker.prepare
+    start: Callable[[Any, torch.device], Worker]
     size: int = 0
     _lock: Any = field(default_factory=threading.RLock)
     _begin: float = 0.0
@@ -126,7 +125,7 @@ class Pool:
             if self._left_s() <= self._prepare_s:
                 return []
             jobs = itertools.islice(self._queue, self.size)
-            return [Worker(self.prepare, job, device, quick=self.quick) for job in jobs]
+            return [self.start(job, device) for job in jobs]
 
     def _run_on(self, device: torch.device) -> None:
         wave, following = self._start(device), list[Worker]()

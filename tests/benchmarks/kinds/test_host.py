@@ -1,9 +1,6 @@
-"""`python -m benchmarks --host`: its variants, how they are timed, and the ratios."""
+"""`python -m benchmarks --host`: its variants, their figures, and the ratios."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +10,7 @@ pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
 
 from benchmarks.cases import Shape
 from benchmarks.cases import host as host_cases
-from benchmarks.cases.host import HostCase
-from benchmarks.harness.timing import CpuTimer
 from benchmarks.kinds import host
-from epigemm.tuner.timing import Run
 
 CPU, SHAPE = torch.device("cpu"), Shape(4, 8, 16)
 COMPILED = "compiled/bf16"
@@ -34,62 +28,20 @@ def test_variants_compute_the_same(name: str) -> None:
         assert result.requires_grad == case.gradients
 
 
-# --- how it is timed, by a clock that moves as the test says ---------------------------------------------------
+# --- the figures, and the ratios, against numbers worked out by hand --------------------------------------------
 
 
-class Clock(CpuTimer):
-    """Each call takes the next of its variant's times, each wait for the device as long as told."""
-
-    def __init__(self, waits: float) -> None:
-        super().__init__(CPU)
-        self.now, self.waits, self.called = 0.0, waits, ""
-
-    def synchronize(self) -> None:
-        self.now += self.waits
-
-    def run(self, name: str, seconds: list[float]) -> Run:
-        def call() -> torch.Tensor:
-            self.now += seconds.pop(0)
-            self.called += name
-            return torch.empty(0)
-
-        return call
+def test_the_least_of_the_rounds_medians_counts() -> None:
+    rounds = [[(5.0, 0.1), (1.0, 0.3), (7.0, 0.2)], [(4.0, 0.0), (9.0, 0.9), (6.0, 0.8)]]
+    assert host.least(rounds) == (5.0, 0.2)
 
 
-@pytest.fixture
-def make_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Clock]:
-    def make(waits: float) -> Clock:
-        clock = Clock(waits)
-        monkeypatch.setattr(host, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-        return clock
-
-    return make
-
-
-def test_the_least_of_the_rounds_medians_counts(make_clock: Callable[[float], Clock]) -> None:
-    clock = make_clock(0.0)
-    # A turn that warms up, then two rounds of three turns of one call.
-    first = clock.run("a", [90.0, *(5.0, 1.0, 7.0), *(4.0, 9.0, 6.0)])
-    second = clock.run("b", [90.0, *(2.0, 2.0, 8.0), *(3.0, 3.0, 3.0)])
-    case = HostCase("any", SHAPE, {"a": first, "b": second})
-    found = host.measure([case], clock, rounds=2, turns=3, calls=1)["any"]
-    assert found == pytest.approx({"a": 5e6, "b": 2e6})
-    assert clock.called == "ab" * 7
-
-
-@pytest.mark.parametrize(("waits", "limited"), [(0.0, False), (2.9, False), (3.1, True)])
-def test_a_case_that_waits_for_the_device_is_marked(
-    waits: float, limited: bool, make_clock: Callable[[float], Clock]
-) -> None:
-    clock = make_clock(waits)
-    case = HostCase("any", SHAPE, {"a": clock.run("a", [20.0] * 4), "b": clock.run("b", [5.0] * 4)})
-    record = host.measure([case], clock, rounds=1, turns=1, calls=2)["any"]
-    assert record == {"a": 20e6, "b": 5e6} | ({"limited_by_gpu": True} if limited else {})
+@pytest.mark.parametrize(("waits", "mark"), [(0.0, ""), (0.29, ""), (0.31, "limited by the GPU")])
+def test_a_case_that_waits_for_the_device_is_marked(waits: float, mark: str) -> None:
+    record = host.recorded({"a": (20.0, 0.0), "b": (5.0, waits)})
+    assert record == {"a": 20.0, "b": 5.0} | ({"limited_by_gpu": True} if mark else {})
     table = host.times_table({"cases": {"any": record}, "shapes": {"any": ""}})
-    assert table.rows[0][-1] == ("limited by the GPU" if limited else "")
-
-
-# --- the ratios, against numbers worked out by hand ------------------------------------------------------------
+    assert table.rows[0][-1] == mark
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from benchmarks.cases import Case, Shape, make_data
 from benchmarks.cases import random as points
 from benchmarks.cases.random import SERIES, Series
 from benchmarks.cli import main
-from benchmarks.harness import records, runner
-from benchmarks.harness.runner import Bench, Budget, Ready
-from benchmarks.harness.timing import Effort
+from benchmarks.harness import records
+from benchmarks.harness.runner import Bench, Ready
+from benchmarks.harness.timing import CpuTimer, Effort
 from benchmarks.kinds import random as kind
 from benchmarks.kinds.points import summarise, summary_table, worst_table
 from benchmarks.kinds.random import Drawing
-from epigemm.tuner.timing import Run, Timer
+from epigemm.tuner.timing import Run
 
 CPU = torch.device("cpu")
 BY_NAME = {s.name: s for s in SERIES}
@@ -130,36 +130,27 @@ def test_the_summary_by_hand() -> None:
 # --- measuring ------------------------------------------------------------------------------------------------
 
 
-def drawing(budget: float | None = None, names: Sequence[str] = ("eager", "mm")) -> Drawing:
-    effort = Effort(rounds=1, min_ms=0.0, max_rounds=1)
-    return Drawing(Bench(CPU, effort), [baselines.BASELINES[name] for name in names], Budget(budget))
-
-
-def measure(of: Drawing, series: Series, shapes: Sequence[Shape]) -> list[records.CaseResult]:
-    return list(of.measure([series], shapes))
-
-
 SHAPES = [Shape(m, 16, 24) for m in range(1, 8)]
 
 
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Turns take what the script says of ours, in milliseconds, and 1 ms of everybody else; no pause is made."""
-    script: list[float] = []
+class Scripted(CpuTimer):
+    """Turns take what the script says of ours, in milliseconds, and 1 ms of everybody else."""
 
-    def in_turn(timer: Timer, runs: Sequence[Run], effort: Effort, host_us: float) -> list[list[float]]:
-        return [[script.pop(0)], *([1.0] for _ in runs[1:])]
+    def __init__(self, *script: float) -> None:
+        super().__init__(CPU)
+        self.script = list(script)
 
-    monkeypatch.setattr(runner, "in_turn", in_turn)
-    monkeypatch.setattr(kind, "_PAUSE_S", 0.0)
-    return script
+    def round(self, runs: Sequence[Run], host_us: float) -> list[float]:
+        return [self.script.pop(0), *(1.0 for _ in runs[1:])]
 
 
-def test_a_point_below_its_bar_is_measured_twice_more(scripted: list[float]) -> None:
-    scripted += [1.0, 1.1, 1.02, 1.2, 0.5]
-    found = measure(drawing(), RELU, SHAPES[:3])
+def test_a_point_below_its_bar_is_measured_twice_more() -> None:
+    bench = Bench(CPU, Effort(rounds=1, min_ms=0.0, max_rounds=1))
+    bench.timer = timer = Scripted(1.0, 1.1, 1.02, 1.2, 0.5)
+    drawing = Drawing(bench, [baselines.BASELINES[name] for name in ("eager", "mm")])
+    found = list(drawing.measure([RELU], SHAPES[:3]))
     ratios = [[RELU.ratio(group.us()) for group in result.groups] for result in found]
-    assert ratios == [[1.0], pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2]), [2.0]] and not scripted
+    assert ratios == [[1.0], pytest.approx([1 / 1.1, 1 / 1.02, 1 / 1.2]), [2.0]] and not timer.script
 
 
 # --- from end to end ------------------------------------------------------------------------------------------

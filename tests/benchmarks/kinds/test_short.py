@@ -99,11 +99,8 @@ def test_the_summary_by_hand() -> None:
 
 
 @pytest.mark.gpu
-def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both types, with and without a matrix; small shapes, for other tests run beside it."""
-    for name, sides in {"ROWS": (256, 2048), "COLUMNS": (48, 512), "DEPTH": (48, 512)}.items():
-        monkeypatch.setattr(short, name, sides)
-    monkeypatch.setattr(short, "LAYERS", {"small": Shape(512, 384, 256)})
+def test_a_run_on_a_gpu(tmp_path: Path) -> None:
+    """Both types, with and without a matrix."""
     cases = ["bias_relu/bf16", "residual/fp16", "layers/bias_gelu/bf16"]
     given = ["--random", "2", "--short", "--count", "3", "--cases", *cases, "--output", str(tmp_path)]
     assert main(given) == 0
@@ -111,7 +108,7 @@ def test_a_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert set(summary["cases"]) == set(cases) and not summary["left_out"]
     for case in summary["cases"].values():
         assert case["waves"]["points"] + case["elsewhere"]["points"] == case["points"]
-    assert [case["points"] for case in summary["cases"].values()] == [1, 3, 3]
+    assert [case["points"] for case in summary["cases"].values()] == [len(short.LAYERS), 3, 3]
 
 
 def test_the_turn_that_counts_is_the_median() -> None:
