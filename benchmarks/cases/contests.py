@@ -62,7 +62,7 @@ def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Ten
     return expected.abs() * eps * 0.51 + magnitudes * sums * 1.13 + 1e-6
 
 
-def of_8_bits(seed: int, count: int) -> Iterator[Contest]:
+def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
     """GELU behind products of e4m3, by tensors' and rows' scales, both accumulations; SwiGLU to blocks of e4m3."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
@@ -71,17 +71,18 @@ def of_8_bits(seed: int, count: int) -> Iterator[Contest]:
         for _ in range(count)
     ]
     for m, n, k in SIZES_OF_8_BITS:
-        yield _swiglu_to_blocks(m, n, k)
+        yield swiglu_to_blocks(m, n, k, device)
     for m, n, k in (*SIZES_OF_8_BITS, *drawn):
         for recipe in ("tensor", "rows"):
             for accumulate in ("fast", "promoted"):
-                yield _gelu_of_8_bits(m, n, k, recipe, accumulate)
+                yield gelu_of_8_bits(m, n, k, recipe, accumulate, device)
 
 
-def _gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str) -> Contest:
-    x, weight = (torch.randn(rows, k, device="cuda").to(_E4M3) for rows in (m, n))
+def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device: torch.device) -> Contest:
+    """GELU, with a scale for each tensor or row."""
+    x, weight = (torch.randn(rows, k, device=device).to(_E4M3) for rows in (m, n))
     sizes = ((), ()) if recipe == "tensor" else ((m,), (n,))
-    x_scale, weight_scale = (torch.rand(size, device="cuda") + 0.5 for size in sizes)
+    x_scale, weight_scale = (torch.rand(size, device=device) + 0.5 for size in sizes)
     others = (x_scale, weight_scale) if recipe == "tensor" else (x_scale[:, None], weight_scale[None])
 
     def product() -> Tensor:
@@ -106,11 +107,11 @@ def _gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str) -> Con
     return Contest(f"{m}x{n}x{k}/{recipe}/{accumulate}", runs, ratios, exact)
 
 
-def _swiglu_to_blocks(m: int, n: int, k: int) -> Contest:
+def swiglu_to_blocks(m: int, n: int, k: int, device: torch.device) -> Contest:
     """SwiGLU whose result is e4m3 with a scale for each 128 columns, against `_scaled_mm` and one compiled kernel."""
-    x, weight = (torch.randn(rows, k, device="cuda").to(_E4M3) for rows in (m, 2 * n))
-    scale = torch.full((), k**-0.5, device="cuda")
-    one = torch.ones((), device="cuda")
+    x, weight = (torch.randn(rows, k, device=device).to(_E4M3) for rows in (m, 2 * n))
+    scale = torch.full((), k**-0.5, device=device)
+    one = torch.ones((), device=device)
 
     def quantised(sums: Tensor) -> tuple[Tensor, Tensor]:
         first, second = sums.float().chunk(2, 1)
@@ -151,26 +152,27 @@ def _swiglu_to_blocks(m: int, n: int, k: int) -> Contest:
     return Contest(name, runs, {"vs_compiled_swiglu_quantised": "scaled_mm and compiled"}, exact, read)
 
 
-def of_experts(seed: int, count: int) -> Iterator[Contest]:
+def of_experts(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
     """SwiGLU of all experts in bf16, at layers of models and random routings, against PyTorch's grouped product."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     for name, (tokens, experts, chosen, hidden, between) in LAYERS.items():
         shares = torch.rand(experts) + 0.2
         routed = torch.multinomial(shares, tokens * chosen, replacement=True)
-        yield _swiglu_of_experts(name, routed.bincount(minlength=experts).tolist(), between, hidden)
+        yield swiglu_of_experts(name, routed.bincount(minlength=experts).tolist(), between, hidden, device)
     for number in range(count):
         experts, most = round(2 ** draw.uniform(0, 8)), round(2 ** draw.uniform(2, 12))
         rows = [draw.randint(0, most) if draw.random() > 0.1 else 0 for _ in range(experts)]
         n, k = 8 * draw.randint(8, 360), 8 * draw.randint(8, 512)
-        yield _swiglu_of_experts(f"random {number}, {experts} experts", rows, n, k)
+        yield swiglu_of_experts(f"random {number}, {experts} experts", rows, n, k, device)
 
 
-def _swiglu_of_experts(name: str, rows: list[int], n: int, k: int) -> Contest:
+def swiglu_of_experts(name: str, rows: list[int], n: int, k: int, device: torch.device) -> Contest:
+    """Of this many rows for each expert."""
     m, experts = sum(rows), len(rows)
-    x = torch.randn(m, k, device="cuda").bfloat16() / 4
-    weight = torch.randn(experts, 2 * n, k, device="cuda").bfloat16() / 4
-    offs = torch.tensor(rows, device="cuda").cumsum(0).to(torch.int32)
+    x = torch.randn(m, k, device=device).bfloat16() / 4
+    weight = torch.randn(experts, 2 * n, k, device=device).bfloat16() / 4
+    offs = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
 
     def product() -> Tensor:
         return F.grouped_mm(x, weight.transpose(1, 2), offs=offs)

@@ -36,7 +36,7 @@ def main(run: Run) -> int:
     record = run.record(name, METHOD, dataclasses.asdict(bench.effort))
     seed, count = run.options.random or 0, run.options.count
     cases, wrong, told = {}, {}, progress(count)
-    for contest in CONTESTS[name](seed, count):
+    for contest in CONTESTS[name](seed, count, run.device):
         patterns = run.options.cases
         if patterns and not any(fnmatch.fnmatch(contest.name, pattern) for pattern in patterns):
             continue

@@ -69,6 +69,8 @@ def test_a_documented_command_is_taken(command: str) -> None:
         ("--plans --random 1", "--plans: needs a GPU"),
         ("--plans --peers mm", "--plans: goes without --peers"),
         ("--plans --random 1 --short", "--short: goes with --random"),
+        ("--contest swimming", "invalid choice: 'swimming'"),
+        ("--contest fp8", "--contest: needs a GPU"),
         ("--models --cases lstm", "'lstm' matches nothing; with --models: bert-base/fp32_highest/inf"),
         ("--models --shard 3/2", "--shard: expected I/N"),
         ("--models --sizes 8x8x8", "--models: goes without --sizes"),

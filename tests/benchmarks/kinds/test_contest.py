@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import cli
 from benchmarks.cases import contests
+from benchmarks.cases.contests import Contest
 from benchmarks.harness.runner import Bench
 from benchmarks.harness.timing import Effort
 from benchmarks.kinds import contest
 
-
-@pytest.fixture
-def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contestants' tensors."""
-    for name in ("randn", "rand", "tensor", "full", "ones"):
-        made = getattr(torch, name)
-        monkeypatch.setattr(
-            torch, name, lambda *a, made=made, **k: made(*a, **{n: v for n, v in k.items() if n != "device"})
-        )
-    monkeypatch.setattr(contests, "SIZES_OF_8_BITS", ((64, 128, 64),))
-    monkeypatch.setattr(contests, "LAYERS", {"small": (64, 8, 2, 64, 48)})
+CPU = torch.device("cpu")
+SMALL: dict[str, Callable[[torch.device], Contest]] = {
+    "blocks": lambda device: contests.swiglu_to_blocks(64, 128, 64, device),
+    "experts": lambda device: contests.swiglu_of_experts("", [30, 0, 66, 32], 48, 64, device),
+    **{
+        f"{recipe} {sums}": partial(lambda *of: contests.gelu_of_8_bits(64, 128, 64, *of), recipe, sums)
+        for recipe, sums in itertools.product(("tensor", "rows"), ("fast", "promoted"))
+    },
+}
 
 
-@pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize("kind", contests.CONTESTS)
+@pytest.mark.parametrize("kind", SMALL)
 def test_all_compute_the_same(kind: str) -> None:
     """But for the bare product; and what is wrong is beyond the bound."""
-    for each in itertools.islice(contests.CONTESTS[kind](3, 0), 5):
-        ours, *_, eager = (run() for run in each.runs.values())
-        torch.testing.assert_close(each.read(ours).float(), each.read(eager).float(), rtol=0.08, atol=0.05)
-        assert set(each.ratios.values()) == set(each.runs) - {contests.OURS}
-        assert each.part_of_bound() < 5  # on a CPU a product of experts is rounded before its epilogue
-        found, changed = each.read(ours), dict(each.runs)
-        changed[contests.OURS] = lambda found=found: found + 1  # type: ignore[misc]
-        assert contests.Contest(each.name, changed, {}, each.exact).part_of_bound() > 5
-        measured = contest.measure(each, Bench(torch.device("cpu"), Effort(rounds=1)))
-        assert measured.keys() == {"us", *each.ratios} and measured["us"].keys() == each.runs.keys()
-
-
-def test_usage() -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--contest", "no such"])
-    assert cli.main(["--contest", "fp8", "--device", "cpu"]) == cli.USAGE
+    each = SMALL[kind](CPU)
+    ours, *_, eager = (run() for run in each.runs.values())
+    torch.testing.assert_close(each.read(ours).float(), each.read(eager).float(), rtol=0.08, atol=0.05)
+    assert set(each.ratios.values()) == set(each.runs) - {contests.OURS}
+    assert each.part_of_bound() < 5  # on a CPU a product of experts is rounded before its epilogue
+    found = each.read(ours)
+    wrong = Contest(each.name, {**each.runs, contests.OURS: lambda: found + 1}, {}, each.exact)
+    assert wrong.part_of_bound() > 5
+    measured = contest.measure(each, Bench(CPU, Effort(rounds=1)))
+    assert measured.keys() == {"us", *each.ratios} and measured["us"].keys() == each.runs.keys()
 
 
 def test_the_figures() -> None:

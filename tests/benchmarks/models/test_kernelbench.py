@@ -130,19 +130,15 @@ def raises(x: Tensor) -> Tensor:
         ("compile", raises, True, "RuntimeError: not here"),
     ],
 )
-def test_verdicts(
-    way: str, changed: Way, right: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = kernelbench.ways_to_call
-    monkeypatch.setattr(
-        kernelbench, "ways_to_call", lambda model, quick: plain(model, quick=quick) | {way: changed}
-    )
-    # A function has no report: fuse's comes from where it was.
-    if way == "fuse":
-        changed.fusion_report = plain(torch.nn.Linear(1, 1), quick=True)["fuse"].fusion_report  # type: ignore[attr-defined]
-    found = prepare(tmp_path, "level2/6_cancels").measure(CPU, QUICK)
+def test_verdicts(way: str, changed: Way, right: bool, said: str, tmp_path: Path) -> None:
+    prepared = prepare(tmp_path, "level2/6_cancels")
+    if way == "fuse":  # a function has no report
+        changed.fusion_report = prepared.ways[way].fusion_report  # type: ignore[attr-defined]
+    prepared.ways[way] = changed
+    prepared.trial(prepared.inputs(1))
+    found = prepared.measure(CPU, QUICK)
     assert found["right"] == right
-    assert found["not_passed"][way].startswith(f"6 of 6 trials, the first: {said}")
+    assert found["not_passed"][way].startswith(f"2 of 7 trials, the first: {said}")
     assert (way in found["turns_ms"]) == (right and changed is not raises)
     # Against float64 where one of ours does not pass, and what has a result.
     ways = {"eager", "compile", "fuse", "backend"} if way != "compile" else set()

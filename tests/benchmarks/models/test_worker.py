@@ -6,30 +6,18 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.models import registry, worker
+from benchmarks.models import worker
 from benchmarks.models.jobs import INFERENCE, TRAINING, Case, Job
 from benchmarks.models.measures import QUICK
-from benchmarks.models.registry import Network
 from benchmarks.models.worker import error, is_right
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that is no burden."""
-    network = Network(
-        lambda n: nn.Sequential(*[nn.Linear(8, 8) for _ in range(n)], nn.ReLU()),
-        lambda generator, batch: (torch.randn(batch, 8, generator=generator),),
-        ((2,), (4,)),
-    )
-    monkeypatch.setitem(registry.NETWORKS, "small", network)
-
-
 def job(name: str = "eager_options", mode: str = INFERENCE) -> Job:
-    return Job(Case("small", "fp32_highest", mode, (4,)), name)
+    return Job(Case("nerf", "fp32_highest", mode, (4,)), name)
 
 
 @pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
