@@ -211,7 +211,7 @@ def run(launch: Launch, device: torch.device) -> Outcome:
     """Make the launch, and check what it has written."""
     case = launch.case
     with torch.no_grad(), matmul_precision(case.setting):
-        data = _placed(case, launch, device)
+        data = placed(launch, device)
         out_layout = launch.layouts[2]
         shape = (case.shape.m, case.shape.n)
         memory = out_layout.memory(torch.empty(shape, dtype=case.setting.dtype, device=device))
@@ -219,18 +219,22 @@ def run(launch: Launch, device: torch.device) -> Outcome:
         kernel, refused = _forced(launch, data, out) if device.type == "cuda" else ("", "")
         if not kernel:
             planned(case.problem, data, out)
-        roundings = _FUSED_ROUNDINGS if kernel else _FALLBACK_ROUNDINGS
-        found = SampledReference(held_to(launch, kernel), data, launch.seed).compare(out, roundings)
-        wrong = (
-            ""
-            if found.ok
-            else found.problem or f"{found.wrong_elements} elements, {found.fraction_of_bound:.3g}"
-        )
-        out_layout.view(memory, shape, padding(launch, kernel)).fill_(float("nan"))
-        # By their bits: a NaN that a kernel wrote is another one.
-        if not torch.equal(memory.view(torch.uint8), out_layout.memory(out).view(torch.uint8)):
-            wrong = f"{wrong}; " * bool(wrong) + "written beside the result"
-    return Outcome(kernel, refused, wrong)
+        return Outcome(kernel, refused, why_wrong(launch, kernel, data, memory))
+
+
+def why_wrong(launch: Launch, kernel: str, data: Data, memory: Tensor) -> str:
+    """What is wrong with the result in this memory, or beside it, where nothing but NaN may be."""
+    layout, shape = launch.layouts[2], (launch.shape.m, launch.shape.n)
+    out, roundings = layout.view(memory, shape), _FUSED_ROUNDINGS if kernel else _FALLBACK_ROUNDINGS
+    found = SampledReference(held_to(launch, kernel), data, launch.seed).compare(out, roundings)
+    wrong = (
+        "" if found.ok else found.problem or f"{found.wrong_elements} elements, {found.fraction_of_bound:.3g}"
+    )
+    layout.view(memory, shape, padding(launch, kernel)).fill_(float("nan"))
+    # By their bits: a NaN that a kernel wrote is another one.
+    if not torch.equal(memory.view(torch.uint8), layout.memory(out).view(torch.uint8)):
+        wrong = f"{wrong}; " * bool(wrong) + "written beside the result"
+    return wrong
 
 
 def padding(launch: Launch, kernel: str) -> int:
@@ -256,8 +260,9 @@ def described(launch: Launch, device: torch.device) -> Outcome:
         return Outcome(wrong=describe_error(error), raised=True)
 
 
-def _placed(case: Case, launch: Launch, device: torch.device) -> Data:
-    data = make_data(case, device, launch.number)
+def placed(launch: Launch, device: torch.device) -> Data:
+    """Its tensors, as they are to lie."""
+    data = make_data(launch.case, device, launch.number)
     data.refill(signed=True, seed=launch.number + 1)
     assert data.weight is not None
     of_x, of_weight, _, *others = launch.layouts

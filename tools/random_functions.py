@@ -86,7 +86,7 @@ class Made:
     """A random function, in its steps."""
 
     def __init__(self, seed: int) -> None:
-        rng = random.Random(seed)
+        rng, self.seed = random.Random(seed), seed
         kinds: list[Any] = [PerColumn, PerRow, Matrix, Scalar]
         self.kinds = [kind for kind in (*kinds, PerColumn) if rng.random() < 0.6]
         self.are_large = [kind is not Scalar and rng.random() < 0.25 for kind in self.kinds]
@@ -207,9 +207,9 @@ def _given(
     return given
 
 
-def values_of(seed: int, device: torch.device) -> None:
-    """Check the function of this seed, in two types. Raises AssertionError with what is wrong."""
-    made = Made(seed)
+def values_of(made: Made, device: torch.device) -> None:
+    """Check a function, in two types. Raises AssertionError with what is wrong."""
+    seed = made.seed
     function = made.epilogue()
     for dtype in (DTYPES[seed % 4], DTYPES[(seed + 1) % 4]):
         given = _given(made, function, torch.Generator().manual_seed(seed), dtype, device)
@@ -299,9 +299,9 @@ def _compare_special(made: Made, function: Any, given: Given, z: Tensor, about: 
         )
 
 
-def gradients_of(seed: int, device: torch.device) -> None:
-    """Check the gradients in fp64 of every tensor: those of the function itself. Raises AssertionError."""
-    made = Made(seed)
+def gradients_of(made: Made, device: torch.device) -> None:
+    """Check a function's gradients in fp64 of every tensor: those of the function itself. Raises AssertionError."""
+    seed = made.seed
     function: Any = made.epilogue()
     rng = torch.Generator().manual_seed(seed)
     given = draw(function, rng, torch.float64, device, (7,), 6, 5)
@@ -327,7 +327,12 @@ def gradients_of(seed: int, device: torch.device) -> None:
 
 
 def run(
-    seeds: Sequence[int], device: torch.device, *, gradients: bool, budget_s: float = math.inf
+    seeds: Sequence[int],
+    device: torch.device,
+    *,
+    gradients: bool,
+    budget_s: float = math.inf,
+    make: Callable[[int], Made] = Made,
 ) -> dict[str, Any]:
     """What a record holds: how many functions ran, and by its seed what is wrong with each that is."""
     check = gradients_of if gradients else values_of
@@ -338,7 +343,7 @@ def run(
         for seed in itertools.takewhile(lambda _: time.monotonic() < end, seeds):
             ran += 1
             try:
-                check(seed, device)
+                check(make(seed), device)
             except Exception as error:
                 failed[str(seed)] = f"{type(error).__name__}: {error}"
     return {"ran": ran, "left_out": len(seeds) - ran, "failed": failed}

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -133,8 +133,17 @@ class Found:
             print(f"FAILED: {launch}, plan {plan}: {outcome.wrong}", flush=True)
 
 
-def run(every: Sequence[Launch], device: torch.device, limit_s: float, budget_s: float | None) -> Found:
-    """All of them, in batches; none starts once the time is up, or where no process starts."""
+def run(
+    every: Sequence[Launch],
+    device: torch.device,
+    limit_s: float,
+    budget_s: float | None,
+    start: Callable[[torch.device], Worker] = Worker,
+) -> Found:
+    """All of them, in batches; none starts once the time is up, or where no process starts.
+
+    `start` makes a process for the device.
+    """
     found, begin, told = Found(), time.monotonic(), progress(len(every))
     worker: Worker | None = None
     left = 0
@@ -147,7 +156,7 @@ def run(every: Sequence[Launch], device: torch.device, limit_s: float, budget_s:
                 if worker is not None:
                     worker.end()
                 worker, left = None, BATCH
-                worker = Worker(device)
+                worker = start(device)
             left -= 1
             outcome = worker.launch(launch, limit_s)
             if outcome is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,9 @@ def test_the_plans_are_there() -> None:
             assert kernel.plan[2] < tiles["16_bits" if arithmetic == "ieee" else arithmetic]
 
 
-def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_becomes_a_table(tmp_path: Path) -> None:
     path = tmp_path / "costs.def"
-    path.write_text(cost_table.PATH.read_text())
     before = cost_table.read()
-    monkeypatch.setattr(cost_table, "PATH", path)
     record: dict[str, Any] = {"kind": "functors", "gpu": "NVIDIA H200", "csrc": "0123456789abcdef"}
     record |= {
         "primitives": {
@@ -66,18 +63,16 @@ def test_a_record_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "tan": {"elementwise_16": 1.0, "cooperative_16": 0.1, "pingpong_16": 9.0, "swap_ab_16": 0.9},
         }
     }
-    summary = tmp_path / "summary.json"
-    summary.write_text(json.dumps(record))
-    assert main(["--table", str(summary)]) == 0
+    path.write_text(cost_table.text(*cost_table.updated(before, record)))
     after = cost_table.read(path)
     assert after["sin"] == dict.fromkeys(COLUMNS, 0.5) | {"pingpong": 0.8, "pingpong_16": 0.8}
     assert after["cos"] == before["cos"] | {"slices": 2.0}
     of_tan = {"elementwise_16": 1.0, "cooperative_16": 0.8, "pingpong_16": 9.0, "swap_ab_16": 0.9}
     assert after["tan"] == before["tan"] | of_tan
     assert "Measured on NVIDIA H200, csrc 0123456789ab;" in path.read_text()
-    summary.write_text("{}")
+    path.write_text("{}")
     with pytest.raises(SystemExit, match="2"):
-        main(["--table", str(summary)])
+        main(["--table", str(path)])
 
 
 # --- how right the cost models are ------------------------------------------------------------------------------------

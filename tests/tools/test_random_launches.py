@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from benchmarks.cases import Data, Problem, Shape
+from benchmarks.cases import Shape
+from epigemm.arguments import precision
 from epigemm.arguments.calls import LinearCall
 from epigemm.epilogues.library import named
 from epigemm.planner import dry_runs
@@ -19,6 +20,7 @@ from epigemm.planner.gpus import KNOWN
 from epigemm.tuner.tuner import SWAP_AB
 from tools import launches, random_launches
 from tools.launches import PROBLEMS, Launch, Layout, Outcome
+from tools.random_launches import Worker
 from tools.run_every_kernel import divides_k, family_number, kernels
 
 CPU = torch.device("cpu")
@@ -82,31 +84,29 @@ def test_a_launch_of_each_epilogue_on_the_cpu(name: str) -> None:
         assert launches.run(launch, CPU) == Outcome()
 
 
-def test_what_is_forced_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_forced_fits() -> None:
     """Every kernel that is not refused takes the tensors of its launch: a dry run tells, of an H200."""
     ended: list[tuple[str, int]] = []
-
-    def dry(out: Tensor, name: str, x: Tensor, weight: Tensor, arithmetic: str, **more: Any) -> None:
-        epilogue = named(name)
-        assert epilogue is not None
-        given = epilogue.in_order(more["bias"], more["operands"], more["scalars"])
-        assert given is not None
-        call = LinearCall(epilogue, x, weight, given, out=out)
-        found = dry_runs.dry_run(
-            call,
-            dry_runs.ALL_KEPT,
-            circumstances=dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED,
-            plan=(dry_runs.ARITHMETICS.index(arithmetic), *more["plan"]),
-            gpu=KNOWN["H200"].numbers,
-        )
-        ended.append((found.refused, found.answer))
-
-    monkeypatch.setattr(launches, "forced_into", dry)
     every = [launches.draw(0, number, 40) for number in range(400)]
     for launch in every:
-        data = launches._placed(launch.case, launch, CPU)
-        out = launch.layouts[2].placed(torch.empty(launch.shape.m, launch.shape.n, dtype=data.x.dtype))
-        launches._forced(launch, data, out)
+        data, plan = launches.placed(launch, CPU), launch.plan()
+        found = plan and launches.native(launch.case.problem, data.parameters)
+        if not plan or not found or data.weight is None:
+            continue
+        name, bias, operands, scalars = found
+        epilogue, out = named(name), torch.empty(launch.shape.m, launch.shape.n, dtype=data.x.dtype)
+        assert epilogue is not None
+        given = epilogue.in_order(bias, operands, scalars)
+        assert given is not None
+        arithmetic = precision.IEEE if launch.arithmetic in ("bf16", "fp16") else launch.arithmetic
+        run = dry_runs.dry_run(
+            LinearCall(epilogue, data.x, data.weight, given, out=launch.layouts[2].placed(out)),
+            dry_runs.ALL_KEPT,
+            circumstances=dry_runs.ROUTED | dry_runs.OUT_APART | dry_runs.OUT_PADDED,
+            plan=(dry_runs.ARITHMETICS.index(arithmetic), *plan),
+            gpu=KNOWN["H200"].numbers,
+        )
+        ended.append((run.refused, run.answer))
     assert {answer for refused, answer in ended if not refused} == {0}
     assert sum(not refused for refused, _ in ended) > len(every) / 4
 
@@ -128,56 +128,44 @@ RELU = Launch(0, 0, "linear/bias_relu", Shape(9, 13, 21), "bf16", None, (0, 0, 0
     ],
     ids=["a sum", "not written", "ahead", "behind a row", "NaN behind a row"],
 )
-def test_what_is_wrong_is_seen(spoil: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = launches.planned
-
-    def planned(problem: Problem, data: Data, out: torch.Tensor) -> None:
-        real(problem, data, out)
-        spoil(out)
-
-    monkeypatch.setattr(launches, "planned", planned)
-    found = launches.described(RELU, CPU)
-    assert why in found.wrong and not found.raised
+def test_what_is_wrong_is_seen(spoil: Any, why: str) -> None:
+    data, layout, shape = launches.placed(RELU, CPU), RELU.layouts[2], (RELU.shape.m, RELU.shape.n)
+    memory = layout.memory(torch.empty(shape, dtype=data.x.dtype))
+    out = layout.view(memory, shape)
+    launches.planned(RELU.case.problem, data, out)
+    spoil(out)
+    assert why in launches.why_wrong(RELU, "", data, memory)
 
 
 # --- the processes ----------------------------------------------------------------------------------------------------
 
 
-class Scripted:
+class Scripted(Worker):
     """A process that says what the script says."""
 
-    script: list[Outcome | None]
-    started = 0
-
-    def __init__(self, device: torch.device) -> None:
-        Scripted.started += 1
+    def __init__(
+        self, script: list[Outcome | None], started: list[torch.device], device: torch.device
+    ) -> None:
+        self.script = script
+        started.append(device)
 
     def launch(self, launch: Launch, limit_s: float) -> Outcome | None:
-        return Scripted.script.pop(0)
+        return self.script.pop(0)
 
     def end(self) -> str:
         return ""
 
 
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
-    monkeypatch.setattr(random_launches, "Worker", Scripted)
-    monkeypatch.setattr(Scripted, "started", 0)
-    return Scripted
-
-
-def test_what_hangs_is_reported_and_its_process_replaced(
-    scripted: type[Scripted], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fine, wrong = Outcome("a kernel", ""), Outcome(wrong="3 elements")
-    scripted.script = [fine, None, wrong, fine, Outcome(wrong="CUDA", raised=True), Outcome("", "odd K")]
-    found = random_launches.run(DRAWN[:6], CPU, 5.0, None)
+def test_what_hangs_is_reported_and_its_process_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    fine, wrong, started = Outcome("a kernel", ""), Outcome(wrong="3 elements"), list[torch.device]()
+    script = [fine, None, wrong, fine, Outcome(wrong="CUDA", raised=True), Outcome("", "odd K")]
+    found = random_launches.run(DRAWN[:6], CPU, 5.0, None, partial(Scripted, script, started))
     assert [(each["number"], each["why"]) for each in found.failed] == [
         (1, "nothing came of it in 5 s"),
         (2, "3 elements"),
         (4, "CUDA"),
     ]
-    assert scripted.started == 3 and found.launched == 6
+    assert len(started) == 3 and found.launched == 6
     assert found.kernels == {"a kernel": 2, "planned": 4} and found.refused == {"odd K": 1}
     assert "FAILED: seed 0 number 1: " in capsys.readouterr().out
 
@@ -211,9 +199,9 @@ def test_a_run_and_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "3 launches, 0 failed" in capsys.readouterr().out
 
 
-def test_a_failure_exits_with_one(scripted: type[Scripted], capsys: pytest.CaptureFixture[str]) -> None:
-    scripted.script = [Outcome(wrong="3 elements")]
-    assert random_launches.main(["--device", "cpu", "--only", "5", "--trees", TREES]) == 1
+def test_a_failure_exits_with_one(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--device", "cpu", "--only", "5", "--trees", TREES]
+    assert random_launches.main([*command, "--limit", "0"]) == 1
     assert "FAILED: seed 0 number 5: " in capsys.readouterr().out
 
 
