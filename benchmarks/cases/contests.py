@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import epigemm
 
-OURS = "epigemm"
+OURS, BLOCKS = "epigemm", "1x128"
 _E4M3 = torch.float8_e4m3fn
 _BLOCK, _LARGEST = 128, 448.0  # columns that share a scale; e4m3's largest number
 _scaled_mm: Any = torch._scaled_mm
@@ -23,6 +24,8 @@ SIZES_OF_8_BITS = (
     *((4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096), (1024, 8192, 8192)),
     *((16384, 3072, 768), (128, 8192, 8192), (16, 8192, 8192), (2048, 2048, 2048)),
 )
+# A layer of Llama-3-8B: hidden size, size between the products.
+SIZES_OF_MLPS, TOKENS_OF_MLPS = (4096, 14336), (16, 512, 4096)
 # Tokens, experts, experts of a token, hidden size, size between the products of an expert.
 LAYERS = {
     "Qwen3-30B-A3B, 4096 tokens": (4096, 128, 8, 2048, 768),
@@ -63,7 +66,7 @@ def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Ten
 
 
 def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
-    """GELU behind products of e4m3, by tensors' and rows' scales, both accumulations; SwiGLU to blocks of e4m3."""
+    """GELU behind products of e4m3, by every recipe and accumulation; SwiGLU to blocks of e4m3; quantised MLPs."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     drawn = [
@@ -76,14 +79,24 @@ def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
         for recipe in ("tensor", "rows"):
             for accumulate in ("fast", "promoted"):
                 yield gelu_of_8_bits(m, n, k, recipe, accumulate, device)
+        # Sizes at which PyTorch reads scales of blocks.
+        yield gelu_of_8_bits(
+            -(-m // 4) * 4, n, -(-k // (4 * _BLOCK)) * 4 * _BLOCK, BLOCKS, "promoted", device
+        )
+    for tokens in TOKENS_OF_MLPS:
+        for recipe in ("row", BLOCKS):
+            yield quantised_mlp(tokens, *SIZES_OF_MLPS, recipe, device)
 
 
 def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device: torch.device) -> Contest:
-    """GELU, with a scale for each tensor or row."""
+    """GELU, with a scale for each tensor, row or block."""
     x, weight = (torch.randn(rows, k, device=device).to(_E4M3) for rows in (m, n))
-    sizes = ((), ()) if recipe == "tensor" else ((m,), (n,))
-    x_scale, weight_scale = (torch.rand(size, device=device) + 0.5 for size in sizes)
-    others = (x_scale, weight_scale) if recipe == "tensor" else (x_scale[:, None], weight_scale[None])
+    # Of blocks, as `_scaled_mm` reads them.
+    blocks = (k // _BLOCK, m), (-(-n // _BLOCK), k // _BLOCK)
+    sizes = {"tensor": ((), ()), "rows": ((m, 1), (1, n)), BLOCKS: blocks}[recipe]
+    x_scale, weight_scale = others = [torch.rand(size, device=device) + 0.5 for size in sizes]
+    if recipe == BLOCKS:
+        x_scale, others = x_scale.t(), [x_scale.t(), weight_scale.t()]
 
     def product() -> Tensor:
         about: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": accumulate == "fast"}
@@ -94,14 +107,20 @@ def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device:
         about: dict[str, Any] = {"x_scale": x_scale, "weight_scale": weight_scale, "accumulate": accumulate}
         return epigemm.linear_gelu(x, weight, **about)
 
+    def dequantised(numbers: Tensor, scale: Tensor, down: int) -> Tensor:
+        if not scale.dim():
+            return numbers.double() * scale.double()
+        spread = scale.double().repeat_interleave(down, 0)[: len(numbers)]
+        return numbers.double() * spread.repeat_interleave(k // scale.shape[1], 1)
+
     def exact() -> tuple[Tensor, Tensor]:
-        rows, factor = x[:512].double(), others[0][:512].double() if recipe == "rows" else others[0].double()
-        scale = factor * others[1].double()
-        sums, magnitudes = rows @ weight.double().t() * scale, rows.abs() @ weight.double().abs().t() * scale
+        of_weight, down = (weight_scale, _BLOCK) if recipe == BLOCKS else (weight_scale.t(), 1)
+        rows, columns = dequantised(x[:512], x_scale, 1), dequantised(weight, of_weight, down)
+        sums, magnitudes = rows @ columns.t(), rows.abs() @ columns.abs().t()
         expected = F.gelu(sums)
         return expected, _bound(expected, magnitudes, 2.0**-11, torch.finfo(torch.bfloat16).eps)
 
-    key = f"vs_scaled_mm_{accumulate}"
+    key = f"vs_scaled_mm_{'blocks' if recipe == BLOCKS else accumulate}"
     runs = {OURS: ours, "scaled_mm": product, "eager": lambda: F.gelu(product())}
     ratios = {key: "scaled_mm", f"{key}_eager": "eager"}
     return Contest(f"{m}x{n}x{k}/{recipe}/{accumulate}", runs, ratios, exact)
@@ -150,6 +169,68 @@ def swiglu_to_blocks(m: int, n: int, k: int, device: torch.device) -> Contest:
     name = f"{m}x{2 * n}x{k}/swiglu to 1x128"
     runs = {OURS: ours, "scaled_mm and compiled": others}
     return Contest(name, runs, {"vs_compiled_swiglu_quantised": "scaled_mm and compiled"}, exact, read)
+
+
+def quantised_mlp(m: int, hidden: int, between: int, recipe: str, device: torch.device) -> Contest:
+    """A SwiGLU MLP in bf16 by `epigemm.nn.quantise`, against `_scaled_mm` with PyTorch's operators, and bf16."""
+    in_bf16: Any = {"bias": False, "device": device, "dtype": torch.bfloat16}
+    first, second = nn.Linear(hidden, 2 * between, **in_bf16), nn.Linear(between, hidden, **in_bf16)
+    x = torch.randn(m, hidden, device=device, dtype=torch.bfloat16)
+    layers = [epigemm.nn.LinearGLU.from_linear(first), epigemm.nn.Linear.from_linear(second)]
+    ours = epigemm.nn.quantise(copy.deepcopy(nn.Sequential(*layers)), recipe)
+    columns = _BLOCK if recipe == BLOCKS else None
+    weights = [_quantised(each.weight.detach(), columns, columns or 1) for each in (first, second)]
+
+    def product(rows: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
+        numbers, scale = _quantised(rows, columns, 1)
+        if columns:  # as `_scaled_mm` reads them
+            scale = scale.t().contiguous().t()
+        result: Tensor = _scaled_mm(numbers, weight[0].t(), scale, weight[1].t(), out_dtype=torch.bfloat16)
+        return result
+
+    def gated(sums: Tensor) -> Tensor:
+        gate, up = sums.chunk(2, -1)
+        return F.silu(gate) * up
+
+    def composed(rows: Tensor) -> Tensor:
+        return product(gated(product(rows, weights[0])), weights[1])
+
+    def exact() -> tuple[Tensor, Tensor]:
+        """Of the numbers before they were quantised: e4m3 has 2^-4 of each, and both products have two of them."""
+        rows, up = x[:512].double(), first.weight.double()
+        sums, magnitudes = rows @ up.t(), rows.abs() @ up.abs().t()
+        between_them, steepest = gated(sums), 1.1
+        errors = (
+            2.0**-3
+            * steepest
+            * sum(a.abs() * b for a, b in zip(sums.chunk(2, -1), magnitudes.chunk(2, -1)[::-1], strict=True))
+        )
+        down = second.weight.double().abs().t()
+        return between_them @ second.weight.double().t(), (
+            errors + between_them.abs() * 2.0**-3
+        ) @ down * 1.1 + 1e-6
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(composed, dynamic=False)
+    ours_compiled: Any = torch.compile(ours, backend="epigemm", dynamic=False)
+    runs = {
+        OURS: lambda: ours_compiled(x),
+        "ours in eager": lambda: ours(x),
+        "composed in eager": lambda: composed(x),
+        "composed, compiled": lambda: compiled(x),
+        "bf16 in eager": lambda: second(gated(first(x))),
+    }
+    ratios = {"vs_ours_eager": "ours in eager", "vs_composed_eager": "composed in eager"}
+    ratios |= {"vs_composed_compiled": "composed, compiled", "vs_bf16": "bf16 in eager"}
+    return Contest(f"{m}x{hidden}x{between}/mlp/{recipe}", runs, ratios, exact)
+
+
+def _quantised(matrix: Tensor, columns: int | None, rows: int) -> tuple[Tensor, Tensor]:
+    """In e4m3, and the scales of blocks; no `columns`: of whole rows."""
+    down, across = matrix.shape[0] // rows, 1 if columns is None else matrix.shape[1] // columns
+    blocks = matrix.view(down, rows, across, -1).float()
+    scale = blocks.abs().amax((1, 3), keepdim=True).clamp(min=2.0**-100) / _LARGEST
+    return (blocks / scale).to(_E4M3).view(matrix.shape), scale.view(down, across)
 
 
 def of_experts(seed: int, count: int, device: torch.device) -> Iterator[Contest]:

@@ -44,8 +44,8 @@ struct ForcedPlan {
 };
 
 // What a product of 8-bit numbers has besides: fp32 scales, each 0-d or, without gaps, one number for each row of x
-// ([M], [M, 1]) or of the weight ([N], [1, N]). They are factors of the sums. A pair's second weight has numbers behind
-// the first one's.
+// ([M], [M, 1]) or of the weight ([N], [1, N]); or both of blocks, [M, ceil(K / 128)] and [ceil(N / 128), ceil(K /
+// 128)], of any strides. They are factors of the sums. A pair's second weight has numbers behind the first one's.
 struct EightBits {
   const Tensor *x_scale = nullptr, *weight_scale = nullptr;  // null for other types
   ElementType result = ElementType::BFloat16;

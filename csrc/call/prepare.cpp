@@ -77,23 +77,41 @@ bool operands_fit(const LinearCall& call, const EpilogueInfo& epilogue, Problem*
   return fill_operands(epilogue, call.operands, extent, problem->operands);
 }
 
+constexpr int64_t kBlock = 128;
+
 // `other`: the axis of torch's [M, 1] or [1, N] that has one number.
-bool read_scale(const Tensor& scale, const Tensor& x, int64_t rows, int other, Scale* read) {
+bool read_scale(const Tensor& scale, int64_t rows, int other, Scale* read) {
   *read = {static_cast<const float*>(scale.data), scale.dim > 0};
   const bool is_matrix = scale.dim == 2 && scale.sizes[other] == 1 && scale.sizes[1 - other] == rows;
-  const bool is_of_rows = (is_matrix || scale.is_vector_of(rows)) && scale.is_contiguous();
-  return (scale.dim == 0 || is_of_rows) && scale.element == ElementType::Float32 && scale.is_beside(x);
+  return scale.dim == 0 || ((is_matrix || scale.is_vector_of(rows)) && scale.is_contiguous());
 }
 
+// `rows`: of x, or blocks of the weight's.
+bool read_scale_of_blocks(const Tensor& scale, int64_t rows, int64_t k, Scale* read) {
+  if (scale.dim != 2 || scale.sizes[0] != rows || scale.sizes[1] != ceil_div(k, kBlock)) return false;
+  *read = {static_cast<const float*>(scale.data), /*is_of_rows=*/false, /*is_of_blocks=*/true, scale.strides[0],
+           scale.strides[1]};
+  return true;
+}
+
+// With at most 128 of K and one row of the weight, rows and blocks have the same scales.
 bool scales_fit(const LinearCall& call, Problem* problem) {
-  return !call.is_8_bits() || (read_scale(*call.eight_bits.x_scale, *call.x, problem->m, 1, &problem->x_scale) &&
-                               read_scale(*call.eight_bits.weight_scale, *call.x, problem->n * (call.weight2 ? 2 : 1),
-                                          0, &problem->weight_scale));
+  if (!call.is_8_bits()) return true;
+  const Tensor &of_x = *call.eight_bits.x_scale, &of_weight = *call.eight_bits.weight_scale;
+  for (const Tensor* const scale : {&of_x, &of_weight}) {
+    if (scale->element != ElementType::Float32 || !scale->is_beside(*call.x)) return false;
+  }
+  const int64_t weights = call.weight2 ? 2 : 1;
+  if (read_scale(of_x, problem->m, 1, &problem->x_scale) &&
+      read_scale(of_weight, problem->n * weights, 0, &problem->weight_scale)) {
+    return true;
+  }
+  return read_scale_of_blocks(of_x, problem->m, problem->k, &problem->x_scale) &&
+         read_scale_of_blocks(of_weight, ceil_div(problem->n, kBlock) * weights, problem->k, &problem->weight_scale);
 }
 
 // Whether there is a scale of the result, or memory for those of its blocks, where the result has 8 bits.
 bool read_out_scale(const LinearCall& call, Problem* problem) {
-  constexpr int64_t kBlockColumns = 128;
   const GivenOperand& given = call.eight_bits.out_scale;
   OutScale* const read = &problem->out_scale;
   if (!is_8_bits(call.result_element())) return given.is_absent();
@@ -111,7 +129,7 @@ bool read_out_scale(const LinearCall& call, Problem* problem) {
   }
   read->blocks = static_cast<float*>(scale.data);
   read->blocks_step = problem->m;
-  return scale.dim == 2 && scale.sizes[0] == ceil_div(problem->n, kBlockColumns) && scale.sizes[1] == problem->m &&
+  return scale.dim == 2 && scale.sizes[0] == ceil_div(problem->n, kBlock) && scale.sizes[1] == problem->m &&
          scale.is_contiguous();
 }
 

@@ -6,7 +6,7 @@
 #include "device/device.h"
 #include "device/element.h"
 #include "epilogue/registry.h"
-#include "gemm/out_scale.h"
+#include "gemm/scales.h"
 
 namespace epigemm {
 
@@ -29,12 +29,6 @@ struct Matrix {
   void* data = nullptr;
   ElementType element = ElementType::Float16;
   int64_t row_stride = 0, column_stride = 1;  // elements
-};
-
-// By which 8-bit numbers are multiplied: fp32 on the device, one for the matrix, or one for each row.
-struct Scale {
-  const float* data = nullptr;
-  bool is_of_rows = false;
 };
 
 // Rows of x in groups, each multiplied by a weight of its own: mixtures of experts, and batches, whose groups are

@@ -1,6 +1,8 @@
-// epigemm::_derivative_out and _fold_batch_norm_out.
+// epigemm::_derivative_out, _fold_batch_norm_out and _quantise_out.
+#include "call/decide.h"
 #include "call/elementwise.h"
 #include "elementwise/fold.h"
+#include "elementwise/quantise.h"
 #include "torch/stable_torch.h"
 
 #if EPIGEMM_WITH_CUDA
@@ -83,11 +85,39 @@ void fold_batch_norm_out(const std::optional<TensorView>& bias, const std::optio
   check(!refused, "the kernel could not be launched: ", refused ? refused : "");
 }
 
+// x [M, K] in e4m3. `scales`: [1, M], or [ceil(K / 128), M] for each 128 columns of a row.
+void quantise_out(const TensorView& x, const TensorView& out, const TensorView& scales) {
+  constexpr int64_t kBlock = 128, kRowElements = 16;
+  const ElementType element = element_of(x, "x");
+  const int64_t rows = x.size(0), columns = x.size(1), blocks = scales.size(0);
+  const int64_t row_bytes = (rows > 1 ? x.stride(0) : columns) * element_bytes(element);
+  check(element != ElementType::Float64 && columns % kRowElements == 0 && x.stride(1) == 1 &&
+            call::alignment_of(x.data()) >= kRowElements && row_bytes % kRowElements == 0,
+        "x: accepted are rows in fp32, fp16 or bf16 of whole 16 elements, at multiples of 16 bytes");
+  check(out.is_contiguous() && element_of_product(out, "out") == ElementType::Float8E4M3 && out.size(0) == rows &&
+            out.size(1) == columns,
+        "out has shape ", Shape{out}, "; accepted is x's, contiguous, in float8_e4m3fn");
+  check(scales.is_contiguous() && element_of(scales, "scales") == ElementType::Float32 && scales.size(1) == rows &&
+            (blocks == 1 || blocks == (columns + kBlock - 1) / kBlock),
+        "scales has shape ", Shape{scales}, "; accepted is [1, M] or [ceil(K / 128), M], contiguous, in fp32");
+  check(out.is_beside(x) && scales.is_beside(x), "x, out and scales must be on one device");
+  Quantised problem;
+  problem.x = x.data(), problem.element = element;
+  problem.row_stride = x.stride(0), problem.rows = rows, problem.columns = columns;
+  problem.out = out.mutable_data(), problem.scales = static_cast<float*>(scales.mutable_data());
+  problem.is_in_blocks = blocks > 1;
+  const int device = x.device();
+  const CurrentDevice guard(device);
+  const char* const refused = quantise_cuda(problem, device, current_stream(device));
+  check(!refused, "the kernel could not be launched: ", refused ? refused : "");
+}
+
 }  // namespace
 }  // namespace epigemm::binding
 
 STABLE_TORCH_LIBRARY_IMPL(epigemm, CUDA, m) {
   m.impl("_derivative_out", TORCH_BOX(&epigemm::binding::derivative_out));
   m.impl("_fold_batch_norm_out", TORCH_BOX(&epigemm::binding::fold_batch_norm_out));
+  m.impl("_quantise_out", TORCH_BOX(&epigemm::binding::quantise_out));
 }
 #endif

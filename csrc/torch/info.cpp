@@ -24,6 +24,7 @@ struct Multiplied {
   bool reads_weight = false;
   bool is_quantised = false, is_in_blocks = false;  // results of 8 bits
   bool is_grouped = false;
+  bool has_block_scales = false;  // of 8 bits
 };
 constexpr Multiplied kMultiplied[] = {
     {"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
@@ -45,7 +46,12 @@ constexpr Multiplied kMultiplied[] = {
     {"promoted_pairs", Arithmetic::Promoted, ElementType::Float8E4M3, 0, true},
     {"fast_pairs_to_e4m3", Arithmetic::Fast, ElementType::Float8E4M3, 0, true, false, true},
     {"promoted_pairs_to_e4m3", Arithmetic::Promoted, ElementType::Float8E4M3, 0, true, false, true},
-    {"fast_pairs_to_blocks", Arithmetic::Fast, ElementType::Float8E4M3, 0, true, false, true, true}};
+    {"fast_pairs_to_blocks", Arithmetic::Fast, ElementType::Float8E4M3, 0, true, false, true, true},
+    {"blocks", Arithmetic::Promoted, ElementType::Float8E4M3, 0, false, false, false, false, false, true},
+    {"blocks_to_e4m3", Arithmetic::Promoted, ElementType::Float8E4M3, 0, false, false, true, false, false, true},
+    {"blocks_to_blocks", Arithmetic::Promoted, ElementType::Float8E4M3, 0, false, false, true, true, false, true},
+    {"blocks_pairs", Arithmetic::Promoted, ElementType::Float8E4M3, 0, true, false, false, false, false, true},
+    {"blocks_pairs_to_e4m3", Arithmetic::Promoted, ElementType::Float8E4M3, 0, true, false, true, false, false, true}};
 
 // How many tiles a family has for an arithmetic; -1 if it does not have the arithmetic. Those that read an fp32 weight
 // as it lies are counted apart: they come behind those that read slices of it.
@@ -58,6 +64,7 @@ int tiles_of(const Family& family, const Multiplied& multiplied) {
   problem.out.element = is_wide ? ElementType::BFloat16 : multiplied.element;
   problem.out_scale.is_of_blocks = multiplied.is_in_blocks;
   problem.groups.count = multiplied.is_grouped;
+  problem.x_scale.is_of_blocks = multiplied.has_block_scales;
   if (!family.computes(problem) || (multiplied.is_grouped && !family.takes_groups())) return -1;
   const int on_slices = family.tile_count(problem);
   if (!multiplied.reads_weight) return on_slices;

@@ -51,6 +51,7 @@ STABLE_TORCH_LIBRARY(epigemm, m) {
       "bool tried, Tensor? weight2=None, bool moments=False, Tensor? x_scale=None, Tensor? weight_scale=None,"
       " int result=0, Tensor? out_scale=None, Tensor? group_ends=None) -> str");
   m.def("_column_moments_out(Tensor matrix, Tensor(a!) blocks, Tensor(b!)? out) -> ()");
+  m.def("_quantise_out(Tensor x, Tensor(a!) out, Tensor(b!) scales) -> ()");
   m.def("_split_rows_out(Tensor matrix, int slices, Tensor(a!) pack) -> ()");
   m.def(
       "_into(int epilogue, int digest, Tensor x, Tensor? weight, Tensor? operand0, Tensor? operand1,"

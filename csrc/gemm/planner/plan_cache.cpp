@@ -26,8 +26,8 @@ Key key_of(const Problem& p) {
   int64_t flags = p.alignment >= 16 ? 16 : p.alignment;
   for (const bool flag :
        {p.has_bias, p.are_operands_contiguous, p.is_packed, p.is_tf32_allowed, p.is_batch_invariant, p.is_out_padded,
-        p.is_pair, p.out_scale.is_of_blocks, p.has_column_moments, p.is_any_family_offered, p.is_weight_readable,
-        p.is_weight_transposed, p.groups.are_alike, p.copies.x, p.copies.weight, p.copies.out}) {
+        p.is_pair, p.x_scale.is_of_blocks, p.out_scale.is_of_blocks, p.has_column_moments, p.is_any_family_offered,
+        p.is_weight_readable, p.is_weight_transposed, p.groups.are_alike, p.copies.x, p.copies.weight, p.copies.out}) {
     flags = flags << 1 | static_cast<int64_t>(flag);
   }
   return {kinds,

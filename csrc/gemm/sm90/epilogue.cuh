@@ -330,7 +330,11 @@ struct EpilogueConsumer {
         });
       }
     }
-    if constexpr (C::kIsInBlocks) put_blocks(words, place, slot);
+    if constexpr (C::kIsInBlocks) {
+      quantise_blocks<kEights>(words, params, place, warp, lane);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kEights; ++j) put_bytes(slot, j, words[j * 2] | words[j * 2 + 1] << 16);
+    }
   }
 
   static constexpr int kColumnRoot = C::kByColumn - C::kColumnRoots;  // the first one
@@ -424,40 +428,6 @@ struct EpilogueConsumer {
         *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(pair);
       }
     }
-  }
-
-  // The results of a pass, whose rows are blocks. Four neighbouring lanes have a row.
-  CUTLASS_DEVICE void put_blocks(uint32_t (&words)[kEights * 2], Place place, char* slot) const {
-    uint32_t largest[2] = {};
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kEights; ++j) {
-      const int column = place.column + j * 8 + lane % 4 * 2;
-      const uint32_t inside = column + 1 < params.columns ? ~0u : column < params.columns ? 0xffff : 0;
-      CUTLASS_PRAGMA_UNROLL
-      for (int r = 0; r < 2; ++r) largest[r] = larger_magnitudes(largest[r], words[j * 2 + r] & inside);
-    }
-    OutScale const& to = params.out_scale;
-    CUTLASS_PRAGMA_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      uint32_t most = largest[r];
-      most = larger_magnitudes(most, __shfl_xor_sync(~0u, most, 1));
-      most = larger_magnitudes(most, __shfl_xor_sync(~0u, most, 2));
-      most = larger_magnitudes(most, most >> 16);
-      const float scale = scale_of_block(low_of(most));
-      const int row = place.row + warp * 16 + lane / 4 + r * 8;
-      // A cluster's second CTA may have no columns.
-      if (lane % 4 == 0 && row < params.rows && place.column < params.columns) {
-        to.blocks[place.column / kBlockColumns * to.blocks_step + row] = scale;
-      }
-      const Divisor divisor(scale);
-      CUTLASS_PRAGMA_UNROLL
-      for (int j = 0; j < kEights; ++j) {
-        uint32_t& word = words[j * 2 + r];
-        word = as_e4m3(divisor.of(low_of(word)), divisor.of(high_of(word)));
-      }
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kEights; ++j) put_bytes(slot, j, words[j * 2] | words[j * 2 + 1] << 16);
   }
 
   // All values of a chunk, by the functor's other form. This runs seldom, so its code is short: it computes one element

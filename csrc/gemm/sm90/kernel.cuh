@@ -44,7 +44,7 @@ struct OneProduct {
   using Element = Element_;
   static constexpr int kSlices = 1, kWeights = 1;
   static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
-                        kIsGrouped = false;
+                        kIsGrouped = false, kHasBlockScales = false;
 
   template <class TileShape, class ClusterShape>
   using Mainloop = Collective<Element, Stages, schedule, TileShape, ClusterShape>;
@@ -55,8 +55,8 @@ struct OneProduct {
 // kernel ahead runs, which must not write them), kStartsNextEarly (the next kernel has something to do before this
 // one's results are there), kJudgesRows (the mainloop may find that the rows' roots, by which it and the epilogue go,
 // are not the right ones: then the CTA computes all its tiles again), kSharesK (CTAs may share the K of a tile:
-// share_of_k.cuh), kIsGrouped (rows of D are in groups: groups.cuh). Besides: Operand, Output, Sums (epilogue.cuh);
-// `tile`.
+// share_of_k.cuh), kIsGrouped (rows of D are in groups: groups.cuh), kHasBlockScales (the mainloop asks where its tile
+// is, whose stages have scales of their own). Besides: Operand, Output, Sums (epilogue.cuh); `tile`.
 template <class Types>
 struct Kernel {
   using Element = typename Types::Element;
@@ -319,6 +319,7 @@ struct Kernel {
           const Place place = place_of(p, tiles, group);
           mainloop.take_rows(p.mainloop, place.row, /*counts=*/place.column == 0, is_again);
         }
+        if constexpr (Types::kHasBlockScales) mainloop.take_place(place_of(p, tiles, group));
         wait_for_turn(group);
         mainloop.mma(pipeline, state, sums, steps, thread, shared.operands, p.mainloop);
         hand_turn_on(group);

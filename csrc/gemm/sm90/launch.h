@@ -103,6 +103,7 @@ const char* launch(Problem const& problem, Plan const& plan, Multiplied x, Multi
                                                           {b.row_stride, cute::_1{}, 0}},
                                                          /*workspace=*/nullptr);
   }
+  if constexpr (Types::kHasBlockScales) mainloop.factors = {problem.x_scale, problem.weight_scale, m, n};
   const Roots roots{a.roots, b.roots, /*found_roots=*/nullptr, a.is_root_shared, b.is_root_shared};
   return launch_encoded<Types>(problem, plan, mainloop, roots, k, kernel);
 }

@@ -6,7 +6,7 @@
 
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
-#include "gemm/out_scale.h"
+#include "gemm/scales.h"
 
 namespace epigemm::sm90 {
 
@@ -64,6 +64,41 @@ CUTLASS_DEVICE float scale_of_block(float largest) {
   float bounded;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(bounded) : "f"(largest), "f"(kLeast));
   return __fdiv_rn(bounded, kLargestE4M3);
+}
+
+// The results of a pass, whose rows are blocks: of bf16, two columns in a word, which become two bytes. A thread has
+// two of every 64 rows, and two of every eight columns; four neighbouring lanes have a row.
+template <int kEights, class Params, class Place>
+CUTLASS_DEVICE void quantise_blocks(uint32_t (&words)[kEights * 2], Params const& params, Place place, int warp,
+                                    int lane) {
+  uint32_t largest[2] = {};
+  CUTLASS_PRAGMA_UNROLL
+  for (int j = 0; j < kEights; ++j) {
+    const int column = place.column + j * 8 + lane % 4 * 2;
+    const uint32_t inside = column + 1 < params.columns ? ~0u : column < params.columns ? 0xffff : 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int r = 0; r < 2; ++r) largest[r] = larger_magnitudes(largest[r], words[j * 2 + r] & inside);
+  }
+  OutScale const& to = params.out_scale;
+  CUTLASS_PRAGMA_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    uint32_t most = largest[r];
+    most = larger_magnitudes(most, __shfl_xor_sync(~0u, most, 1));
+    most = larger_magnitudes(most, __shfl_xor_sync(~0u, most, 2));
+    most = larger_magnitudes(most, most >> 16);
+    const float scale = scale_of_block(low_of(most));
+    const int row = place.row + warp * 16 + lane / 4 + r * 8;
+    // A cluster's second CTA may have no columns.
+    if (lane % 4 == 0 && row < params.rows && place.column < params.columns) {
+      to.blocks[place.column / kBlockColumns * to.blocks_step + row] = scale;
+    }
+    const Divisor divisor(scale);
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kEights; ++j) {
+      uint32_t& word = words[j * 2 + r];
+      word = as_e4m3(divisor.of(low_of(word)), divisor.of(high_of(word)));
+    }
+  }
 }
 
 }  // namespace epigemm::sm90

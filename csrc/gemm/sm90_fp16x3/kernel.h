@@ -23,7 +23,7 @@ struct RescaledSums {
 template <int TileIndex>
 struct ThreeProducts {
   static constexpr Tile tile = kSplitTiles[TileIndex];
-  static constexpr bool kJudgesRows = false, kSharesK = false, kIsGrouped = false;
+  static constexpr bool kJudgesRows = false, kSharesK = false, kIsGrouped = false, kHasBlockScales = false;
   static_assert(tile.schedule == Schedule::Cooperative, "no such mainloop");
   static_assert(tile.stages >= 3, "with fewer stages the loads cannot run ahead");
 
@@ -54,7 +54,7 @@ struct AsItLies {
   using Sums = RescaledSums;
   static constexpr int kWeights = 1;
   static constexpr bool kPrefetchesRows = tile.m <= kFewRows, kStartsNextEarly = true, kJudgesRows = true;
-  static constexpr bool kSharesK = may_share_k(tile), kIsGrouped = false;
+  static constexpr bool kSharesK = may_share_k(tile), kIsGrouped = false, kHasBlockScales = false;
 
   template <class TileShape, class ClusterShape>
   using Mainloop =

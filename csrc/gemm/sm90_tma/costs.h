@@ -127,6 +127,8 @@ constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1
 constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7}, {920, 6, 1500},
                                             {780, 6, 900},    {200, 14}, {620, 12}};
 static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
+constexpr CostOf8Bits kCostsOfBlocks[] = {{1120, 17, 1400}, {190, 14}, {470, 7}, {860, 6, 900}, {220, 14}};
+static_assert(sizeof(kCostsOfBlocks) / sizeof(CostOf8Bits) == sizeof(kBlocksTiles) / sizeof(Tile));
 static_assert(sizeof(kCostsOfPromoted) / sizeof(CostOf8Bits) == kPromotedTileCount, "every tile needs its cost");
 // Not measured: results in blocks, whose epilogues are longer, and pairs, which are like tiles of pairs of 16 bits.
 constexpr CostOf8Bits kCostsOfFastBlocks[] = {{764, 4, 1500}, {334, 10, 1500}, {1217, 1, 1500}};
@@ -134,17 +136,22 @@ constexpr CostOf8Bits kCostsOfPromotedBlocks[] = {{780, 6, 2400}, {420, 10, 2400
 constexpr CostOf8Bits kCostsOfFastPairs[] = {{764, 0}, {1260, 2}};
 constexpr CostOf8Bits kCostsOfPromotedPairs[] = {{780, 3, 900}};
 constexpr CostOf8Bits kCostsOfFastPairsToBlocks[] = {{1260, 2, 1500}, {620, 3, 1500}};
-static_assert(sizeof(kCostsOfFastBlocks) / sizeof(CostOf8Bits) == tiles_of_8_bits(true, false, Results8::Blocks).count);
+static_assert(sizeof(kCostsOfFastBlocks) / sizeof(CostOf8Bits) ==
+              tiles_of_8_bits(Sums8::Fast, false, Results8::Blocks).count);
 static_assert(sizeof(kCostsOfPromotedBlocks) / sizeof(CostOf8Bits) ==
-              tiles_of_8_bits(false, false, Results8::Blocks).count);
-static_assert(sizeof(kCostsOfFastPairs) / sizeof(CostOf8Bits) == tiles_of_8_bits(true, true, Results8::Wide).count);
+              tiles_of_8_bits(Sums8::Promoted, false, Results8::Blocks).count);
+static_assert(sizeof(kCostsOfFastPairs) / sizeof(CostOf8Bits) ==
+              tiles_of_8_bits(Sums8::Fast, true, Results8::Wide).count);
 static_assert(sizeof(kCostsOfPromotedPairs) / sizeof(CostOf8Bits) ==
-              tiles_of_8_bits(false, true, Results8::Wide).count);
+              tiles_of_8_bits(Sums8::Promoted, true, Results8::Wide).count);
+
+inline Sums8 sums_of_8_bits(const Problem& p) {
+  return p.arithmetic == Arithmetic::Fast ? Sums8::Fast : p.x_scale.is_of_blocks ? Sums8::Blocks : Sums8::Promoted;
+}
 
 inline Tiles tiles_of_8_bits(const Problem& p) {
   const Results8 quantised = p.out_scale.is_of_blocks ? Results8::Blocks : Results8::OneScale;
-  return tiles_of_8_bits(p.arithmetic == Arithmetic::Fast, p.is_pair,
-                         is_8_bits(p.out.element) ? quantised : Results8::Wide);
+  return tiles_of_8_bits(sums_of_8_bits(p), p.is_pair, is_8_bits(p.out.element) ? quantised : Results8::Wide);
 }
 
 inline const CostOf8Bits& cost_of_8_bits(const Problem& p, int tile) {
@@ -152,6 +159,7 @@ inline const CostOf8Bits& cost_of_8_bits(const Problem& p, int tile) {
   if (p.is_pair && p.out_scale.is_of_blocks) return kCostsOfFastPairsToBlocks[tile];
   if (p.is_pair) return is_fast ? kCostsOfFastPairs[tile] : kCostsOfPromotedPairs[tile];
   if (p.out_scale.is_of_blocks) return is_fast ? kCostsOfFastBlocks[tile] : kCostsOfPromotedBlocks[tile];
+  if (p.x_scale.is_of_blocks && !is_8_bits(p.out.element)) return kCostsOfBlocks[tile];
   return is_fast ? kCostsOfFast[tile] : kCostsOfPromoted[tile];
 }
 

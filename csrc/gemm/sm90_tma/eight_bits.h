@@ -25,8 +25,6 @@ struct ScaledSums {
   CUTLASS_DEVICE static float apply(float of_row, float of_column, float sum) { return sum * of_row * of_column; }
 };
 
-enum class Sums8 { Fast, Promoted };
-
 template <class Result>
 constexpr Results8 kResults = Results8::Wide;
 template <>
@@ -36,19 +34,18 @@ inline constexpr Results8 kResults<element::bfloat16_to_blocks> = Results8::Bloc
 
 template <class X, class Weight, class Result, Sums8 sums, int TileIndex, int Weights = 1>
 struct EightBitTypes {
-  static constexpr bool kIsPromoted = sums == Sums8::Promoted, kIsQuantised = kResults<Result> != Results8::Wide;
-  static constexpr Tile tile =
-      tiles_of_8_bits(/*is_fast=*/!kIsPromoted, /*is_pair=*/Weights == 2, kResults<Result>).tiles[TileIndex];
+  static constexpr bool kIsPromoted = sums != Sums8::Fast, kIsQuantised = kResults<Result> != Results8::Wide;
+  static constexpr Tile tile = tiles_of_8_bits(sums, /*is_pair=*/Weights == 2, kResults<Result>).tiles[TileIndex];
   static constexpr int kSlices = 1, kWeights = Weights;
   static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
-                        kIsGrouped = false;
+                        kIsGrouped = false, kHasBlockScales = sums == Sums8::Blocks;
   static constexpr int kAlignment = 16;
   static_assert(!kIsPromoted || tile.schedule != Schedule::Pingpong, "a warpgroup has no registers for both sums");
 
   using Element = X;
   using Operand = std::conditional_t<kIsQuantised, cutlass::bfloat16_t, Result>;
   using Output = Result;
-  using Sums = ScaledSums;
+  using Sums = std::conditional_t<kHasBlockScales, sm90::PlainSums, ScaledSums>;
   using A = std::conditional_t<tile.transposed, Weight, X>;
   using B = std::conditional_t<tile.transposed, X, Weight>;
 
@@ -65,9 +62,14 @@ struct EightBitTypes {
   using FastMainloop = std::conditional_t<Weights == 2, sm90::PairMainloop<OneFastMainloop<TileShape, ClusterShape>>,
                                           OneFastMainloop<TileShape, ClusterShape>>;
 
+  template <class TileShape>
+  using Factors =
+      std::conditional_t<kHasBlockScales, BlockFactors<cute::get<1>(TileShape{}), Weights, tile.transposed>, NoFactors>;
+
   template <class TileShape, class ClusterShape>
-  using Mainloop = std::conditional_t<kIsPromoted, PromotedMainloop<FastMainloop<TileShape, ClusterShape>>,
-                                      FastMainloop<TileShape, ClusterShape>>;
+  using Mainloop =
+      std::conditional_t<kIsPromoted, PromotedMainloop<FastMainloop<TileShape, ClusterShape>, Factors<TileShape>>,
+                         FastMainloop<TileShape, ClusterShape>>;
 };
 
 }  // namespace epigemm::sm90_tma

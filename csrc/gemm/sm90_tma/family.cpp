@@ -32,23 +32,25 @@ bool multiplies_8_bits(const Problem& p) {
   const bool are_8_bits = is_8_bits(p.x.element) && is_8_bits(p.weight.element);
   const bool are_both_e5m2 = p.x.element == p.weight.element && p.x.element == ElementType::Float8E5M2;
   const bool is_result = p.out.element != ElementType::Float64 && p.out.element != ElementType::Float8E5M2;
-  const bool is_arithmetic = p.arithmetic == Arithmetic::Fast || p.arithmetic == Arithmetic::Promoted;
-  const bool is_any_result = !is_e5m2_beside(p) || (p.out.element == ElementType::BFloat16 && !p.is_pair);
+  const bool is_arithmetic =
+      (p.arithmetic == Arithmetic::Fast && !p.x_scale.is_of_blocks) || p.arithmetic == Arithmetic::Promoted;
+  const bool is_any_result =
+      !is_e5m2_beside(p) || (p.out.element == ElementType::BFloat16 && !p.is_pair && !p.x_scale.is_of_blocks);
   const bool is_stored = !epilogue_info(p.epilogue).has_store || !is_8_bits(p.out.element);
   return are_8_bits && !are_both_e5m2 && is_result && is_any_result && is_stored && is_arithmetic &&
          count_of_8_bits(p) > 0;
 }
 
-// epigemm_open_sm90_tma_{e4m3,e5m2}_{e4m3,e5m2}_RESULT_{fast,promoted}_TILE and, for pairs, _pair, of which not all
-// exist
+// epigemm_open_sm90_tma_{e4m3,e5m2}_{e4m3,e5m2}_RESULT_{fast,promoted,blocks}_TILE and, for pairs, _pair, of which not
+// all exist
 open::KernelName name_of_8_bits(const Problem& p, int tile) {
-  constexpr int kKinds = 2, kResults = 5, kWide = 3, kMostTiles = kFastTileCount;
+  constexpr int kKinds = 2, kSums = 3, kResults = 5, kWide = 3, kMostTiles = kFastTileCount;
   static const std::vector<std::string> names = [] {
     std::vector<std::string> made;
     for (const char* const x : {"e4m3", "e5m2"}) {
       for (const char* const weight : {"e4m3", "e5m2"}) {
         for (const char* const result : {"float16", "bfloat16", "float32", "bfloat16_to_e4m3", "bfloat16_to_blocks"}) {
-          for (const char* const sums : {"fast", "promoted"}) {
+          for (const char* const sums : {"fast", "promoted", "blocks"}) {
             for (const char* const pair : {"", "_pair"}) {
               for (int i = 0; i < kMostTiles; ++i) {
                 made.push_back(text("epigemm_open_sm90_tma_", x, "_", weight, "_", result, "_", sums, "_", i, pair));
@@ -65,7 +67,7 @@ open::KernelName name_of_8_bits(const Problem& p, int tile) {
   const std::size_t result =
       is_8_bits(p.out.element) ? kWide + p.out_scale.is_of_blocks : static_cast<std::size_t>(p.out.element);
   place = place * kResults + result;
-  place = place * kKinds + (p.arithmetic == Arithmetic::Promoted);
+  place = place * kSums + static_cast<std::size_t>(sums_of_8_bits(p));
   place = place * kKinds + p.is_pair;
   return names[place * kMostTiles + tile];
 }

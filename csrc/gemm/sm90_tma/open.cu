@@ -97,10 +97,13 @@ constexpr int kEvery = kFastTileCount;
 template <class Result, int Most, int Weights>
 LaunchTile find_e4m3(Problem const& problem, int tile) {
   constexpr Results8 results = kResults<Result>;
-  constexpr int kFast = tiles_of_8_bits(/*is_fast=*/true, Weights == 2, results).count,
-                kPromoted = tiles_of_8_bits(/*is_fast=*/false, Weights == 2, results).count;
-  return find_8_bits<element::e4m3, element::e4m3, Result, std::min(kFast, Most), std::min(kPromoted, Most), Weights>(
-      problem, tile);
+  using element::e4m3;
+  constexpr auto count = [](Sums8 sums) { return std::min(tiles_of_8_bits(sums, Weights == 2, results).count, Most); };
+  if (problem.x_scale.is_of_blocks) {
+    return find_8_bits<e4m3, e4m3, Result, Sums8::Blocks, Weights>(
+        tile, std::make_integer_sequence<int, count(Sums8::Blocks)>{});
+  }
+  return find_8_bits<e4m3, e4m3, Result, count(Sums8::Fast), count(Sums8::Promoted), Weights>(problem, tile);
 }
 
 template <int MostOfOthers, int Weights>

@@ -1,24 +1,122 @@
 // The mainloop of 8-bit products whose sums are promoted: the tensor cores, which keep 13 or 14 bits of a sum, add 128
-// products of each, and these sums are added to a second accumulator in fp32.
+// products of each, and these sums are added to a second accumulator in fp32, times the scales of their blocks if there
+// are any.
 #pragma once
 
+#include "gemm/scales.h"
 #include "gemm/sm90/kernel.cuh"
 
 namespace epigemm::sm90_tma {
 
+constexpr int kPromoted = 128;  // of K
+
+// What sums of 128 products are multiplied by: nothing.
+struct NoFactors {
+  static constexpr bool kAreThere = false;
+};
+
+// The scale of a row of x times the one of 128 rows of the weight, for the K of a stage. Lanes with the same rows of x,
+// which are four, or eight of a transposed tile, read the scales of as many stages at once, and hand them to each
+// other: so each is read once by a warp, and long before it is used.
+//
+// Columns: of a tile as the kernel has them, of both weights of a pair.
+template <int Columns, int Weights, bool IsTransposed>
+class BlockFactors {
+ public:
+  static constexpr bool kAreThere = true;
+  // Blocks of the weights in a tile, and the first column of the second one.
+  static constexpr int kBlocks = IsTransposed || (Weights == 1 && kPromoted % Columns == 0) ? 1 : 2;
+  static constexpr int kAtOnce = IsTransposed ? 8 : 4;          // stages
+  static constexpr int kRows = IsTransposed ? Columns / 4 : 2;  // of x, of a thread
+  static_assert(IsTransposed || Weights == 2 || kBlocks == 1 || Columns == 192, "where does the second block begin?");
+
+  struct Params {
+    Scale x, weight;
+    int rows, columns;  // of x, and of a weight
+  };
+  float now[kRows][kBlocks];  // of a stage
+
+  CUTLASS_DEVICE void begin(Params const& params, sm90::Place place, int stages) {
+    params_ = &params, place_ = place, stages_ = stages;
+    load(0);
+  }
+
+  // The column of the tile where the second block of weights begins.
+  CUTLASS_DEVICE int boundary() const { return Weights == 2 ? Columns / 2 : kPromoted - place_.column % kPromoted; }
+
+  // To be called for one stage after another.
+  CUTLASS_DEVICE void take(int stage) {
+    const int turn = stage % kAtOnce;
+    if (turn == 0) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < kBlocks; ++j) held_[i][j] = of_x_[i] * of_weight_[j];
+      }
+      load(stage + kAtOnce);
+    }
+    const int lane = static_cast<int>(threadIdx.x) % 32,
+              from = IsTransposed ? turn * 4 + lane % 4 : lane / 4 * 4 + turn;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kBlocks; ++j) now[i][j] = __shfl_sync(~0u, held_[i][j], from);
+    }
+  }
+
+ private:
+  CUTLASS_DEVICE void load(int first) {
+    Params const& p = *params_;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int64_t stage = min(first + (IsTransposed ? lane / 4 : lane % 4), stages_ - 1);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const int row =
+          IsTransposed ? place_.column + i / 2 * 8 + lane % 4 * 2 + i % 2 : place_.row + warp * 16 + lane / 4 + i * 8;
+      of_x_[i] = p.x.data[min(row, p.rows - 1) * p.x.row_stride + stage * p.x.block_stride];
+    }
+    const int first_block = (IsTransposed ? place_.row : place_.column) / kPromoted;
+    const int blocks = cute::ceil_div(p.columns, cute::Int<kPromoted>{});
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kBlocks; ++j) {
+      // A tile's last rows or columns may be outside.
+      const int block = Weights == 2 ? min(first_block, blocks - 1) + j * blocks : min(first_block + j, blocks - 1);
+      of_weight_[j] = p.weight.data[block * p.weight.row_stride + stage * p.weight.block_stride];
+    }
+  }
+
+  Params const* params_;
+  sm90::Place place_;
+  int stages_;
+  float of_x_[kRows], of_weight_[kBlocks];  // of a later stage, one for each lane that has the same rows
+  float held_[kRows][kBlocks];              // the same of this stage or a neighbour
+};
+
+// The parameters of a mainloop with factors.
+template <class Params, class Factors>
+struct WithFactors : Params {
+  using Params::operator=;
+  typename Factors::Params factors;
+};
+
 // Base: CUTLASS's mainloop. Tiles are cooperative or single: a warpgroup's additions run under the other one's
 // products.
-template <class Base>
+template <class Base, class Factors = NoFactors>
 struct PromotedMainloop : Base {
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
   using Pipeline = typename Base::MainloopPipeline;
-  static constexpr int kPromoted = 128;  // of K
+  using Params =
+      std::conditional_t<Factors::kAreThere, WithFactors<typename Base::Params, Factors>, typename Base::Params>;
   static_assert(cute::get<2>(typename Base::TileShape{}) == kPromoted, "a stage is promoted as a whole");
+
+  sm90::Place place{};
+
+  CUTLASS_DEVICE void take_place(sm90::Place of_tile) { place = of_tile; }
 
   template <class Sums>
   CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState read, Sums& sums, int stages, int thread,
-                          TensorStorage& shared, typename Base::Params const&) {
+                          TensorStorage& shared, Params const& params) {
     using namespace cute;
     typename Base::TiledMma mma;
     const int warpgroup = __shfl_sync(~0u, thread / 128, 0);
@@ -29,6 +127,8 @@ struct PromotedMainloop : Base {
         slice.partition_B(make_tensor(make_smem_ptr(shared.smem_B.data()), typename Base::SmemLayoutB{})));
     Tensor part = make_fragment_like(sums);
     constexpr int kMmas = size<2>(decltype(a){});
+    Factors factors;
+    if constexpr (Factors::kAreThere) factors.begin(params.factors, place, stages);
     clear(sums);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stage = 0; stage < stages; ++stage) {
@@ -42,17 +142,50 @@ struct PromotedMainloop : Base {
         mma.accumulate_ = GMMA::ScaleOut::One;
       }
       warpgroup_commit_batch();
+      if constexpr (Factors::kAreThere) factors.take(stage);
       warpgroup_wait<0>();
       warpgroup_fence_operand(part);
       pipeline.consumer_release(read);
       ++read;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(sums); ++i) sums(i) += part(i);
+      promote(sums, part, factors);
     }
   }
 
   // Every stage has been released.
   CUTLASS_DEVICE void mma_tail(Pipeline, PipelineState, int) {}
+
+ private:
+  template <class Sums>
+  CUTLASS_DEVICE static void promote(Sums& sums, Sums const& part, Factors const& factors) {
+    constexpr int kColumns = cute::get<1>(typename Base::TileShape{});
+    if constexpr (!Factors::kAreThere) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(sums); ++i) sums(i) += part(i);
+    } else if constexpr (Factors::kBlocks == 1) {
+      promote<kColumns>(sums, part, factors);
+    } else if (factors.boundary() == kPromoted) {
+      promote<kPromoted>(sums, part, factors);
+    } else {
+      promote<kPromoted / 2>(sums, part, factors);
+    }
+  }
+
+  // Boundary: the column where the second block of weights begins.
+  template <int Boundary, class Sums>
+  CUTLASS_DEVICE static void promote(Sums& sums, Sums const& part, Factors const& factors) {
+    constexpr int kColumns = cute::get<1>(typename Base::TileShape{});
+    static_assert(cute::size<1>(Sums{}) == 1, "a warpgroup has 64 rows");
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kColumns / 8; ++j) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int r = i / 2, c = i % 2;
+        const float factor = Factors::kRows == 2 ? factors.now[r][j * 8 >= Boundary] : factors.now[j * 2 + c][0];
+        auto const at = cute::make_coord(cute::make_coord(c, r, j), 0, 0);
+        sums(at) = fmaf(part(at), factor, sums(at));
+      }
+    }
+  }
 };
 
 }  // namespace epigemm::sm90_tma

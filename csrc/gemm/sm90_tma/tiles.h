@@ -125,6 +125,18 @@ constexpr Tile kPromotedTiles[] = {
 constexpr int kFastTileCount = sizeof(kFastTiles) / sizeof(kFastTiles[0]);
 constexpr int kPromotedTileCount = sizeof(kPromotedTiles) / sizeof(kPromotedTiles[0]);
 
+// The same with factors of blocks, which have registers and lie in one or two blocks of the weight.
+constexpr Tile kBlocksTiles[] = {
+    {128, 192, 2, 1, Schedule::Cooperative, false, 5, 3, 4096},
+    {16, 64, 1, 1, Schedule::Single, true, 20, 1, 2048},
+    {64, 128, 1, 1, Schedule::Cooperative, true, 8, 1, 8192},
+    {128, 128, 1, 2, Schedule::Cooperative, false, 6, 2, 8192},
+    {32, 64, 1, 1, Schedule::Single, true, 15, 1, 4096},
+};
+
+// What becomes of sums: see Arithmetic; or they are promoted, and each has factors of its own (promoted_mainloop.h).
+enum class Sums8 { Fast, Promoted, Blocks };
+
 // What becomes of results: a type of 16 or 32 bits, or e4m3 with one scale, or with one for each row of a tile.
 enum class Results8 { Wide, OneScale, Blocks };
 
@@ -183,7 +195,8 @@ struct Tiles {
   }
 };
 
-constexpr Tiles tiles_of_8_bits(bool is_fast, bool is_pair, Results8 results) {
+constexpr Tiles tiles_of_8_bits(Sums8 sums, bool is_pair, Results8 results) {
+  const bool is_fast = sums == Sums8::Fast;
   switch (results) {
     case Results8::OneScale:
       if (is_pair) return is_fast ? Tiles::of(kFastPairsToE4M3) : Tiles::of(kPromotedPairsToE4M3);
@@ -193,6 +206,7 @@ constexpr Tiles tiles_of_8_bits(bool is_fast, bool is_pair, Results8 results) {
       return is_fast ? Tiles::of(kFastTilesToBlocks) : Tiles::of(kPromotedTilesToBlocks);
     default:
       if (is_pair) return is_fast ? Tiles::of(kFastPairs) : Tiles::of(kPromotedPairs);
+      if (sums == Sums8::Blocks) return Tiles::of(kBlocksTiles);
       return is_fast ? Tiles::of(kFastTiles) : Tiles::of(kPromotedTiles);
   }
 }

@@ -1,0 +1,75 @@
+"""x in 8 bits by one kernel: the numbers and scales that PyTorch's operators make."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+import epigemm
+from epigemm.arguments import eight_bits
+from epigemm.calls.elementwise_kernels import quantised
+from tests.gpu.launching import DEVICE
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
+
+SHAPES = [(1, 16), (3, 128), (7, 2064), (33, 4096), (513, 272), (9, 144), (2, 3, 144), (2000, 1040)]
+DTYPES = eight_bits.RESULTS[:3]
+
+
+def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Rows of very different magnitudes; one of zeros, and a NaN and infinities in two others."""
+    x = (
+        torch.randn(shape, device=DEVICE)
+        * torch.randint(-12, 12, (*shape[:-1], 1), device=DEVICE).float().exp2()
+    )
+    rows = x.view(-1, shape[-1])
+    if len(rows) > 3:
+        rows[0], rows[1, 5], rows[2, 3], rows[2, 9] = 0, math.nan, math.inf, -math.inf
+    return x.to(dtype)
+
+
+def by_torch(x: Tensor, in_blocks: bool) -> tuple[Tensor, Tensor]:
+    if not in_blocks:
+        return eight_bits.scaled(x, of_rows=True)
+    whole, scales = eight_bits.in_blocks(x.reshape(-1, x.shape[-1]), 1)
+    return whole.view(x.shape), scales.view(*x.shape[:-1], -1)
+
+
+@pytest.mark.parametrize(("dtype", "in_blocks"), product(DTYPES, (False, True)), ids=str)
+def test_the_bits(dtype: torch.dtype, in_blocks: bool) -> None:
+    for shape in SHAPES:
+        wide = drawn((*shape[:-1], shape[-1] + 16), dtype)
+        for x in (drawn(shape, dtype), wide[..., : shape[-1]]):
+            found = quantised(x, in_blocks=in_blocks)
+            if x.dim() > 2 and not x.is_contiguous():  # its rows are no matrix's
+                assert found is None
+                continue
+            assert found is not None
+            for mine, theirs in zip(found, by_torch(x, in_blocks), strict=True):
+                assert mine.shape == theirs.shape and mine.dtype is theirs.dtype
+                assert torch.equal(mine.float().nan_to_num(7), theirs.float().nan_to_num(7))
+
+
+def test_what_it_leaves_alone() -> None:
+    """Rows that do not begin at whole 16 bytes, have gaps or other types, and traced programs."""
+    x = drawn((48, 64), torch.bfloat16)
+    for other in (x[:, 1:17], x.t(), x[:, :24], x[:0], x.double(), x.cpu(), x[0, 0]):
+        assert quantised(other, in_blocks=False) is None
+    fine = torch.func.vmap(lambda row: row * (quantised(row, in_blocks=False) is None))(x)
+    assert torch.equal(fine, x)
+
+
+@pytest.mark.parametrize("recipe", ["row", "1x128"])
+def test_a_layer_takes_it(recipe: str) -> None:
+    """The same bits as with PyTorch's operators, which a compiled layer has."""
+    layer = epigemm.nn.quantise(torch.nn.Linear(272, 144, device=DEVICE, dtype=torch.bfloat16), recipe)
+    x = drawn((65, 272), torch.bfloat16)[3:]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        y = layer(x)
+    kernel = "blocks_kernel" if recipe == "1x128" else "rows_kernel"
+    assert any(kernel in event.name for event in seen.events())
+    assert torch.equal(y, torch.compile(layer, backend="eager")(x))
