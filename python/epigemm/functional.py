@@ -26,9 +26,11 @@ Keyword arguments:
     x_scale, weight_scale, out_dtype, out_scale, accumulate: for an `x` and a `weight` of `float8_e4m3fn` (one of them
         may be `float8_e5m2`), whose elements stand for themselves times a scale. K is a multiple of 16. A scale is
         fp32: 0-d for the whole tensor, or a number for each row of x (`[M]`, x's leading shape, or torch's `[M, 1]`)
-        or of the weight (`[N]`, `[1, N]`). It is read on the device. The result has `out_dtype`, bf16 if that is None,
-        and operands have its type, or fp32. `accumulate="promoted"` adds the tensor cores' sums of 128 products in
-        fp32. "fast" leaves all sums to the tensor cores, which keep some 14 bits. There are no gradients. Where no
+        or of the weight (`[N]`, `[1, N]`). Or both have scales of blocks, in any strides: `[M, ceil(K / 128)]`, one for
+        128 columns of a row of x, and `[ceil(N / 128), ceil(K / 128)]`, one for 128 x 128 numbers of the weight; both
+        are e4m3 then, and sums promoted. Scales are read on the device. The result has `out_dtype`, bf16 if that is
+        None, and operands have its type, or fp32. `accumulate="promoted"` adds the tensor cores' sums of 128 products
+        in fp32. "fast" leaves all sums to the tensor cores, which keep some 14 bits. There are no gradients. Where no
         fused kernel runs, `torch._scaled_mm` does, or a product in fp32.
         With `out_dtype=torch.float8_e4m3fn` the result is y / out_scale, saturated at 448; NaN stays NaN. Operands are
         bf16 or fp32. `out_scale` is a number > 0 or a 0-d fp32 tensor, which is read on the device and not checked; y

@@ -67,8 +67,9 @@ def linear_glu(
     multiplication. `strict` asks for a fused kernel of the latter. Where the other factor is there already,
     `linear_gated` takes it.
 
-    In 8 bits the rows' scales of two weights are one vector `[2N]`, those of `weight` first; a 0-d one is for both. One
-    kernel computes both products of e4m3 tensors, but not if sums are promoted to a result in blocks.
+    In 8 bits the rows' scales of two weights are one vector `[2N]`, those of `weight` first, and those of blocks
+    `[2 * ceil(N / 128), ceil(K / 128)]`, where one weight has an N of whole 128; a 0-d one is for both. One kernel
+    computes both products of e4m3 tensors, but not if sums are promoted to a result in blocks.
 
     Example:
         >>> epigemm.linear_glu(torch.randn(8, 64), torch.randn(2 * 32, 64)).shape

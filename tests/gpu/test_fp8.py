@@ -39,10 +39,15 @@ RAGGED: list[Sizes] = [
 ]
 WHOLE: list[Sizes] = [(1, 16, 16), (63, 208, 64), (129, 272, 144), (3333, 1040, 272), (2048, 1536, 512)]
 """Rows of results in 8 bits are whole 16 bytes."""
+FEW: list[Sizes] = [(1, 128, 128), (7, 272, 528), (33, 1040, 1040), (16, 4096, 4096)]
+"""Few rows; short blocks of K, and of N."""
 
 
 class Kernel(NamedTuple):
-    """A tile, what it multiplies, and what it gives: e4m3 has a `scale`, which may be `BLOCKS`."""
+    """A tile, what it multiplies, and what it gives: e4m3 has a `scale`, which may be `BLOCKS`.
+
+    With the tile -1 the planner chooses one. `is_in_blocks`: blocks of x and of the weight have scales.
+    """
 
     x: torch.dtype = E4M3
     weight: torch.dtype = E4M3
@@ -51,19 +56,23 @@ class Kernel(NamedTuple):
     tile: int = 0
     scale: float | str | None = None
     is_pair: bool = False
+    is_in_blocks: bool = False
 
     def __str__(self) -> str:
         types = "-".join(str(each).removeprefix("torch.") for each in self[:3])
         scale = "" if self.scale is None else f"-{self.scale}"
-        return f"{types}{scale}-{self.accumulate}-{self.tile}{'-pair' * self.is_pair}"
+        of_blocks = "-blocks" * self.is_in_blocks
+        return f"{types}{scale}-{self.accumulate}-{self.tile}{'-pair' * self.is_pair}{of_blocks}"
 
     @property
     def of_operands(self) -> torch.dtype:
         """The type of the operands that have the result's, beside e4m3 bf16."""
         return BF16 if self.result is E4M3 else self.result
 
-    def plan(self, raster: int = 0, swizzle: int = 8) -> tuple[int, ...]:
+    def plan(self, raster: int = 0, swizzle: int = 8) -> tuple[int, ...] | None:
         """As `resolve.linear` takes it."""
+        if self.tile < 0:
+            return None
         arithmetic = dry_runs.ARITHMETICS.index(self.accumulate)
         return (arithmetic, *plans.numbers(plans.TMA, self.tile, raster, swizzle))
 
@@ -99,6 +108,12 @@ PAIRS = [
 ] + with_scales(is_pair=True)
 
 
+IN_BLOCKS = [
+    Kernel(E4M3, E4M3, result, "promoted", -1, scale, is_in_blocks=True)
+    for result, scale in ((BF16, None), (FP16, None), (FP32, None), (E4M3, 0.02), (E4M3, BLOCKS))
+]
+
+
 @epigemm.epilogue
 def full(acc: Tensor, bias: PerColumn, row: PerRow, a: Matrix, b: Matrix, s: Scalar) -> Tensor:
     result: Tensor = torch.tanh(acc + bias) * row + torch.sigmoid(a) * s + b
@@ -128,6 +143,24 @@ class Behind(NamedTuple):
     by_sums: Tensor
 
 
+def in_either_order(m: int, n: int, k: int, count: int, number: int) -> tuple[Tensor, Tensor]:
+    """Random scales of blocks of x and of so many weights, in one order or the other."""
+    across, down = math.ceil(k / 128), count * math.ceil(n / 128)
+    of_x, of_weight = (
+        torch.rand(across, m, device=DEVICE) / 8 + 0.01,
+        torch.rand(across, down, device=DEVICE) + 0.5,
+    )
+    return (
+        of_x.t().contiguous() if number % 2 else of_x.t(),
+        of_weight.t().contiguous() if number % 3 else of_weight.t(),
+    )
+
+
+def wide(scales: Tensor, height: int, rows: int, columns: int) -> Tensor:
+    """The scale of each number of a matrix, of those of its blocks of so many rows and 128 columns."""
+    return scales.double().repeat_interleave(128, 1)[:, :columns].repeat_interleave(height, 0)[:rows]
+
+
 class Product:
     """Random factors with scales, their product in float64, or both of a pair, and the magnitudes of the sums."""
 
@@ -142,10 +175,14 @@ class Product:
         self.x_scale = row if number % 2 else one
         row, one = torch.rand(count * n, device=DEVICE) + 0.5, torch.tensor(1.5, device=DEVICE)
         self.weight_scale = row if number % 3 else one
-        factor = self.x_scale.double().reshape(-1, 1) * self.weight_scale.double().reshape(1, -1)
-        x, weight = self.x.double(), weight.double()
-        self.exact = ((x @ weight.t()) * factor).chunk(count, -1)
-        self.magnitudes = ((x.abs() @ weight.abs().t()) * factor).chunk(count, -1)
+        of_x, of_weight = (each.double().reshape(-1, 1) for each in (self.x_scale, self.weight_scale))
+        if kernel.is_in_blocks:
+            self.x_scale, self.weight_scale = in_either_order(m, n, k, count, number)
+            of_x = wide(self.x_scale, 1, m, k)
+            of_weight = torch.cat([wide(each, 128, n, k) for each in self.weight_scale.chunk(count)])
+        x, weight = self.x.double() * of_x, weight.double() * of_weight
+        self.exact = (x @ weight.t()).chunk(count, -1)
+        self.magnitudes = (x.abs() @ weight.abs().t()).chunk(count, -1)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -224,14 +261,14 @@ def behind(product: Product, number: int) -> Behind:
 
 
 class TestEveryKernel:
-    kernels = (*PRODUCTS, *QUANTISED, *PAIRS)
+    kernels = (*PRODUCTS, *QUANTISED, *PAIRS, *IN_BLOCKS)
 
     def test_values(self, kernel: Kernel) -> None:
         """In both orders, the result's scale by value and on the device; two runs give the same bits."""
         every = WHOLE * (kernel.result is E4M3 or kernel.is_pair) + RAGGED * (not kernel.is_pair)
-        for number, sizes in enumerate(every):
-            product = Product(kernel, sizes, number + kernel.tile)
-            given = behind(product, number + kernel.tile)
+        for number, sizes in enumerate(every + FEW * kernel.is_in_blocks, max(kernel.tile, 0)):
+            product = Product(kernel, sizes, number)
+            given = behind(product, number)
             scale = torch.tensor(kernel.scale, device=DEVICE) if number % 2 and kernel.scale == 0.02 else None
             about = (kernel, (number % 2, 1 + 7 * (number % 2)), scale)
             found = product.run(given, *about)
@@ -240,14 +277,14 @@ class TestEveryKernel:
 
 
 class TestProducts:
-    kernels = PRODUCTS
+    kernels = (*PRODUCTS, *(each for each in IN_BLOCKS if each.scale is None))
 
     def test_special_scales(self, kernel: Kernel) -> None:
         """Of sums that are exact: their signs, and which of them are 0, decide what an infinity makes of them."""
         product = Product(kernel, (130, 136, 128), 5)
         for each in (product.x, product.weight):
             each.copy_(torch.randint(-1, 2, each.shape, device=DEVICE).float())
-        product.x_scale[:3] = torch.tensor((math.inf, 0.0, math.nan), device=DEVICE)
+        product.x_scale.view(130, 1)[:3] = torch.tensor(((math.inf,), (0.0,), (math.nan,)), device=DEVICE)
         (result,) = product.run(Behind(gelu_epilogue("none"), (None,), *product.exact, *product.magnitudes))
         options = product.keywords | {"x_scale": product.x_scale[:3], "out_dtype": FP32}
         expected = functional.gelu(epigemm.linear(product.x[:3], product.weight, **options))

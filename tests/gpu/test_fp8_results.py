@@ -36,6 +36,7 @@ from tests.gpu.test_fp8 import (
     parts,
     random,
     same_parts,
+    wide,
 )
 from tests.ops.test_eight_bit_results import cast, in_blocks, matrix_itself, special
 
@@ -44,6 +45,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 SCALES: tuple[Any, ...] = (None, 0.02, BLOCKS)
 """Of results, None of those in 16 or 32 bits."""
 accumulations = pytest.mark.parametrize("accumulate", ["promoted", "fast"])
+recipes = pytest.mark.parametrize("accumulate", ["promoted", "fast", "blocks"])
+"""The sums of products of tensors with one scale, or of rows; and promoted ones with scales of blocks."""
 
 
 def like(kernel: Kernel) -> Kernel:
@@ -121,10 +124,11 @@ def kernel_to(
     scale: Any, accumulate: str = "promoted", wide: torch.dtype = BF16, *, is_pair: bool = False
 ) -> Kernel:
     """Whose types a call has; `wide`: of a result without a scale."""
-    return Kernel(E4M3, E4M3, wide if scale is None else E4M3, accumulate, 0, scale, is_pair)
+    sums, is_in_blocks = ("promoted" if accumulate == "blocks" else accumulate), accumulate == "blocks"
+    return Kernel(E4M3, E4M3, wide if scale is None else E4M3, sums, 0, scale, is_pair, is_in_blocks)
 
 
-@accumulations
+@recipes
 @pytest.mark.parametrize("scale", SCALES)
 def test_random_calls(scale: Any, accumulate: str, rng: torch.Generator) -> None:
     """Whatever the planner chooses; rows that are not whole 16 bytes are padded and copied."""
@@ -141,7 +145,7 @@ def test_random_calls(scale: Any, accumulate: str, rng: torch.Generator) -> None
         product.check(found, expected, product.magnitudes[0] * SUMS * 1.2 + 1e-6)
 
 
-@accumulations
+@recipes
 @pytest.mark.parametrize(
     ("result", "scale"), [(BF16, None), (FP32, None), (E4M3, 0.02), (E4M3, BLOCKS)], ids=str
 )
@@ -165,7 +169,7 @@ def test_pairs_are_one_kernel(scale: Any, accumulate: str) -> None:
 
 
 def test_the_next_layer() -> None:
-    """`torch._scaled_mm` takes results in blocks, and their scales, as they are."""
+    """`torch._scaled_mm` takes results in blocks, and their scales, as they are; so does epigemm."""
     product, other = (Product(kernel_to(BLOCKS), (m, 512, 1024), 5) for m in (256, 384))
     (x, x_scales), (weight, weight_scales) = (
         epigemm.linear_gelu(each.x, each.weight, **each.keywords) for each in (product, other)
@@ -177,13 +181,19 @@ def test_the_next_layer() -> None:
     ]
     expected = factors[0] @ factors[1].t()
     assert float((found.double() - expected).abs().max()) <= 0.01 * float(expected.abs().max())
+    next_one = Product(kernel_to(None, "blocks"), (256, 384, 512), 5)
+    found = epigemm.linear(x, next_one.weight, **next_one.keywords | {"x_scale": x_scales}, strict=True)
+    weight, of_weight = next_one.weight.double(), wide(next_one.weight_scale, 128, 384, 512)
+    expected = factors[0] @ (weight * of_weight).t()
+    assert float((found.double() - expected).abs().max()) <= 0.01 * float(expected.abs().max())
 
 
+@recipes
 @pytest.mark.parametrize("scale", SCALES)
-def test_captured(scale: Any) -> None:
+def test_captured(scale: Any, accumulate: str) -> None:
     """Scales are read where they lie, a result's also behind the kernel that writes it; blocks are written again."""
     of_result = torch.tensor(0.05, device=DEVICE)
-    product = Product(kernel_to(of_result if scale == 0.02 else scale), (256, 512, 1024), 5)
+    product = Product(kernel_to(of_result if scale == 0.02 else scale, accumulate), (256, 512, 1024), 5)
     options, found = product.keywords, list[Any]()
 
     def call() -> None:
@@ -196,9 +206,10 @@ def test_captured(scale: Any) -> None:
     assert same_parts(found[-1], epigemm.linear_gelu(product.x, product.weight, **options))
 
 
+@pytest.mark.parametrize("accumulate", ["fast", "blocks"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_batch_invariance(scale: Any) -> None:
-    product = Product(kernel_to(scale, "fast"), (300, 512, 1024), 5)
+def test_batch_invariance(scale: Any, accumulate: str) -> None:
+    product = Product(kernel_to(scale, accumulate), (300, 512, 1024), 5)
     options = product.keywords
     row = options | {"x_scale": options["x_scale"][17:18]}
     with epigemm.batch_invariant():
@@ -207,14 +218,17 @@ def test_batch_invariance(scale: Any) -> None:
     assert same_parts(tuple(each[17:18] for each in parts(whole)), alone)
 
 
-@pytest.mark.parametrize("number", [0, 1, 6])
+@pytest.mark.parametrize(
+    ("number", "accumulate", "k"),
+    [(0, "fast", 1024), (1, "fast", 1024), (6, "fast", 1024), (0, "blocks", 1024), (1, "blocks", 1040)],
+)
 @pytest.mark.parametrize(
     ("result", "scale"), [(BF16, None), (FP32, None), (E4M3, 0.02), (E4M3, BLOCKS)], ids=str
 )
-def test_the_fallback(result: torch.dtype, scale: Any, number: int) -> None:
+def test_the_fallback(result: torch.dtype, scale: Any, number: int, accumulate: str, k: int) -> None:
     """`torch._scaled_mm` or a product in fp32, and what follows it in kernels of its own."""
-    kernel = kernel_to(scale, "fast", result)
-    product, bias = Product(kernel, (256, 512, 1024), number), random(512).to(kernel.of_operands)
+    kernel = kernel_to(scale, accumulate, result)
+    product, bias = Product(kernel, (256, 512, k), number), random(512).to(kernel.of_operands)
     expected = functional.gelu(product.exact[0] + bias.double())
     given = Behind(gelu_epilogue("none"), (bias,), expected, product.magnitudes[0] * SUMS * 1.2 + 1e-6)
     memory = torch.empty(4, 256, device=DEVICE) if scale == BLOCKS else scale

@@ -19,9 +19,9 @@ from tests.ops.test_eight_bits import close
 from tests.support.thorough import in_turn
 
 ours = epigemm.nn
-M, K, N = 5, 32, 16
+M, K, N = 5, 144, 160  # a block of 128 and a part of one
 E4M3 = torch.float8_e4m3fn
-RECIPES = ("row", "tensor")
+RECIPES = ("row", "tensor", "1x128")
 
 
 @epigemm.epilogue
@@ -67,8 +67,12 @@ LAYERS: dict[str, Made] = {
 }
 
 
-def rounded(tensor: Tensor, recipe: str) -> Tensor:
-    """What the numbers of 8 bits stand for, in float64."""
+def rounded(tensor: Tensor, recipe: str, height: int = 1) -> Tensor:
+    """What the numbers of 8 bits stand for, in float64. `height`: of a block."""
+    if recipe == "1x128":
+        every = [torch.split(each, 128, -1) for each in torch.split(tensor.flatten(0, -2), height)]
+        rows = [torch.cat([rounded(each, "tensor") for each in row], -1) for row in every]
+        return torch.cat(rows).view(tensor.shape)
     wide = tensor.detach().float()
     largest = wide.abs().amax(-1, keepdim=True) if recipe == "row" else wide.abs().max()
     scale = largest.clamp(min=2.0**-100) / torch.tensor(448.0)
@@ -106,9 +110,11 @@ def test_values(name: str, recipe: str, bias: bool, dtype: torch.dtype) -> None:
     made: Any = ours.quantise(layer, recipe)
     assert (made is layer) == (name != "torch's") and f"quantised={recipe!r}" in repr(made)
     assert not any(each.requires_grad for each in made.parameters())
-    assert made.weight_scale.shape == ((len(weight),) if recipe == "row" else ())
+    shapes = {"row": (len(weight),), "tensor": (), "1x128": (len(weight) // N * 2, 2)}
+    assert made.weight_scale.shape == shapes[recipe]
     found = made(x, *[matrix] * reads)
-    z = rounded(x, recipe) @ rounded(weight, recipe).t()
+    pieces = torch.split(weight, N) if recipe == "1x128" else [weight]
+    z = rounded(x, recipe) @ torch.cat([rounded(each, recipe, 128) for each in pieces]).t()
     exact = after(z + added.double() if bias else z, matrix.double())
     assert found.dtype is dtype and found.shape == exact.shape
     if "GLU" in name and dtype is not torch.float32:  # two calls, of which the first one's result is rounded
@@ -234,7 +240,7 @@ x = torch.randn(M, K)
 LEARNED = torch.randn(M, K, requires_grad=True)
 ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "module": (lambda: ours.quantise(3), TypeError, "module: got int"),  # type: ignore[arg-type]
-    "recipe": (lambda: ours.quantise(model(), "1x128"), ValueError, "recipe: got '1x128'; accepted are 'row'"),
+    "recipe": (lambda: ours.quantise(model(), "rows"), ValueError, "recipe: got 'rows'; accepted are 'tensor'"),
     "type of recipe": (lambda: ours.quantise(model(), None), TypeError, "recipe: got NoneType"),  # type: ignore[arg-type]
     "hooks": (lambda: ours.quantise(hooked()), ValueError, "module: in 2 got a Linear that differs .*hooks"),
     "x": (called(lambda layer: None, 3), TypeError, "x: got int"),  # type: ignore[arg-type]

@@ -263,7 +263,6 @@ ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
     "scale's dtype": (RuntimeError, "weight_scale: got dtype", {"weight_scale": ONE.double()}),
     "scale's device": (RuntimeError, "x_scale: got device meta", {"x_scale": ONE.to("meta")}),
     "scale's length": (RuntimeError, "x_scale: got shape [5]", {"x_scale": torch.ones(5)}),
-    "of blocks": (RuntimeError, "scales of blocks are not supported", {"x_scale": torch.ones(M, 3)}),
     "out_dtype": (ValueError, "out_dtype: got torch.float64", {"out_dtype": torch.float64}),
     "out_dtype's type": (TypeError, "out_dtype: got str", {"out_dtype": "bf16"}),
     "accumulate": (ValueError, "accumulate: got 'quick'", {"accumulate": "quick"}),

@@ -25,8 +25,10 @@ OutScale = Tensor | float | str | None
 class EightBits(NamedTuple):
     """What a product of 8-bit numbers has besides; in a `LinearCall` it is checked."""
 
-    x_scale: Tensor | None  # fp32: 0-d, or one number for each row of x
-    weight_scale: Tensor | None  # the same of the weight; of a pair the second one's numbers come last
+    # fp32: 0-d, or one number for each row of x, or one for each 128 columns of each row, `[M, ceil(K / 128)]`
+    x_scale: Tensor | None
+    # the same of the weight, but `[ceil(N / 128), ceil(K / 128)]`; of a pair the second one's numbers come last
+    weight_scale: Tensor | None
     out_dtype: torch.dtype | None = None  # of the result; None: bf16
     accumulate: str = PROMOTED  # or `FAST`
     # Of an e4m3 result: what it is divided by, or `BLOCKS`. In a `LinearCall` contiguous `[ceil(N / 128), M]`, which
@@ -40,6 +42,11 @@ class EightBits(NamedTuple):
 def operand_dtype(about: EightBits) -> torch.dtype:
     """That of the operands that have the result's type: beside an e4m3 result bf16."""
     return torch.bfloat16 if about.out_dtype in EIGHT_BITS else about.out_dtype  # type: ignore[return-value]
+
+
+def is_in_blocks(about: EightBits) -> bool:
+    """In a `LinearCall`: whether blocks of x and of the weight have scales."""
+    return about.x_scale is not None and about.x_scale.dim() == 2
 
 
 def blocks_of(out_scale: OutScale) -> Tensor | None:

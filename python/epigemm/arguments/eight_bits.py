@@ -1,19 +1,21 @@
 """Products of 8-bit numbers: what a call gives besides x and the weight, and its checks.
 
-The numbers stand for themselves times a scale: one for a whole tensor, or one for each row of x or of the weight. The
-scales are factors of the sums.
+The numbers stand for themselves times a scale: one for a whole tensor, or one for each row of x or of the weight. Or
+each 128 columns of a row of x have one, and each 128 x 128 numbers of the weight. The scales are factors of the sums,
+or of those of a block's 128 products.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from epigemm.arguments import checks
-from epigemm.arguments.calls import BLOCKS, EIGHT_BITS, EightBits, OutScale, Scaled, blocks_of
+from epigemm.arguments.calls import BLOCKS, EIGHT_BITS, EightBits, OutScale, Scaled, blocks_of, is_in_blocks
 from epigemm.arguments.precision import FAST, PROMOTED
 
 E4M3 = EIGHT_BITS[0]
@@ -23,13 +25,18 @@ MULTIPLE = 16
 """K is one of it."""
 _DEVICES = ("cpu", "cuda", "meta")
 _ACCUMULATE = (PROMOTED, FAST)
-_BLOCK = 128  # columns of a result
+BLOCK = 128
+"""Columns of a block; of the weight also its rows."""
 _LEAST_FP32 = 2.0**-149
 _OUT_SCALES = f"a number > 0, a 0-d float32 tensor on x's device, or {BLOCKS!r}"
 
 
-def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits, weight2: Tensor | None = None) -> EightBits:
-    """What a call gives beside these tensors, with scales of one axis at most; `weight2`: of a pair of products.
+def checked(
+    x: Tensor, weight: Tensor, asked: Scaled | EightBits, widths: Sequence[int] | None = None
+) -> EightBits:
+    """What a call gives beside these tensors, with the scales as `EightBits` has them in a `LinearCall`.
+
+    `widths`: of a pair of products the N of each; both have scales in `weight_scale`.
 
     Raises:
         TypeError: something is no tensor, dtype or string.
@@ -53,10 +60,27 @@ def checked(x: Tensor, weight: Tensor, asked: Scaled | EightBits, weight2: Tenso
         checks.shapes(x, weight)
     if weight.shape[1] % MULTIPLE:
         raise RuntimeError(f"x: got K = {weight.shape[1]} in 8 bits; accepted are multiples of {MULTIPLE}")
-    rows = _scale("x_scale", x_scale, x, x.shape[:-1])
-    count = weight.shape[0] * (1 if weight2 is None else 2)
-    columns = _scale("weight_scale", weight_scale, x, torch.Size([count]))
-    return EightBits(rows, columns, out_dtype, accumulate, _out_scale(out_scale, out_dtype, x))
+    scales = _scales(x, x_scale, weight_scale, [weight.shape[0]] if widths is None else widths)
+    found = EightBits(*scales, out_dtype, accumulate, _out_scale(out_scale, out_dtype, x))
+    if is_in_blocks(found):
+        _check_blocks(x, weight, accumulate)
+    return found
+
+
+def _check_blocks(x: Tensor, weight: Tensor, accumulate: str) -> None:
+    """An error unless a call with scales of blocks has the types and sums of one."""
+    if accumulate == FAST:
+        raise ValueError("accumulate: got 'fast' with scales of blocks; accepted there is 'promoted'")
+    for name, each in (("x", x), ("weight", weight)):
+        if each.dtype is not E4M3:
+            raise RuntimeError(
+                f"{name}: got dtype {each.dtype} with scales of blocks; accepted there is {E4M3}"
+            )
+
+
+def blocks(length: int) -> int:
+    """How many blocks there are in so many rows or columns; the last one may be short."""
+    return -(-length // BLOCK)
 
 
 def memory_of_blocks(out_scale: OutScale, x: Tensor, weight: Tensor) -> OutScale:
@@ -65,7 +89,7 @@ def memory_of_blocks(out_scale: OutScale, x: Tensor, weight: Tensor) -> OutScale
         return out_scale
     if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or x.dim() == 0 or weight.dim() != 2:
         return out_scale
-    shape = (-(-weight.shape[0] // _BLOCK), math.prod(x.shape[:-1]))
+    shape = (blocks(weight.shape[0]), math.prod(x.shape[:-1]))
     return x.new_empty(shape, dtype=torch.float32)
 
 
@@ -88,13 +112,24 @@ def quantised(y: Tensor, scale: Tensor | float) -> Tensor:
         scale = wide.new_full((), scale)
     if not scale.dim():
         return (wide / scale).clamp(-largest, largest).to(E4M3)
-    blocks, rows = scale.shape
-    parts = torch.nn.functional.pad(wide.reshape(rows, y.shape[-1]), (0, blocks * _BLOCK - y.shape[-1]))
-    parts = parts.view(rows, blocks, _BLOCK)
-    found = parts.abs().amax(-1).clamp(min=2.0**-100) / wide.new_full((), largest)
+    whole, found = in_blocks(y.reshape(scale.shape[1], y.shape[-1]), height=1)
     scale.copy_(found.t())
-    whole = (parts / found[..., None]).clamp(-largest, largest).to(E4M3)
-    return whole.view(rows, blocks * _BLOCK)[:, : y.shape[-1]].contiguous().view(y.shape)
+    return whole.view(y.shape)
+
+
+def in_blocks(matrix: Tensor, height: int, width: int = BLOCK) -> tuple[Tensor, Tensor]:
+    """A matrix in e4m3, and the fp32 scales of its blocks of so many rows and columns; the last ones may be short."""
+    sizes = rows, columns = matrix.shape
+    height, width = min(height, rows) or 1, min(width, columns) or 1
+    for axis, length in enumerate((height, width)):
+        if short := sizes[axis] % length:
+            pieces = torch.split(matrix, [sizes[axis] - short, short], axis)
+            parts = zip(*[in_blocks(each, height, width) for each in pieces], strict=True)
+            whole, scale = (torch.cat(each, axis) for each in parts)
+            return whole, scale
+    every = matrix.reshape(rows // height, height, columns // width, width).transpose(1, 2)
+    whole, scale = scaled(every.flatten(2), of_rows=True)
+    return whole.view(every.shape).transpose(1, 2).reshape(matrix.shape), scale[..., 0]
 
 
 def scaled(tensor: Tensor, *, of_rows: bool) -> tuple[Tensor, Tensor]:
@@ -172,34 +207,51 @@ def _out_scale(scale: OutScale, dtype: torch.dtype, x: Tensor) -> OutScale:
     return scale
 
 
-def _scale(name: str, scale: object, x: Tensor, lead: torch.Size) -> Tensor:
-    """A scale as calls have it: 0-d, or a vector. `lead`: the axes of the rows, each of which may have a number."""
-    count = math.prod(lead)
-    shapes = [[], [count]] if len(lead) == 1 else [[], [count], [*lead]]
-    of_torch = [count, 1] if name == "x_scale" else [1, count]
-    shapes.append(of_torch)
+def _scales(x: Tensor, x_scale: object, weight_scale: object, widths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The scales as calls have them: each 0-d or a vector, or both of blocks, matrices."""
+    lead, count, across = [*x.shape[:-1]], sum(widths), blocks(x.shape[-1])
+    rows, down = math.prod(lead), sum(map(blocks, widths))
+    of_rows, of_blocks = [[], [rows], lead, [rows, 1], [*lead, 1]], [[rows, across], [*lead, across]]
+    of_columns, of_squares = [[], [count], [1, count]], [[down, across]]
+    by_row = _fp32("x_scale", x_scale, x, of_rows, of_blocks)
+    by_column = _fp32("weight_scale", weight_scale, x, of_columns, of_squares)
+    shapes = [*by_row.shape], [*by_column.shape]
+    # Of one block and one row of the weight both fit, with the same numbers.
+    if shapes[0] in of_rows and shapes[1] in of_columns:
+        return _flat(by_row), _flat(by_column)
+    if shapes[0] in of_blocks and shapes[1] in of_squares:
+        return by_row.reshape(rows, across), by_column
+    raise RuntimeError(
+        f"weight_scale: got shape {shapes[1]} beside an x_scale of {shapes[0]}; accepted are scales of blocks of "
+        f"both, {of_blocks[0]} with {of_squares[0]}, or of none: [] or [{rows}] with [] or [{count}]"
+    )
+
+
+def _fp32(name: str, scale: object, x: Tensor, plain: list[Any], of_blocks: list[Any]) -> Tensor:
+    """A scale that has one of these shapes."""
     if scale is None:
         raise RuntimeError(
-            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {_either(shapes)}"
+            f"{name}: got None with an x of {x.dtype}; accepted is a float32 tensor {_either(plain)}"
         )
     if not isinstance(scale, Tensor):
-        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {_either(shapes)}")
+        raise TypeError(f"{name}: got {type(scale).__name__}; accepted is a float32 tensor {_either(plain)}")
     checks.strided(name, scale)
     if scale.dtype is not torch.float32:
         raise RuntimeError(f"{name}: got dtype {scale.dtype}; accepted is torch.float32")
     checks.require_device(name, scale, x)
     shape = [*scale.shape]
-    if shape == []:
-        return scale
-    if shape not in shapes and shape != [*lead, 1]:
-        blocks = "; scales of blocks are not supported" if scale.dim() > 1 else ""
+    if shape not in plain and shape not in of_blocks:
         raise RuntimeError(
-            f"{name}: got shape {shape}; accepted is {_either(shapes)}, one number for the tensor or one for each row"
-            f"{blocks}"
+            f"{name}: got shape {shape}; accepted is {_either(plain)}, one number for the tensor or one for each row, "
+            f"or {_either(of_blocks)} of blocks"
         )
-    return scale if scale.dim() == 1 and scale.is_contiguous() else scale.reshape(-1).contiguous()
+    return scale
 
 
-def _either(shapes: list[list[int]]) -> str:
+def _flat(scale: Tensor) -> Tensor:
+    return scale if scale.dim() == 0 else scale.reshape(-1).contiguous()
+
+
+def _either(shapes: list[Any]) -> str:
     # Only for an error: Dynamo traces no text of a list of symbols.
-    return " or ".join(map(str, shapes))
+    return " or ".join(dict.fromkeys(map(str, shapes)))

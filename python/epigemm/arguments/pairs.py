@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import autocast, checks, eight_bits
-from epigemm.arguments.calls import EightBits, Scaled, operand_dtype, scales_read
+from epigemm.arguments.calls import EightBits, Scaled, is_in_blocks, operand_dtype, scales_read
 
 Pair = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """x @ weight.T + bias and x @ weight2.T + bias2; without weight2 weight and bias have the rows of both.
@@ -79,7 +79,14 @@ def _of_eight_bits(pair: Pair, out: Tensor | None, given: Scaled) -> EightBits:
     """What a call gives of 8 bits, after its checks."""
     x, weight, _, weight2, _, _ = pair
     eight_bits.types(x, weight)
-    scaled = eight_bits.checked(x, weight, given, weight2)
+    rows = weight.shape[0] if weight.dim() == 2 else 0
+    widths = (rows // 2, rows - rows // 2) if weight2 is None else (rows, rows)
+    scaled = eight_bits.checked(x, weight, given, widths)
+    if weight2 is None and is_in_blocks(scaled) and widths[0] % eight_bits.BLOCK:
+        raise RuntimeError(
+            f"weight: got {widths[0]} rows for each product with scales of blocks; accepted are multiples of "
+            f"{eight_bits.BLOCK}, or a weight2 beside it"
+        )
     named = [*zip(_NAMES, pair, strict=True), *scales_read(scaled)]
     eight_bits.refuse_gradients(named)
     checks.own_memory(out, x, named[1:])

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from epigemm.arguments import eight_bits as _arguments
 from epigemm.arguments import precision
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, blocks_of
+from epigemm.arguments.calls import EightBits, ElementwiseCall, LinearCall, blocks_of, is_in_blocks
+from epigemm.arguments.eight_bits import BLOCK
 from epigemm.arguments.precision import FAST
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.layouts import unflattened
@@ -18,6 +19,10 @@ from epigemm.calls.layouts import unflattened
 _scaled_mm: Any = torch._scaled_mm
 _LEAST_CAPABILITY = (8, 9)
 _MULTIPLE = 16  # of N; K is one
+# Scales of blocks need Hopper, and cuBLAS of this CUDA. It reads whole 16 bytes of them: of 4 rows of x, of 4 blocks of
+# K. In some versions of torch the caller fills up the latter, in others nobody does.
+_HOPPER, _LEAST_CUDA = 9, (12, 9)
+_MULTIPLES_IN_BLOCKS = 4, 4 * BLOCK
 
 
 def runs_scaled_mm(call: LinearCall) -> bool:
@@ -26,9 +31,17 @@ def runs_scaled_mm(call: LinearCall) -> bool:
     if about is None or not x.is_cuda or call.is_empty or weight.shape[0] % _MULTIPLE:
         return False
     is_of_rows = about.x_scale.dim() or about.weight_scale.dim()  # type: ignore[union-attr]
-    if is_of_rows and about.out_dtype is not torch.bfloat16:
+    if (is_of_rows and about.out_dtype is not torch.bfloat16) or torch.version.hip is not None:
         return False
-    return torch.version.hip is None and torch.cuda.get_device_capability(x.device) >= _LEAST_CAPABILITY
+    capability = torch.cuda.get_device_capability(x.device)
+    return _reads_blocks(call, capability) if is_in_blocks(about) else capability >= _LEAST_CAPABILITY
+
+
+def _reads_blocks(call: LinearCall, capability: tuple[int, int]) -> bool:
+    of_m, of_k = _MULTIPLES_IN_BLOCKS
+    cuda = tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))
+    is_whole = call.rows % of_m == 0 and call.x.shape[-1] % of_k == 0
+    return is_whole and capability[0] == _HOPPER and cuda >= _LEAST_CUDA
 
 
 def of_call(call: LinearCall, elementwise: Callable[[ElementwiseCall], Tensor]) -> Tensor:
@@ -59,10 +72,10 @@ def launches(call: LinearCall) -> list[str]:
 def _launches_of_wide(call: LinearCall) -> list[str]:
     behind = [] if call.epilogue.is_bias else [call.epilogue.name]
     if not runs_scaled_mm(call):
-        return [
-            "torch GEMM of x and weight times their scales, in fp32",
-            *[f"PyTorch reference, {e}" for e in behind],
-        ]
+        kernel = "torch GEMM of x and weight times their scales, in fp32"
+        if call.eight_bits is not None and is_in_blocks(call.eight_bits):
+            kernel = f"torch GEMM of each {BLOCK} columns of x and weight times their scales, in fp32"
+        return [kernel, *[f"PyTorch reference, {e}" for e in behind]]
     if not behind and _bias_in_product(call) is call.bias:
         return ["torch GEMM (_scaled_mm)"]
     kind = "epigemm CUDA kernel" if elementwise_kernels.has_native(call.x) else "PyTorch reference"
@@ -88,7 +101,9 @@ def _behind_scaled_mm(call: LinearCall, elementwise: Callable[[ElementwiseCall],
     about = call.eight_bits
     assert about is not None and about.x_scale is not None and about.weight_scale is not None
     x_scale, weight_scale = about.x_scale, about.weight_scale
-    if x_scale.dim() or weight_scale.dim():
+    if is_in_blocks(about):
+        x_scale, weight_scale = x_scale.t().contiguous().t(), weight_scale.contiguous().t()
+    elif x_scale.dim() or weight_scale.dim():
         x_scale = x_scale.expand(call.rows).reshape(-1, 1).contiguous()
         weight_scale = weight_scale.expand(call.weight.shape[0]).reshape(1, -1).contiguous()
     bias = _bias_in_product(call)
@@ -110,11 +125,24 @@ def _behind_scaled_mm(call: LinearCall, elementwise: Callable[[ElementwiseCall],
 
 def _in_fp32(call: LinearCall) -> Tensor:
     about = call.eight_bits
-    assert about is not None and about.x_scale is not None and about.weight_scale is not None
-    # Not the numbers, the sums are multiplied, as in the kernels: no product is lost that is in range.
+    assert about is not None
     device_type = call.x.device.type
     with precision.switched(device_type, precision.IEEE), torch.autocast(device_type, enabled=False):
-        product = torch.nn.functional.linear(_rows(call).float(), call.weight.float())
-    scales = about.x_scale.reshape(-1, 1) if about.x_scale.dim() else about.x_scale
-    product = unflattened(product * scales * about.weight_scale, _shape(call))
+        product = unflattened(_product(_rows(call), call.weight, about), _shape(call))
     return call.epilogue.reference(product, call.operands).to(about.out_dtype)
+
+
+def _product(x: Tensor, weight: Tensor, about: EightBits) -> Tensor:
+    """The product of all, or of each block, times its scales."""
+    x_scale, weight_scale, multiplied = about.x_scale, about.weight_scale, torch.nn.functional.linear
+    assert x_scale is not None and weight_scale is not None
+    # Not the numbers, the sums are multiplied, as in the kernels: no product is lost that is in range.
+    if not is_in_blocks(about):
+        scales = x_scale.reshape(-1, 1) if x_scale.dim() else x_scale
+        return multiplied(x.float(), weight.float()) * scales * weight_scale
+    total = x.new_zeros((len(x), len(weight)), dtype=torch.float32)
+    of_columns = weight_scale.repeat_interleave(BLOCK, 0)[: len(weight)]
+    for number, (of_x, of_weight) in enumerate(zip(x_scale.unbind(1), of_columns.unbind(1), strict=True)):
+        block = slice(number * BLOCK, (number + 1) * BLOCK)
+        total += multiplied(x[:, block].float(), weight[:, block].float()) * of_x[:, None] * of_weight
+    return total

@@ -118,7 +118,7 @@ def _of_row(eight_bits: EightBits | None, index: int) -> EightBits | None:
     if eight_bits is None:
         return None
     if eight_bits.x_scale is not None and eight_bits.x_scale.dim():
-        eight_bits = eight_bits._replace(x_scale=eight_bits.x_scale[index])
+        eight_bits = eight_bits._replace(x_scale=eight_bits.x_scale[index : index + 1])
     blocks = blocks_of(eight_bits.out_scale)
     return eight_bits if blocks is None else eight_bits._replace(out_scale=blocks[:, index : index + 1])
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from epigemm._native import ops
 from epigemm.arguments.calls import EIGHT_BITS
-from epigemm.arguments.eight_bits import MULTIPLE
+from epigemm.arguments.eight_bits import MULTIPLE, blocks
 from epigemm.arguments.precision import FAST, PROMOTED
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.tracer.program import words
@@ -59,13 +59,17 @@ class Scales(NamedTuple):
     """What a product of 8-bit numbers has besides.
 
     Attributes:
-        x, weight: fp32: one number, or one for each row.
+        x, weight: fp32: one number, or one for each row, or those of blocks.
         accumulate: as of `epigemm.linear`.
+        are_blocks: whether they are those of blocks.
+        is_kn: whether the weight's are, as PyTorch's, `[blocks of K, blocks of N]`; there may be more of K, unused.
     """
 
     x: fx.Node
     weight: fx.Node
     accumulate: str
+    are_blocks: bool = False
+    is_kn: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,9 @@ def _transposed(weight: fx.Node, value: Tensor, product: fx.Node) -> fx.Node | N
 
 # --- 8 bits -----------------------------------------------------------------------------------------------------------
 
-_NO_RECIPE = "its scales are not those of tensors or rows in fp32"
+_NO_RECIPE = "its scales are not those of tensors, rows or blocks of 128 and of 128 x 128 numbers in fp32"
+_TENSORS, _ROWS, _BLOCKS = (0, 0), (1, 1), (4, 5)
+"""Of x and of the weight, by the numbers of `torch.nn.functional.ScalingType`."""
 
 
 def _of_8_bits(node: fx.Node) -> Product | str | None:
@@ -225,13 +231,18 @@ def _of_8_bits(node: fx.Node) -> Product | str | None:
     result, read = tensor_of(node), [tensor_of(each) for each in operands]
     if result is None or any(each is None for each in read):
         return "an operand is no plain tensor"
-    reason = _why_not_in_8_bits(result, read, given)
-    if reason or (reason := "" if is_own else _why_not_scaled(result, read, given)):
+    recipe: Any = ""
+    if not (reason := _why_not_in_8_bits(result, read, given)) and not is_own:
+        recipe = _recipe(result, read, given)
+        reason = recipe if isinstance(recipe, str) else ""
+    if reason:
         return reason
     x, weight, x_scale, weight_scale = operands
     origin = weight if is_own else _transposed(weight, value_at(weight), node)
     of_torch = FAST if given.get("use_fast_accum") else PROMOTED
-    found = Scales(x_scale, weight_scale, given.get("accumulate", of_torch))
+    # Of epigemm's operator only those of blocks are matrices.
+    are_blocks = value_at(x_scale).dim() == 2 if is_own else recipe == _BLOCKS
+    found = Scales(x_scale, weight_scale, given.get("accumulate", of_torch), are_blocks, not is_own)
     return Product(node, x, origin or weight, given.get("bias"), origin is None, scales=found)
 
 
@@ -250,20 +261,28 @@ def _why_not_in_8_bits(result: Tensor, read: list[Any], given: dict[str, Any]) -
     return "it is strict, or batch-invariant" if given.get("strict") or given.get("invariant") else ""
 
 
-def _why_not_scaled(result: Tensor, read: list[Any], given: dict[str, Any]) -> str:
-    """Why epigemm does not accept the arguments of a product of PyTorch's; empty if it does."""
-    _, right, *scales = read
+def _recipe(result: Tensor, read: list[Any], given: dict[str, Any]) -> tuple[int, int] | str:
+    """The scales of a product of PyTorch's, or why epigemm does not accept its arguments."""
+    left, right, *scales = read
     m, n, k = *result.shape, right.shape[0]
     if not known(k % MULTIPLE == 0) or not is_contiguous(right.t()):
         return f"its weight is no [N, K] without gaps, or its K not of whole {MULTIPLE}"
-    are_single = all(known(each.numel() == 1) for each in scales)
-    shapes = zip(scales, ((m, 1), (1, n)), strict=True)
-    are_of_rows = all(same_sizes(each.shape, shape) for each, shape in shapes)
-    recipes = {0: are_single, 1: are_of_rows}  # by the numbers of `torch.nn.functional.ScalingType`
-    if "recipe_a" in given:
-        asked = [*given["recipe_a"], *given["recipe_b"]]
+    if any(each.dtype != torch.float32 for each in scales):
+        return _NO_RECIPE
+    by_torch = given.get("recipe_a"), given.get("recipe_b")
+    shape, (down, *of_n) = scales[0].shape, scales[1].shape or (1,)
+    # Lists may have scales for more blocks of K than there are.
+    has_all = same_sizes((down,), (blocks(k),)) or (by_torch[0] and known(down >= blocks(k)))
+    are_e4m3 = left.dtype == right.dtype == EIGHT_BITS[0] and not given.get("use_fast_accum")
+    are_blocks = same_sizes(shape, (m, blocks(k))) and same_sizes(of_n, (blocks(n),))
+    fits = {
+        _TENSORS: all(known(each.numel() == 1) for each in scales),
+        _ROWS: same_sizes(shape, (m, 1)) and same_sizes(scales[1].shape, (1, n)),
+        _BLOCKS: are_blocks and has_all and are_e4m3,
+    }
+    found = [recipe for recipe, fit in fits.items() if fit]
+    if by_torch[0]:
         options = (given.get(name) or () for name in ("swizzle_a", "swizzle_b", "contraction_dim"))
-        fits = all(recipes.get(each, False) for each in asked) and not any(map(any, options))
-    else:
-        fits = are_single or are_of_rows
-    return "" if fits and all(each.dtype == torch.float32 for each in scales) else _NO_RECIPE
+        asked = *map(int, by_torch[0]), *map(int, by_torch[1] or ())
+        found = [each for each in found if each == asked and not any(map(any, options))]
+    return found[0] if found else _NO_RECIPE

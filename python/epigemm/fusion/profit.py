@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from epigemm.arguments import forms
 from epigemm.arguments.calls import EightBits, LinearCall, operand_dtype
+from epigemm.arguments.eight_bits import blocks
 from epigemm.autograd import gradients
 from epigemm.calls import elementwise_kernels
 from epigemm.calls.elementwise_kernels import Kind
@@ -228,12 +229,16 @@ def _of_8_bits(chain: Chain, m: int, n: int) -> EightBits | None:
     if scales is None:
         return None
 
-    def like(scale: fx.Node, count: int) -> Tensor:
-        shape = () if known(value_at(scale).numel() == 1) else (count,)
+    def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device="meta")
 
-    out_scale = like(chain.out_scale, 1) if isinstance(chain.out_scale, fx.Node) else chain.out_scale
-    return EightBits(like(scales.x, m), like(scales.weight, n), chain.dtype, scales.accumulate, out_scale)
+    across = hint(value_at(scales.x).shape[-1]) if scales.are_blocks else 0
+    counts = (scales.x, m), (scales.weight, n)
+    both = [empty() if known(value_at(each).numel() == 1) else empty(count) for each, count in counts]
+    if scales.are_blocks:
+        both = [empty(m, across), empty(blocks(n), across)]
+    out_scale = empty() if isinstance(chain.out_scale, fx.Node) else chain.out_scale
+    return EightBits(both[0], both[1], chain.dtype, scales.accumulate, out_scale)
 
 
 # --- elementwise kernels, by the bytes that they move ----------------------------------------------------------------

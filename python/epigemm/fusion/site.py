@@ -75,6 +75,9 @@ class _OfEightBits:
     def __init__(self, chain: Chain, scales: Scales) -> None:
         # Which scales are one number; the result's type, and its scale if no argument; how sums are added.
         self._are_single = [known(value_at(each).numel() == 1) for each in chain.scales(scales)]
+        if scales.are_blocks:
+            self._are_single[:2] = [False, False]
+        self._are_kn = scales.are_blocks and scales.is_kn
         self._dtype, self._accumulate = chain.dtype, scales.accumulate
         self._out_scale = chain.out_scale if isinstance(chain.out_scale, float) else None
 
@@ -83,7 +86,8 @@ class _OfEightBits:
         pairs = zip(sources, self._are_single, strict=False)
         given = [each.reshape(()) if is_single and each.dim() else each for each, is_single in pairs]
         out_scale = given[2] if len(given) > 2 else self._out_scale
-        scaled = (given[0], given[1], self._dtype, self._accumulate, out_scale)
+        of_weight = given[1][: given[0].shape[-1]].t() if self._are_kn else given[1]
+        scaled = (given[0], of_weight, self._dtype, self._accumulate, out_scale)
         # No result has a gradient, though gradients may be on and an operand have one: of a comparison.
         return scaled, tuple([each.detach() for each in sources[len(given) :]])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from epigemm import functional
 from epigemm import route as _route
 from epigemm.arguments import checks, eight_bits, invariance
+from epigemm.arguments.calls import BLOCKS
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import PROMOTED
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _Layer = TypeVar("_Layer", bound="Layer")
+
+RECIPES = ("tensor", "row", BLOCKS)
+"""Of `quantise`, by the number of axes of a weight's scale."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -184,7 +189,7 @@ class FusedLinear(Layer):
         """The constructor's arguments, as `nn.Linear` prints them."""
         features = f"in_features={self.in_features}, out_features={self.out_features}"
         scale = self._buffers.get("weight_scale")
-        quantised = "" if scale is None else f", quantised={'row' if scale.dim() else 'tensor'!r}"
+        quantised = "" if scale is None else f", quantised={RECIPES[scale.dim()]!r}"
         return f"{features}, bias={self.bias is not None}, {super().extra_repr()}{quantised}"
 
 
@@ -195,7 +200,12 @@ def in_8_bits(x: Tensor, weight_scale: Tensor) -> tuple[Tensor, dict[str, Any]]:
         accepted = "torch.bfloat16, torch.float16 and torch.float32"
         raise RuntimeError(f"x: got dtype {x.dtype} beside a quantised weight; accepted are {accepted}")
     eight_bits.refuse_gradients([("x", x)])
-    x8, x_scale = eight_bits.scaled(x, of_rows=weight_scale.dim() > 0)
+    if RECIPES[weight_scale.dim()] == BLOCKS:
+        whole, scale = eight_bits.in_blocks(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), height=1)
+        # In the order in which kernels give them.
+        x8, x_scale = whole.view(x.shape), scale.t().contiguous().t()
+    else:
+        x8, x_scale = eight_bits.scaled(x, of_rows=weight_scale.dim() > 0)
     return x8, {"x_scale": x_scale, "weight_scale": weight_scale, "out_dtype": x.dtype}
 
 

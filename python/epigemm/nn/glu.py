@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from epigemm import docstrings, glu
-from epigemm.nn.base import Activated, CallOptions, in_8_bits, reset_linear
+from epigemm.arguments.calls import BLOCKS
+from epigemm.nn.base import RECIPES, Activated, CallOptions, in_8_bits, reset_linear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,12 +87,15 @@ class LinearGLU(Activated):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        second: Any = {"weight2": self.weight2, "bias2": self.bias2, "activation": self.activation}
-        options: Any = {"precision": self.precision, "strict": self.strict}
+        weight, bias, second = self.weight, self.bias, (self.weight2, self.bias2)
+        options: Any = {"precision": self.precision, "strict": self.strict, "activation": self.activation}
         if (scale := self._buffers.get("weight_scale")) is not None:
             x, scales = in_8_bits(x, scale)
             options.update(scales)
-        return glu.linear_glu(x, self.weight, self.bias, **second, **options)
+            if second[0] is None and RECIPES[scale.dim()] == BLOCKS:  # each half has blocks of its own
+                (weight, weight2), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
+                bias, second = biases[0], (weight2, biases[1])
+        return glu.linear_glu(x, weight, bias, weight2=second[0], bias2=second[1], **options)
 
     def extra_repr(self) -> str:
         """As of `FusedLinear`, with whether there are two weights, the second one's bias, and the activation."""

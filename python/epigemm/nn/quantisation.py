@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.arguments import eight_bits
-from epigemm.nn.base import FusedLinear, Layer, require_plain
+from epigemm.arguments.calls import BLOCKS
+from epigemm.nn.base import RECIPES, Activated, FusedLinear, Layer, require_plain
 from epigemm.nn.layers import Linear
 from epigemm.results_epilogue import ResultsEpilogue
 
-_RECIPES = ("row", "tensor")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WEIGHTS = ("weight", "weight2")
+_ACCEPTED = ", ".join(map(repr, RECIPES))
 # They read the weights of the layers within: epigemm's with a BatchNorm, and the fast path of torch's.
 _READ_WEIGHTS = (Layer, nn.TransformerEncoderLayer)
 
@@ -29,6 +30,8 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
 
     - "row": of each row of the weight, and of each row of x; `weight_scale` is `[out_features]`.
     - "tensor": of the whole weight, and of the whole x; `weight_scale` is `[]`.
+    - "1x128": of each 128 x 128 numbers of the weight, and of each 128 columns of a row of x; `weight_scale` is
+      `[ceil(out_features / 128), ceil(in_features / 128)]`, of a `LinearGLU` that of both products.
 
     Quantised are `torch.nn.Linear` itself, which becomes an `epigemm.nn.Linear`, and epigemm's layers of one result
     without a BatchNorm, with in_features of whole 16 and weights in fp32, bf16 or fp16. All else stays, also subclasses
@@ -42,7 +45,7 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
 
     Args:
         module: the model, which is changed in place.
-        recipe: "row" or "tensor".
+        recipe: "row", "tensor" or "1x128".
 
     Returns:
         `module`; if that is itself a `torch.nn.Linear`, the layer in its place.
@@ -60,9 +63,9 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module: got {type(module).__name__}; accepted is a torch.nn.Module")
     if not isinstance(recipe, str):
-        raise TypeError(f"recipe: got {type(recipe).__name__}; accepted are 'row' and 'tensor'")
-    if recipe not in _RECIPES:
-        raise ValueError(f"recipe: got {recipe!r}; accepted are 'row' and 'tensor'")
+        raise TypeError(f"recipe: got {type(recipe).__name__}; accepted are {_ACCEPTED}")
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe: got {recipe!r}; accepted are {_ACCEPTED}")
     found = [*_layers(module, "", set())]
     if not found:
         raise ValueError(
@@ -116,10 +119,17 @@ def _quantised(layer: nn.Linear | FusedLinear, recipe: str) -> FusedLinear:
             made._parameters[name] = nn.Parameter(each.detach(), requires_grad=False)
     names = [name for name in _WEIGHTS if made._parameters.get(name) is not None]
     weights: list[Tensor] = [getattr(made, name) for name in names]
-    whole, scale = eight_bits.scaled(
-        torch.cat(weights) if weights[1:] else weights[0], of_rows=recipe == "row"
-    )
+    if recipe == BLOCKS:
+        products = made._products if isinstance(made, Activated) and not weights[1:] else 1
+        pairs = [
+            eight_bits.in_blocks(each, eight_bits.BLOCK) for of in weights for each in of.chunk(products)
+        ]
+        whole, scale = (torch.cat(each) for each in zip(*pairs, strict=True))
+    else:
+        joined = torch.cat(weights) if weights[1:] else weights[0]
+        whole, scale = eight_bits.scaled(joined, of_rows=recipe == "row")
+        scale = scale.flatten() if scale.dim() else scale
     for name, part in zip(names, whole.chunk(len(names)), strict=True):
         made._parameters[name] = nn.Parameter(part.clone() if weights[1:] else part, requires_grad=False)
-    made.register_buffer("weight_scale", scale.flatten() if scale.dim() else scale)
+    made.register_buffer("weight_scale", scale)
     return made

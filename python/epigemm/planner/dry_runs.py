@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +46,10 @@ ELEMENTS: dict[torch.dtype | None, int] = {
 """The types of results of 8-bit factors, by their numbers in csrc."""
 FALLBACK = (0, -1, 0, 0, 1, 1)
 """The forced plan that is the fallback."""
+
+
+_NOT_TAKEN = "no kernel takes such tensors"
+_NO_PLAN = {"why_not_covered": _NOT_TAKEN, "fallback_us": math.inf, "candidates": []}
 
 
 class Tried(NamedTuple):
@@ -162,6 +167,8 @@ def dry_run(
     found["reasons"] = [Reason(number) for number in found["reasons"]]
     found["plan"] = tuple(found["plan"])
     found["tried"] = [_tried(each) for each in found["tried"]]
+    if tried and not found["tried"] and found["answer"] == Reason.DOES_NOT_FIT:
+        found["tried"] = [Tried(order.fused[0], _NOT_TAKEN, _NO_PLAN, False, order.tf32_allowed, False, ())]
     return DryRun(**found)
 
 
