@@ -89,7 +89,8 @@ class Decorated:
             values[place] = value
         for spec, value in zip(specs, values, strict=True):
             if value is None and not spec.is_optional:
-                raise TypeError(f"{spec.name}: got None; accepted is {KINDS[spec.kind].accepted}")
+                accepted = KINDS[spec.kind].accepted
+                raise TypeError(f"{spec.name}: got None, or was not given; accepted is {accepted}")
         if len(self.without) == 1:
             return self.without[()], values
         absent = tuple([place for place, value in enumerate(values) if value is None])

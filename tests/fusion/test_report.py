@@ -19,6 +19,13 @@ def test_equal_blocks_are_one_line() -> None:
     assert text[1:] == ["  *.0 (3): linear_gelu: gelu(acc + c1)", "  *.2 (3): linear: acc + c1"], str(report)
 
 
+def test_before_the_first_call() -> None:
+    fused = fuse_eagerly(nn.Linear(8, 8))
+    assert str(report_of(fused)) == "0 of 0 products fused; nothing is compiled before the first call"
+    fused(torch.rand(4, 8))
+    assert "before" not in str(report_of(fused))
+
+
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 

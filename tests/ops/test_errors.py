@@ -194,7 +194,7 @@ def test_operands_of_users_functions(op: Op, rng: torch.Generator) -> None:
     for name in operands:
         if name in op.optional or op.operands[name] == NUMBER:
             continue
-        with pytest.raises(TypeError, match=f"{name}: got None; accepted is a tensor"):
+        with pytest.raises(TypeError, match=f"{name}: got None, or was not given; accepted is a tensor"):
             op.call(**{each: value for each, value in arguments.items() if each != name})
     if operands:
         with pytest.raises(TypeError, match=f"'{operands[0]}' twice"):

@@ -134,7 +134,7 @@ def groups(x: Tensor, weight: Tensor, offs: Tensor) -> None:
     if offs.dim() != 1 or offs.shape[0] != weight.shape[0] or not offs.is_contiguous():
         raise RuntimeError(
             f"offs: got shape {_shape(offs)} and strides {tuple(offs.stride())}; accepted is [{weight.shape[0]}], "
-            "contiguous: the row behind each group"
+            "contiguous: the first row after each group"
         )
 
 
@@ -444,10 +444,8 @@ def require_like(
         is_other = of is not None and of is not x.dtype
         like = of if is_other and of is not None else x.dtype
         accepted = _names({like, compute_dtype(like)} if is_choice else {dtype})
-        raise RuntimeError(
-            f"{name}: got dtype {tensor.dtype}; accepted is {accepted}, as {'the result' if is_other else first} has "
-            f"{like}"
-        )
+        why = f", as {'the result' if is_other else first} has {like}" if is_choice or dtype == like else ""
+        raise RuntimeError(f"{name}: got dtype {tensor.dtype}; accepted is {accepted}{why}")
     require_device(name, tensor, x, first)
 
 

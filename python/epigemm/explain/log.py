@@ -372,8 +372,9 @@ def logged(
         name = function.__name__
     else:
         got = type(fn_or_name).__name__ if isinstance(fn_or_name, Tensor) else repr(fn_or_name)
+        argument, modules = ("fn_or_name", "") if is_single else ("fn_or_module", "torch.nn.Modules, ")
         raise ValueError(
-            f"fn_or_name: got {got}; accepted are what epigemm.epilogue makes, its `elementwise`, and "
+            f"{argument}: got {got}; accepted are {modules}what epigemm.epilogue makes, its `elementwise`, and "
             f"epigemm's functions or their names: {', '.join(_FUNCTIONS)}"
         )
     opened = Log(is_single=is_single)

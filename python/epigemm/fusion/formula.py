@@ -140,7 +140,7 @@ def _make(formula: ChainFormula) -> UserEpilogue | str:
     try:
         return UserEpilogue(declaration.traced(formula, tuple(specs), name_of(*formula.steps), line))
     except Exception as error:  # any error of the function with such tensors
-        text = re.sub(r"^\w+ \([^)]*\): ", "", str(error).split("\n")[0])
+        text = re.sub(r"^\w+ \([^)]*\): |; supported .*", "", str(error).split("\n")[0])
         return "it is not pointwise" if text.startswith("it fails while it is traced") else text
 
 

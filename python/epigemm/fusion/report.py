@@ -80,9 +80,9 @@ class FusionReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        products = len(self.sites) + len(self.skipped)
-        seconds = f"; compiled in {self.seconds:.1f} s" if self.seconds else ""
-        yield f"{len(self.sites)} of {products} products fused{seconds}"
+        when = "; nothing is compiled before the first call" if self.settings else ""
+        when = f"; compiled in {self.seconds:.1f} s" if self.seconds else when
+        yield f"{len(self.sites)} of {len(self.sites) + len(self.skipped)} products fused{when}"
         yield from _folded(
             [
                 (site.name, "\n      ".join([f"{site.function}: {site.formula}", *site.notes]))

@@ -228,7 +228,7 @@ class Builder:
                 "reading a tensor's value (item, bool, float) is data-dependent control flow; use torch.where"
             )
         if name in aten.REDUCTIONS:
-            raise Refusal(f"{name} is a reduction; supported are {ACCEPTED}")
+            raise Refusal(f"{name.lstrip('_')} is a reduction; supported are {ACCEPTED}")
 
     def _operator(self, node: fx.Node, name: str, args: list[Any], kind: str) -> Value:
         if name in ("scalar_tensor", "full", "full_like"):
