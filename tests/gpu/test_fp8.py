@@ -46,7 +46,7 @@ FEW: list[Sizes] = [(1, 128, 128), (7, 272, 528), (33, 1040, 1040), (16, 4096, 4
 class Kernel(NamedTuple):
     """A tile, what it multiplies, and what it gives: e4m3 has a `scale`, which may be `BLOCKS`.
 
-    With the tile -1 the planner chooses one. `is_in_blocks`: blocks of x and of the weight have scales.
+    `is_in_blocks`: blocks of x and of the weight have scales.
     """
 
     x: torch.dtype = E4M3
@@ -69,10 +69,8 @@ class Kernel(NamedTuple):
         """The type of the operands that have the result's, beside e4m3 bf16."""
         return BF16 if self.result is E4M3 else self.result
 
-    def plan(self, raster: int = 0, swizzle: int = 8) -> tuple[int, ...] | None:
+    def plan(self, raster: int = 0, swizzle: int = 8) -> tuple[int, ...]:
         """As `resolve.linear` takes it."""
-        if self.tile < 0:
-            return None
         arithmetic = dry_runs.ARITHMETICS.index(self.accumulate)
         return (arithmetic, *plans.numbers(plans.TMA, self.tile, raster, swizzle))
 
@@ -109,8 +107,16 @@ PAIRS = [
 
 
 IN_BLOCKS = [
-    Kernel(E4M3, E4M3, result, "promoted", -1, scale, is_in_blocks=True)
-    for result, scale in ((BF16, None), (FP16, None), (FP32, None), (E4M3, 0.02), (E4M3, BLOCKS))
+    Kernel(E4M3, E4M3, result, "promoted", tile, scale, is_pair, is_in_blocks=True)
+    for is_pair in (False, True)
+    for result, scale, to in (
+        *((each, None, "") for each in (BF16, FP16, FP32)),
+        *((E4M3, 0.02, "_to_e4m3"), (E4M3, BLOCKS, "_to_blocks")),
+    )
+    if not (is_pair and scale == BLOCKS)
+    for tile in range(
+        min(plans.tile_count(plans.TMA, "blocks" + "_pairs" * is_pair + to), 9 if result is BF16 else 3)
+    )
 ]
 
 
@@ -266,7 +272,7 @@ class TestEveryKernel:
     def test_values(self, kernel: Kernel) -> None:
         """In both orders, the result's scale by value and on the device; two runs give the same bits."""
         every = WHOLE * (kernel.result is E4M3 or kernel.is_pair) + RAGGED * (not kernel.is_pair)
-        for number, sizes in enumerate(every + FEW * kernel.is_in_blocks, max(kernel.tile, 0)):
+        for number, sizes in enumerate(every + FEW * kernel.is_in_blocks, kernel.tile):
             product = Product(kernel, sizes, number)
             given = behind(product, number)
             scale = torch.tensor(kernel.scale, device=DEVICE) if number % 2 and kernel.scale == 0.02 else None
@@ -277,7 +283,7 @@ class TestEveryKernel:
 
 
 class TestProducts:
-    kernels = (*PRODUCTS, *(each for each in IN_BLOCKS if each.scale is None))
+    kernels = (*PRODUCTS, *(each for each in IN_BLOCKS if each.scale is None and not each.is_pair))
 
     def test_special_scales(self, kernel: Kernel) -> None:
         """Of sums that are exact: their signs, and which of them are 0, decide what an infinity makes of them."""

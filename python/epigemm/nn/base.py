@@ -17,6 +17,7 @@ from epigemm.arguments import checks, eight_bits, invariance
 from epigemm.arguments.calls import BLOCKS
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import PROMOTED
+from epigemm.calls import elementwise_kernels
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -200,7 +201,10 @@ def in_8_bits(x: Tensor, weight_scale: Tensor) -> tuple[Tensor, dict[str, Any]]:
         accepted = "torch.bfloat16, torch.float16 and torch.float32"
         raise RuntimeError(f"x: got dtype {x.dtype} beside a quantised weight; accepted are {accepted}")
     eight_bits.refuse_gradients([("x", x)])
-    if RECIPES[weight_scale.dim()] == BLOCKS:
+    are_blocks = RECIPES[weight_scale.dim()] == BLOCKS
+    if weight_scale.dim() and (made := elementwise_kernels.quantised(x, in_blocks=are_blocks)):
+        x8, x_scale = made
+    elif are_blocks:
         whole, scale = eight_bits.in_blocks(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), height=1)
         # In the order in which kernels give them.
         x8, x_scale = whole.view(x.shape), scale.t().contiguous().t()
