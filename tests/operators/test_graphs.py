@@ -13,11 +13,13 @@ from torch import Tensor, nn
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
+from epigemm.calls import entry, resolve
 from epigemm.operators import graphs
 from tests.gpu.launching import captured
 from tests.support.compiling import Graphs, recorded
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
+from tests.support.watching import results_of
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -131,7 +133,7 @@ class Chain(nn.Module):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_on_a_gpu(mode: str, no_python: Callable[[], None]) -> None:
+def test_on_a_gpu(mode: str) -> None:
     """But one case: a GEMM with bias and ReLU, where the planner leaves that to torch, is called from Python."""
     model = Chain().eval().to("cuda", torch.bfloat16)
     expected = model.double_precision()
@@ -141,9 +143,10 @@ def test_on_a_gpu(mode: str, no_python: Callable[[], None]) -> None:
         wanted = [expected(x) for x in inputs]
         for x in inputs:
             call(x)
-        no_python()
-        for x, want in zip(inputs, wanted, strict=True):
-            torch.testing.assert_close(call(x).clone(), want, rtol=2e-2, atol=2e-2)
+        with results_of(entry.linear, entry.elementwise, entry.made, entry.ask, resolve.run) as by_python:
+            found = [call(x).clone() for x in inputs]
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+        assert not by_python
 
 
 @pytest.mark.gpu
