@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tests.fusion.table import SQUARE, Row, rows
 
 WRITES = [
@@ -111,6 +113,45 @@ WRITES = [
         learns="parameters",
     ),
 ]
+
+# Augmented assignments: what stands before, what is written, and all that has its memory; and the right sides.
+PLACES = """
+pass | h | h
+kept = h | h | h, kept
+kept = h | kept | h, kept
+view = h.view(-1) | h | h, view
+row = h[0] | row | h, row
+rows = h[1:] | rows | h, rows
+buffer = self.vector | buffer | h, buffer, self.vector
+row = self.square[0] | row | h, row, self.square
+kept = y | y | h, y, kept
+row = y[0] | row | h, y, row
+data = y.data | data | h, y, data
+kept = z = y | y | h, y, kept
+"""
+OF_FLOATS = (
+    "+= 2 | -= self.vector | *= z.sum(0).abs() + 1 | /= 2 | //= self.vector | %= 2 | **= 2 | @= self.square"
+)
+OF_INTEGERS = "&= 2 | |= 3 | ^= 5 | <<= 2 | >>= z.sum(0).abs() % 5"
+
+
+def augmented() -> Iterator[Row]:
+    """Each place with three of the operators, each operator of integers with one place."""
+    places = [line.split(" | ") for line in PLACES.strip().splitlines()]
+    floats = OF_FLOATS.split(" | ")
+    pairs = [
+        (place, floats[(number * 3 + step) % 8], "")
+        for number, place in enumerate(places)
+        for step in range(3)
+    ]
+    pairs += [
+        (places[1 + number % 5], each, ".int()") for number, each in enumerate(OF_INTEGERS.split(" | "))
+    ]
+    for (before, target, seen), write, cast in pairs:
+        last = f"torch.relu(self.fc1(h{'.float()' * bool(cast)})) + torch.relu(self.fc0(y))"
+        source = f"z = h = self.fc0(x){cast}; {before}; {target} {write}; last = {last}; return last, {seen}"
+        yield Row(source, rows=SQUARE, axes=2, learns="parameters")
+
 
 MODES = [
     *rows(
@@ -265,4 +306,4 @@ TRANSFORMS = [
     ),
 ]
 
-ROWS = [*WRITES, *MODES, *HALVES, *COPIES, *TRANSFORMS]
+ROWS = [*WRITES, *augmented(), *MODES, *HALVES, *COPIES, *TRANSFORMS]

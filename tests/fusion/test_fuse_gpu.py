@@ -132,26 +132,6 @@ def test_sizes_that_change(mode: str | None, learns: bool) -> None:
     assert "linear_relu" in {site.function for site in fast.fusion_report.sites}, fast.fusion_report
 
 
-@pytest.mark.slow
-@hopper
-def test_a_captured_model_reads_its_packs() -> None:
-    """At every replay: they follow the weights by `repack()`."""
-    torch.compiler.reset()
-    model = wide()
-    layers = model[0], model[2]
-    packs = [epigemm.pack(layer.weight) for layer in layers]
-    fast: Any = epigemm.fuse(model, mode="reduce-overhead", strict=True)
-    x = torch.randn(4096, 1024, device="cuda")
-    with torch.no_grad():
-        check_call(fast, model, x)
-        for _ in range(3):
-            check_call(fast, model, x.normal_())
-        for layer, pack in zip(layers, packs, strict=True):
-            layer.weight.mul_(2)
-            pack.repack()
-        check_call(fast, model, x)
-
-
 @hopper
 @pytest.mark.parametrize(("device", "function"), [("cpu", "linear_relu"), ("cuda", "linear_relu_truediv")])
 def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
-from epigemm.calls import entry, resolve
 from epigemm.operators import graphs
 from tests.gpu.launching import captured
 from tests.support.compiling import Graphs, recorded
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
-from tests.support.watching import results_of
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -113,40 +110,6 @@ def test_errors_of_the_operator_itself() -> None:
         options = 32 + 64 * is_strict  # as csrc/torch/compiled.cpp has them
         with pytest.raises(RuntimeError, match=words):
             ops._into(0, named, given, weight, None, None, None, 0.0, options, result, None)
-
-
-class Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = epigemm.nn.LinearSigmoidScaleResidual(256, 512)
-        self.last = epigemm.nn.LinearScaleBatchNorm1d(512, 128)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.last(self.first(x))
-        return result
-
-    def double_precision(self) -> Callable[[Tensor], Tensor]:
-        """The same on a copy in fp64, where everything is torch's, rounded once."""
-        twin = copy.deepcopy(self).double().cpu()
-        return lambda x: twin(x.double().cpu()).to(x)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_on_a_gpu(mode: str) -> None:
-    """But one case: a GEMM with bias and ReLU, where the planner leaves that to torch, is called from Python."""
-    model = Chain().eval().to("cuda", torch.bfloat16)
-    expected = model.double_precision()
-    call = torch.compile(model, mode=mode, fullgraph=True)
-    with torch.no_grad():
-        inputs = [torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-        wanted = [expected(x) for x in inputs]
-        for x in inputs:
-            call(x)
-        with results_of(entry.linear, entry.elementwise, entry.made, entry.ask, resolve.run) as by_python:
-            found = [call(x).clone() for x in inputs]
-        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
-        assert not by_python
 
 
 @pytest.mark.gpu

@@ -154,9 +154,7 @@ class Stores(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stores"),
-    [(torch.bfloat16, [True]), (torch.float32, []), (torch.float64, [])],
-    ids=str,
+    ("dtype", "stores"), [(torch.bfloat16, [True]), (torch.float32, []), (torch.float64, [])], ids=str
 )
 def test_a_recorded_call_and_its_product(
     dtype: torch.dtype, stores: list[bool], monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
