@@ -13,7 +13,6 @@ import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.operators import graphs
-from tests.gpu.launching import captured
 from tests.support.compiling import Graphs, recorded
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
@@ -110,22 +109,6 @@ def test_errors_of_the_operator_itself() -> None:
         options = 32 + 64 * is_strict  # as csrc/torch/compiled.cpp has them
         with pytest.raises(RuntimeError, match=words):
             ops._into(0, named, given, weight, None, None, None, 0.0, options, result, None)
-
-
-@pytest.mark.gpu
-def test_on_the_current_stream() -> None:
-    """A captured call lands in the graph: the operator asks torch for its stream."""
-    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
-    weight, bias = (
-        torch.randn(128, 256, device="cuda").bfloat16() / 16,
-        torch.randn(128, device="cuda").bfloat16(),
-    )
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend="eager")
-    expected, results = call(x), list[Tensor]()
-    graph = captured(lambda: results.append(call(x)))
-    results[-1].zero_()
-    graph.replay()
-    torch.testing.assert_close(results[-1], expected)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import epigemm
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road, watched
-from tests.support.threads import at_once
 
 pytestmark = pytest.mark.gpu
 cuda: Any = torch.cuda
@@ -220,23 +219,6 @@ def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
         agree(module(x), linear, x)
     side.synchronize()
     assert torch.equal(result, expected)
-
-
-def test_threads_on_streams_of_their_own(road: Road) -> None:
-    linear, module = layer(road)
-    x = road.x()
-    epigemm.pack(module.weight)
-    torch.cuda.synchronize()
-
-    def work(_: int) -> None:
-        with torch.no_grad(), torch.cuda.stream(cuda.Stream()):
-            for _ in range(10):
-                result = module(x)
-                torch.cuda.current_stream().synchronize()
-                agree(result, linear, x)
-
-    at_once(4, work)
-    assert len({launch.pack for launch in road.take()}) == 1
 
 
 @pytest.fixture
