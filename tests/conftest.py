@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from benchmarks.harness import environment
 from benchmarks.harness.shards import Selection, Shard
 from tests.support.cases import cuda_unavailable, fused_unavailable
-from tests.support.compiling import fresh_compiler, join_logs, measure_no_guards, no_python
+from tests.support.compiling import fresh_compiler, join_logs, measure_no_guards
 from tests.support.pieces import road
 from tests.support.splitting import split_rows
 from tests.support.stage import stage
@@ -31,7 +31,7 @@ from tests.support.untyped import torch as untyped
 from tests.support.watching import answered, known_device
 
 # Fixtures that tests of several rooms have, and an operator's CPU kernel.
-__all__ = ["answered", "fresh_compiler", "known_device", "no_python", "road", "split_rows", "stage"]
+__all__ = ["answered", "fresh_compiler", "known_device", "road", "split_rows", "stage"]
 
 share_cores()
 measure_no_guards()

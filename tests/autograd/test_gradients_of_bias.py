@@ -1,8 +1,6 @@
-"""The gradient of a bias behind a product: on a GPU the derivative's kernel sums it."""
+"""The gradient of a bias behind a product: on a GPU the derivative's kernel sums it. Others: ops/test_autograd.py."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -23,10 +21,8 @@ from tests.support.moments import poison_free_memory
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SHAPES = [(1, 8), (1, 4096), (5, 33), (33, 264), (2, 3, 40), (300, 264), (4097, 72), (4096, 256), (0, 8)]
 ARITHMETICS = {arithmetic.dtype: arithmetic for arithmetic in STORAGE}
-FUNCTIONS = ("linear_relu", "linear_gelu", "linear_silu", "linear_tanh")
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-functions = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def assert_sums(sums: Tensor, summed: Tensor) -> None:
@@ -37,70 +33,6 @@ def assert_sums(sums: Tensor, summed: Tensor) -> None:
     bound += torch.finfo(summed.dtype).tiny
     assert sums.dtype is summed.dtype and sums.shape == summed.shape[-1:]
     assert bool(((sums.double() - exact.sum(0)).abs() <= bound).all())
-
-
-def leaves(
-    name: str, shape: tuple[int, ...], k: int, dtype: torch.dtype, device: Any, rng: torch.Generator
-) -> list[Tensor]:
-    """x, weight and bias."""
-    *rows, n = shape
-    sizes: list[tuple[int, ...]] = [(*rows, k), (n, k), (n,)]
-    return [(torch.randn(size, generator=rng) / 2).to(device, dtype).requires_grad_() for size in sizes]
-
-
-@pytest.mark.gpu
-@functions
-@dtypes
-def test_as_with_a_sum_of_its_own(
-    name: str, dtype: torch.dtype, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other gradients have the same bits; the precision keeps PyTorch's own nodes away."""
-    device = torch.device("cuda")
-    for shape in SHAPES[:6]:
-        inputs = leaves(name, shape, 16, dtype, device, rng)
-        upstream = torch.randn(shape, generator=rng).to(device, dtype)
-        result = getattr(epigemm, name)(*inputs, precision="highest")
-        found = torch.autograd.grad(result, inputs, upstream, retain_graph=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: False)
-            apart = torch.autograd.grad(result, inputs, upstream)
-        for mine, other in zip(found[:2], apart[:2], strict=True):
-            assert torch.equal(mine, other)
-        unit = torch.finfo(dtype).eps
-        torch.testing.assert_close(found[2], apart[2], rtol=2 * unit, atol=8 * len(upstream) ** 0.5 * unit)
-
-
-@functions
-def test_the_kernels_sums_are_the_gradient(
-    name: str, rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU: a kernel gives both. Not for second derivatives, nor where the bias needs none."""
-    inputs = leaves(name, (5, 8), 6, torch.float32, "cpu", rng)
-    asked: list[Tensor | None] = []
-
-    def run(call: ElementwiseCall, grad: Tensor, sums: Tensor | None = None) -> Tensor:
-        asked.append(sums)
-        if sums is not None:
-            sums.fill_(7.0)
-        return torch.ones_like(grad)
-
-    monkeypatch.setattr(elementwise_kernels, "sums_columns", lambda like, columns: columns == 8)
-    monkeypatch.setattr(elementwise_kernels, "has_native", lambda like: True)
-    monkeypatch.setattr(entry, "derivative", run)
-    result = getattr(epigemm, name)(*inputs, precision="highest")
-    of_x, _, of_bias = torch.autograd.grad(result, inputs, torch.randn(5, 8), retain_graph=True)
-    assert bool((of_bias == 7).all()) and len(asked) == 1
-    torch.testing.assert_close(of_x, torch.ones(5, 8) @ inputs[1].detach())
-    asked.clear()
-    torch.autograd.grad(result, inputs, torch.randn(5, 8), create_graph=True)
-    assert not any(each is not None for each in asked)
-    asked.clear()
-    result = getattr(epigemm, name)(*inputs[:2], inputs[2].detach(), precision="highest")
-    torch.autograd.grad(result, inputs[:2], torch.randn(5, 8))
-    assert not any(each is not None for each in asked)
-
-
-# --- the kernel alone ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from torch import Tensor
 import epigemm
 from epigemm import Matrix, PerColumn, PerRow
 from epigemm.calls import one_kernel
+from tests.support.watching import results_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -34,9 +35,7 @@ FUNCTIONS: dict[str, tuple[Any, int, Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients(
-    name: str, size: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients(name: str, size: tuple[int, int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     function, count, reference = FUNCTIONS[name]
     m, n, k = size
@@ -46,15 +45,8 @@ def test_gradients(
         (torch.randn(each, device="cuda") * scale).to(dtype).requires_grad_()
         for each, scale in zip(sizes, scales, strict=False)
     ]
-    runs = []
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        runs.append(found := run(*arguments, **options))
-        return found
-
-    run = one_kernel.both
-    monkeypatch.setattr(one_kernel, "both", noted)
-    result = function(*given)
+    with results_of(one_kernel.both) as runs:
+        result = function(*given)
     taken = [isinstance(each, tuple) for each in runs]
     explained = epigemm.explain(function, *given)  # which asks, too
     is_by_torch = "PyTorch's own operators record" in explained.reasons[0]

@@ -15,6 +15,7 @@ from tests.support.choices import forget
 from tests.support.layouts import LAYOUTS
 from tests.support.pieces import DEVICE
 from tests.support.pretended import Pretended, allocate, describe, pretend_gpu
+from tests.support.watching import results_of
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -124,16 +125,8 @@ def test_fp32_results_in_any_layout(launches: Launches, layout: Any, k: int) -> 
     assert {kind for kind, _ in launches.seen} == {"fp32" if k == 64 else "split"}
 
 
-def test_doubles_are_refused_before_anything_is_launched(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doubles_are_refused_before_anything_is_launched(launches: Launches) -> None:
     """Not even the fold of a BatchNorm."""
-
-    def launched(*_: Any) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(elementwise_kernels, "_fold_batch_norm_out", launched)
-    monkeypatch.setattr(by_reference, "of_call", launched)
     x, weight, bias = product(4, 16, 256, torch.float64)
     vector = torch.rand(16, dtype=torch.float64)
     for call in (
@@ -141,10 +134,11 @@ def test_doubles_are_refused_before_anything_is_launched(
         lambda: epigemm.linear_scale_batch_norm(x, weight, bias, None, vector, vector, vector, vector),
         lambda: epigemm.explain("linear_relu", x, weight, bias),
     ):
-        with pytest.raises(
-            RuntimeError, match=r"x: got float64 on cpu in the batch-invariant mode.*; accepted"
-        ):
+        says = r"x: got float64 on cpu in the batch-invariant mode.*; accepted"
+        functions = elementwise_kernels.fold_batch_norm, by_reference.of_call
+        with results_of(*functions) as launched, pytest.raises(RuntimeError, match=says):
             call()
+        assert not launched
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -5,8 +5,7 @@ What is done about each reason of the entry, and where the caller makes several 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,14 +18,12 @@ from epigemm import PerColumn, glu
 from epigemm.arguments import forms
 from epigemm.arguments.calls import LinearCall
 from epigemm.arguments.precision import DEFAULT
-from epigemm.calls import entry, moments, one_kernel, resolve
+from epigemm.calls import moments, one_kernel, resolve
 from epigemm.calls.resolve import Beside
 from epigemm.epilogues.library import BIAS, FUNCTIONS
-from epigemm.linker import loader
-from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs, plans
+from epigemm.planner import dry_runs
 from epigemm.planner.reasons import Reason
-from tests.support.pretended import describe
+from tests.support.pretended import MODULE, describe, replace_entry
 
 M, N, K = 4096, 2048, 1024
 RESULT = torch.empty(M, N)
@@ -36,27 +33,24 @@ RESULT = torch.empty(M, N)
 def described(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors count as lying on an H200."""
     describe(monkeypatch, kernels=True)
-    monkeypatch.setattr(weight_packs, "capturing", lambda device: False)
 
 
 class Answers:
-    """Answers of one of the entry's functions, one after the other. Linking succeeds, and kernels run anywhere.
+    """A module in place of the entry's, with answers one after the other. Linking succeeds, and kernels run anywhere.
 
-    `linear`: of the module's, which all of them call.
+    `is_routed`: the first call of the resolver has the first answer, and what is asked before it none.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, function: str, *answers: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: Any, is_routed: bool = False) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.linked: list[str] = []
-        self._answers: Iterator[Any] = iter(answers)
-        if function == "linear":
-            monkeypatch.setattr(entry, "_module", SimpleNamespace(linear=self.ask, sees=entry._module.sees))
-        else:
-            monkeypatch.setattr(entry, function, self.ask)
-        monkeypatch.setattr(loader, "link", self.link)
-        monkeypatch.setattr(plans, "has_gpu_kernels", lambda x: True)
+        self.sees = MODULE.sees
+        self._answers, self._is_routed = iter(answers), is_routed
+        replace_entry(monkeypatch, self, link=self.link)
 
-    def ask(self, *arguments: Any) -> Any:
+    def linear(self, *arguments: Any) -> Any:
+        if self._is_routed and not arguments[11] & dry_runs.ROUTED:
+            return int(Reason.NOT_PLAIN)
         self.asked.append(arguments)
         return next(self._answers)
 
@@ -135,7 +129,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(kind: Kind, monkeypatch: pyt
     """No reason is met twice by the resolver, before which most calls are made at once."""
     not_linked, tries = int(Reason.NOT_LINKED), 1 if kind is KINDS["moments"] else 2
     given = *[not_linked] * tries, kind.answer, *[not_linked] * (tries + 1)
-    answers = Answers(monkeypatch, "linear", *given)
+    answers = Answers(monkeypatch, *given)
     assert kind.run(kind.call()) is RESULT
     (linked,) = answers.linked
     assert kind.kernel in linked
@@ -147,7 +141,7 @@ def test_a_kernel_is_linked_and_the_call_made_again(kind: Kind, monkeypatch: pyt
 def test_several_calls_for_any_other_reason(
     kind: Kind, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = Answers(monkeypatch, "linear", *[int(reason)] * 2)
+    answers = Answers(monkeypatch, *[int(reason)] * 2)
     assert kind.run(kind.call()) is None and answers.asked and not answers.linked
 
 
@@ -155,7 +149,7 @@ def test_several_calls_for_any_other_reason(
 def test_autocast_with_nothing_to_cast(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The resolver gives the result, as torch's GEMM would make one of another type."""
     is_resolved = kind is KINDS["moments"]
-    answers = Answers(monkeypatch, "ask" if is_resolved else "linear", kind.answer)
+    answers = Answers(monkeypatch, kind.answer, is_routed=is_resolved)
     with torch.autocast("cpu", torch.bfloat16):
         assert kind.run(kind.call()) is RESULT
     if is_resolved:
@@ -168,7 +162,7 @@ def test_autocast_with_nothing_to_cast(kind: Kind, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("kind", [KINDS["pair"], KINDS["both"]], ids=["pair", "both"])
 def test_several_calls_where_somebody_intercepts(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autocast casts, autograd records, a transform batches: nothing is asked."""
-    answers, made = Answers(monkeypatch, "ask"), kind.call()
+    answers, made = Answers(monkeypatch, is_routed=True), kind.call()
     with torch.autocast("cpu", torch.float16):
         assert kind.run(made) is None
     many = torch.empty(2, M, K, dtype=torch.bfloat16)
@@ -182,7 +176,7 @@ def test_several_calls_where_somebody_intercepts(kind: Kind, monkeypatch: pytest
 
 
 def test_types_that_no_kernel_stores_two_values_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, "linear", *[RESULT] * 3)
+    answers = Answers(monkeypatch, *[RESULT] * 3)
     assert run_both(both_call(dtype=torch.float32, precision="high")) is None
     assert run_both(both_call(dtype=torch.float64)) is None
     assert run_both(both_call()._replace(invariant=True)) is None
@@ -199,7 +193,7 @@ def test_few_blocks_are_left(rows: int, block_rows: int, monkeypatch: pytest.Mon
     """Memory for them is there if the rows may be few blocks. The call says whether it has left any."""
     made = norm_call()
     x, result = torch.empty(rows, K, dtype=torch.bfloat16), torch.empty(rows, N)
-    answers = Answers(monkeypatch, "ask", (result, block_rows))
+    answers = Answers(monkeypatch, (result, block_rows), is_routed=True)
     z, found = moments.with_moments(made._replace(x=x), leaves_blocks=True)
     of_columns, given = answers.asked[0][15:17]
     assert z is result and found.block_rows == block_rows and found.mean.dtype is torch.float32

@@ -17,23 +17,18 @@ from epigemm.planner.dry_runs import PRODUCT, WITH_BIAS, WITH_BIAS_AND_RELU
 from tests.support import reference
 from tests.support.arithmetic import BF16, FP16, FP32, FP64, STORAGE, Arithmetic
 from tests.support.cases import Operands
+from tests.support.pretended import describe
 
 WITH_RELU = [FP16, BF16, FP32]
 arithmetics = pytest.mark.parametrize("arithmetic", WITH_RELU, ids=lambda a: a.name)
 SHAPES = [(24, 40, 32), (1, 40, 32), (24, 1, 32), (24, 40, 1), (1, 1, 1), (129, 257, 96)]
 
 
-def know_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors count as lying on a GPU without epigemm's kernels, of whose speed nothing is known."""
-    asked = dry_runs.dry_run
-    monkeypatch.setattr(dry_runs, "dry_run", lambda call, *_, **options: asked(call, 0, call.x, **options))
-
-
 @pytest.fixture
 def in_one_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """A device on which torch's GEMM adds bias and ReLU: the CPU too, where the operator exists."""
+    """A device on which torch's GEMM adds bias and ReLU: the CPU too, which counts as an H200."""
     if device.type == "cpu":
-        know_nothing(monkeypatch)
+        describe(monkeypatch)
     return device
 
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
-from torch import Tensor
 
-from tests.support.pretended import describe
+from tests.support.pretended import hopper
+
+__all__ = ["hopper"]
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """An H200 that is described, with all kernels at hand; and a tensor that stands for one there."""
-    describe(monkeypatch, linked=True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    return torch.empty(0)
+def _fresh(fresh_compiler: None) -> None:
+    """Each test is the first one that compiles."""

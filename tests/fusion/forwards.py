@@ -41,23 +41,20 @@ class Base(nn.Module):
         self.plain, self.number = torch.rand(WIDTH), torch.tensor(1.5)
 
 
-CHANGES = (
-    "model.factor = 3.0",
-    "model.factor = -0.0",
-    "model.flag = not model.flag",
-    "model.fc0.weight.data.mul_(0.5)",
-    "model.fc2.weight.data = model.fc2.weight.data + 0.1",
-    "model.fc0.bias = None",
-    "model.fc1 = nn.Linear(8, 8, bias=False)",
-    "model.column = nn.Parameter(model.column.detach() * 2)",
-    "model.vector = model.vector * 2",
-    "model.plain = model.plain + 1",
-    "model.number = torch.tensor(-0.5)",
-    "model.fc0.register_forward_hook(lambda module, given, result: result * 2)",
-    "model.fc0.requires_grad_(False)",
-    "model.weight.data = model.weight.data.t()",
-    "model.weight.detach().add_(0.1)",
-)
+def listed(text: str) -> tuple[str, ...]:
+    """What semicolons separate."""
+    return tuple(" ".join(text.split()).split("; "))
+
+
+CHANGES = listed("""
+    model.factor = 3.0; model.factor = -0.0; model.flag = not model.flag; model.fc0.weight.data.mul_(0.5);
+    model.fc2.weight.data = model.fc2.weight.data + 0.1; model.fc0.bias = None;
+    model.fc1 = nn.Linear(8, 8, bias=False); model.column = nn.Parameter(model.column.detach() * 2);
+    model.vector = model.vector * 2; model.plain = model.plain + 1; model.number = torch.tensor(-0.5);
+    model.fc0.register_forward_hook(lambda module, given, result: result * 2);
+    model.fc0.requires_grad_(False); model.weight.data = model.weight.data.t();
+    model.weight.detach().add_(0.1)
+""")
 
 
 @dataclass(frozen=True)
@@ -158,109 +155,48 @@ def program(seed: int) -> Program:
 
 # --- statements -------------------------------------------------------------------------------------------------------
 
-UNARY = (
-    "torch.relu({0})",
-    "F.relu({0})",
-    "{0}.sigmoid()",
-    "torch.tanh({0})",
-    "F.gelu({0})",
-    "F.silu({0})",
-    "F.leaky_relu({0}, 0.1)",
-    "F.hardtanh({0})",
-    "F.softplus({0})",
-    "-{0}",
-    "{0}.abs()",
-    "{0} * 0.5",
-    "1 - {0}",
-    "{0} / 3",
-    "{0} * self.factor",
-    "{0} * self.number",
-    "({0}.abs() + 1).sqrt()",
-    "{0}.clamp(-1, 2)",
-    "{0}.clone()",
-    "{0}.square().clamp(max=4)",
-    "F.dropout({0}, 0.5, self.training)",
-    "self.drop({0})",
-    "F.dropout({0}, 0.0)",
-    "F.prelu({0}, self.vector[:1])",
-    "{0}.masked_fill({0} <= 0, 0.0)",
-    "{0}.double().mul(2).float()",
-    "{0}.detach()",
-    "torch.zeros_like({0}) + {0}",
-)
-ALIASES = (
-    "{0}",
-    "{0}.contiguous()",
-    "{0}.view_as({0})",
-    "{0}.to(torch.float32)",
-    "{0}.unsqueeze(0).squeeze(0)",
-)
+UNARY = listed("""
+    torch.relu({0}); F.relu({0}); {0}.sigmoid(); torch.tanh({0}); F.gelu({0}); F.silu({0});
+    F.leaky_relu({0}, 0.1); F.hardtanh({0}); F.softplus({0}); -{0}; {0}.abs(); {0} * 0.5; 1 - {0}; {0} / 3;
+    {0} * self.factor; {0} * self.number; ({0}.abs() + 1).sqrt(); {0}.clamp(-1, 2); {0}.clone();
+    {0}.square().clamp(max=4); F.dropout({0}, 0.5, self.training); self.drop({0}); F.dropout({0}, 0.0);
+    F.prelu({0}, self.vector[:1]); {0}.masked_fill({0} <= 0, 0.0); {0}.double().mul(2).float();
+    {0}.detach(); torch.zeros_like({0}) + {0}
+""")
+ALIASES = listed("""
+    {0}; {0}.contiguous(); {0}.view_as({0}); {0}.to(torch.float32); {0}.unsqueeze(0).squeeze(0)
+""")
 COARSE = ("{0}.to(torch.bfloat16).float()", "{0}.half().sigmoid().float()")
-BINARY = (
-    "{0} + {1}",
-    "{0} - {1}",
-    "{0} * {1}",
-    "{1} * {0}",
-    "{0} * torch.sigmoid({1})",
-    "{0} / ({1}.abs() + 1)",
-    "torch.add({0}, {1}, alpha=2)",
-    "torch.maximum({0}, {1})",
-    "torch.where({0} > 0, {0}, {1})",
-    "torch.where({1} > 0, {0}, 0.5)",
-    "torch.addcmul({0}, {1}, {1}, value=0.5)",
-    "torch.lerp({0}, {1} + torch.zeros_like({0}), 0.3)",
-    "{0} * (1 + {1})",
-)
-PRODUCTS = (
-    "self.fc0({0})",
-    "self.fc1({0})",
-    "self.fc2({0})",
-    "F.linear({0}, self.weight, self.vector)",
-    "{0} @ self.weight.t()",
-    "{0}.matmul(self.square)",
-    "torch.matmul({0}, self.weight) + self.column",
-    "F.linear({0}, self.fc1.weight, self.column)",
-    "{0} @ (self.weight * 2)",
-    "({0} @ {0}.transpose(-1, -2)).tanh() @ {0}",
-    "F.glu(self.wide({0}), -1)",
-)
-OF_TWO_AXES = (
-    "torch.addmm(self.column, {0}, self.weight)",
-    "torch.mm({0}, self.square)",
-    "self.batch_norm(self.fc0({0}))",
-    "torch.addmm(self.fc1({0}), {0}, self.weight)",
-    "torch.addmm(self.column, {0}, self.square, beta=2, alpha=0.5)",
-    "F.prelu(self.fc1({0}), self.column)",
-)
+BINARY = listed("""
+    {0} + {1}; {0} - {1}; {0} * {1}; {1} * {0}; {0} * torch.sigmoid({1}); {0} / ({1}.abs() + 1);
+    torch.add({0}, {1}, alpha=2); torch.maximum({0}, {1}); torch.where({0} > 0, {0}, {1});
+    torch.where({1} > 0, {0}, 0.5); torch.addcmul({0}, {1}, {1}, value=0.5);
+    torch.lerp({0}, {1} + torch.zeros_like({0}), 0.3); {0} * (1 + {1})
+""")
+PRODUCTS = listed("""
+    self.fc0({0}); self.fc1({0}); self.fc2({0}); F.linear({0}, self.weight, self.vector);
+    {0} @ self.weight.t(); {0}.matmul(self.square); torch.matmul({0}, self.weight) + self.column;
+    F.linear({0}, self.fc1.weight, self.column); {0} @ (self.weight * 2);
+    ({0} @ {0}.transpose(-1, -2)).tanh() @ {0}; F.glu(self.wide({0}), -1)
+""")
+OF_TWO_AXES = listed("""
+    torch.addmm(self.column, {0}, self.weight); torch.mm({0}, self.square); self.batch_norm(self.fc0({0}));
+    torch.addmm(self.fc1({0}), {0}, self.weight);
+    torch.addmm(self.column, {0}, self.square, beta=2, alpha=0.5); F.prelu(self.fc1({0}), self.column)
+""")
 OTHERS = ("F.softmax({0}, -1)", "self.norm({0})", "{0}.flip(-1)", "{0}.cumsum(-1) * 0.3", "{0}.roll(1, -1)")
-IN_PLACE = (
-    "{0} += {1}",
-    "{0} -= 0.5 * {1}",
-    "{0} *= {1}",
-    "{0}.add_({1})",
-    "{0}.mul_(0.5)",
-    "{0}.sub_({1}, alpha=2)",
-    "F.relu({0}, inplace=True)",
-    "self.act({0})",
-    "torch.sigmoid_({0})",
-    "{0}.clamp_(max=1.5)",
-    "{0}.copy_({1} * 2)",
-    "{0}[0] = 0.25",
-    "{0}[..., 1:3] *= 2",
-    "{0}[..., 0] += {1}[..., 0]",
-    "{0}.view(-1)[1:4].zero_()",
-    "torch.mul({0}, 2, out={0})",
-    "F.dropout({0}, 0.5, False, True)",
-)
-ON_BUFFERS = (
-    "self.vector.add_({0}.detach().mean())",
-    "self.vector += 0.5",
-    "self.vector.copy_({0}.detach().reshape(-1, 8)[0])",
-    "self.square.mul_(0.9)",
-    "self.vector[:2] = {0}.detach().sum()",
-    "self.vector = self.vector * 0.5",
-    "self.plain = {0}.detach().reshape(-1, 8).mean(0)",
-)
+IN_PLACE = listed("""
+    {0} += {1}; {0} -= 0.5 * {1}; {0} *= {1}; {0}.add_({1}); {0}.mul_(0.5); {0}.sub_({1}, alpha=2);
+    F.relu({0}, inplace=True); self.act({0}); torch.sigmoid_({0}); {0}.clamp_(max=1.5); {0}.copy_({1} * 2);
+    {0}[0] = 0.25; {0}[..., 1:3] *= 2; {0}[..., 0] += {1}[..., 0]; {0}.view(-1)[1:4].zero_();
+    torch.mul({0}, 2, out={0}); F.dropout({0}, 0.5, False, True)
+""")
+ON_BUFFERS = listed("""
+    self.vector.add_({0}.detach().mean()); self.vector += 0.5;
+    self.vector.copy_({0}.detach().reshape(-1, 8)[0]); self.square.mul_(0.9);
+    self.vector[:2] = {0}.detach().sum(); self.vector = self.vector * 0.5;
+    self.plain = {0}.detach().reshape(-1, 8).mean(0)
+""")
 ON_INPUTS = ("x.mul_(0.5)", "y += 1", "y[..., :2].zero_()", "y.copy_({0}.detach())")
 COLUMNS = ("self.column", "self.vector", "self.plain", "self.fc0.bias", "self.square[0]", "self.weight[:, 0]")
 

@@ -62,7 +62,7 @@ class Verdict:
         return whole
 
 
-def check(made: Program, backend: str) -> Verdict:
+def check(made: Program, backend: Any) -> Verdict:
     """Compare a program with its plain model, or through Inductor with that model compiled."""
     reports = list[FusionReport]()
     plain = outcome(made, lambda model: model)
@@ -140,7 +140,7 @@ def _apart(value: Tensor, other: Tensor) -> float:
     )
 
 
-def _fused(backend: str, reports: list[FusionReport]) -> Callable[[Any], Any]:
+def _fused(backend: Any, reports: list[FusionReport]) -> Callable[[Any], Any]:
     options: Any = {"backend": backend, "report": reports.append}
     return lambda model: epigemm.fuse(model, inplace=True, strict=True, options=options)
 
@@ -240,7 +240,7 @@ def _distance(value: Tensor | None, wanted: Tensor | None, moved: list[Tensor | 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(seeds: Sequence[int], backend: str, say: Callable[[str], None], **settings: Any) -> Counter[str]:
+def run(seeds: Sequence[int], backend: Any, say: Callable[[str], None], **settings: Any) -> Counter[str]:
     """Check many; how many came to what, and how many have fused products and chains. `settings`: of `Program`."""
     seen: Counter[str] = Counter()
     for number, seed in enumerate(seeds):

@@ -7,7 +7,6 @@ strides, and in what it writes and what shares memory.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,6 +115,12 @@ class Row:
         return replace(made, **settings)
 
 
-def rows(forwards: str, **expected: Any) -> Iterator[Row]:
-    for line in forwards.strip().splitlines():
-        yield Row(line.strip(), **expected)
+def rows(text: str) -> list[Row]:
+    """A row of each line. A line with `#` has what is expected of those behind it; one with `##` is a comment."""
+    made, expected = list[Row](), dict[str, Any]()
+    for line in text.strip().splitlines():
+        if line.startswith("#"):
+            expected = expected if line[1:2] == "#" else eval(f"dict({line[1:]})", {"SQUARE": SQUARE})
+        else:
+            made.append(Row(line, **expected))
+    return made

@@ -3,55 +3,38 @@
 from __future__ import annotations
 
 from tests.fusion.forwards import WIDTH
-from tests.fusion.table import SQUARE, Row, rows
+from tests.fusion.table import Row, rows
 
-BARE = [
-    *rows(
-        """
-        return torch.mm(x, self.weight).relu()
-        return torch.mm(input=x, mat2=self.weight).relu()
-        return torch.mm(x, self.weight, out=None).relu()
-        return x.mm(self.weight).relu()
-        return x.mm(mat2=self.weight).relu()
-        return torch.matmul(x, self.weight).relu()
-        return torch.matmul(other=self.weight, input=x).relu()
-        return x.matmul(self.weight).relu()
-        return torch.Tensor.matmul(x, self.weight).relu()
-        return x.__matmul__(self.weight).relu()
-        h = x; h @= self.weight; return h.relu()
-        return F.linear(weight=self.weight.t(), input=x, bias=None).relu()
-        """,
-        axes=2,
-        sites=1,
-    ),
-    *rows(
-        """
-        return self.weight.__rmatmul__(x).relu()
-        return torch.addmv(self.column[0].expand(len(x)), x, self.weight[:, 0]).relu()
-        return torch.addr(y, x[:, 0], self.weight[0]).relu()
-        return torch.linalg.matmul(x, self.weight).relu()
-        return torch.linalg.multi_dot([x, self.weight, self.weight.t()]).relu()
-        return torch.einsum("mk,kn->mn", x, self.weight).relu()
-        return torch.inner(x, self.weight.t()).relu()
-        return torch.tensordot(x, self.weight, 1).relu()
-        return (x[0] @ self.weight).relu()
-        return (x @ self.weight[:, 0]).relu()
-        """,
-        axes=2,
-        sites=0,
-    ),
-    *rows(
-        """
-        return torch.mm(x, self.square, out=torch.empty_like(x)).relu()
-        return torch.matmul(x, self.square, out=torch.empty_like(x)).relu()
-        return torch.addmm(y, x, self.square, out=torch.empty_like(x)).relu()
-        """,
-        axes=2,
-        sites=0,
-        says="it is written to out=",
-        learns="nothing",
-    ),
-]
+BARE = rows("""
+# sites=1, axes=2
+return torch.mm(x, self.weight).relu()
+return torch.mm(input=x, mat2=self.weight).relu()
+return torch.mm(x, self.weight, out=None).relu()
+return x.mm(self.weight).relu()
+return x.mm(mat2=self.weight).relu()
+return torch.matmul(x, self.weight).relu()
+return torch.matmul(other=self.weight, input=x).relu()
+return x.matmul(self.weight).relu()
+return torch.Tensor.matmul(x, self.weight).relu()
+return x.__matmul__(self.weight).relu()
+h = x; h @= self.weight; return h.relu()
+return F.linear(weight=self.weight.t(), input=x, bias=None).relu()
+# sites=0, axes=2
+return self.weight.__rmatmul__(x).relu()
+return torch.addmv(self.column[0].expand(len(x)), x, self.weight[:, 0]).relu()
+return torch.addr(y, x[:, 0], self.weight[0]).relu()
+return torch.linalg.matmul(x, self.weight).relu()
+return torch.linalg.multi_dot([x, self.weight, self.weight.t()]).relu()
+return torch.einsum("mk,kn->mn", x, self.weight).relu()
+return torch.inner(x, self.weight.t()).relu()
+return torch.tensordot(x, self.weight, 1).relu()
+return (x[0] @ self.weight).relu()
+return (x @ self.weight[:, 0]).relu()
+# sites=0, says="it is written to out=", axes=2, learns="nothing"
+return torch.mm(x, self.square, out=torch.empty_like(x)).relu()
+return torch.matmul(x, self.square, out=torch.empty_like(x)).relu()
+return torch.addmm(y, x, self.square, out=torch.empty_like(x)).relu()
+""")
 
 # What is added: a matrix, a row, columns, numbers. PyTorch takes a bias of one or two axes, and no column of numbers.
 ADDED = ("y", "self.column", "self.column[None]", "y[:, :1]", "self.slope", "self.learned")
@@ -122,35 +105,26 @@ BATCHED = [
 ]
 
 _TAKES_AS_LONG, _NO_FACTOR = "takes as long as to add it", "its alpha or beta is 0, or no number"
-SKIPPED = [
-    Row("return F.linear(x, self.weight, y[:1]).relu()", sites=0, says=_TAKES_AS_LONG, rows=SQUARE),
-    Row("return F.linear(x, self.weight, y[:1, :, :1]).relu()", sites=0, says="is no operand", rows=SQUARE),
-    *rows(
-        """
-        return F.linear(x, self.weight, y[:, :1]).relu()
-        return F.linear(x, self.weight, y).relu()
-        with torch.autocast('cpu', torch.bfloat16): return F.linear(x, self.weight, y[:, :1]).relu()
-        with torch.autocast('cpu', torch.bfloat16): return F.linear(x, self.weight, self.column.bfloat16()).relu()
-        """,
-        sites=1,
-        rows=SQUARE,
-        learns="parameters",
-    ),
-    Row(
-        "with torch.autocast('cpu', torch.bfloat16): return F.linear(x, self.weight, self.column.half()).relu()",
-        sites=0,
-        says="is no operand",
-        learns="parameters",
-    ),
-    Row("return (x.double() @ self.weight.double()).to(x.dtype)", sites=0, says="it is in float64"),
-    Row(
-        "return (x.long() @ self.weight.long()).to(x.dtype)", sites=0, says="it is in int64", learns="nothing"
-    ),
-    Row("return torch.addmm(y, x, self.weight, alpha=0)", sites=0, says=_NO_FACTOR, axes=2),
-    Row(
-        "return torch.addmm(y.detach() * torch.nan, x, self.weight, beta=0)", sites=0, says=_NO_FACTOR, axes=2
-    ),
-]
+SKIPPED = rows("""
+# sites=0, says="takes as long as to add it", rows=SQUARE
+return F.linear(x, self.weight, y[:1]).relu()
+# sites=0, says="is no operand", rows=SQUARE
+return F.linear(x, self.weight, y[:1, :, :1]).relu()
+# sites=1, rows=SQUARE, learns="parameters"
+return F.linear(x, self.weight, y[:, :1]).relu()
+return F.linear(x, self.weight, y).relu()
+with torch.autocast('cpu', torch.bfloat16): return F.linear(x, self.weight, y[:, :1]).relu()
+with torch.autocast('cpu', torch.bfloat16): return F.linear(x, self.weight, self.column.bfloat16()).relu()
+# sites=0, says="is no operand", learns="parameters"
+with torch.autocast('cpu', torch.bfloat16): return F.linear(x, self.weight, self.column.half()).relu()
+# sites=0, says="it is in float64"
+return (x.double() @ self.weight.double()).to(x.dtype)
+# sites=0, says="it is in int64", learns="nothing"
+return (x.long() @ self.weight.long()).to(x.dtype)
+# sites=0, says="its alpha or beta is 0, or no number", axes=2
+return torch.addmm(y, x, self.weight, alpha=0)
+return torch.addmm(y.detach() * torch.nan, x, self.weight, beta=0)
+""")
 
 # Factors of a product with a vector, which is a bias where there are none.
 FACTORS = [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import epigemm
 from epigemm.fusion import FusionReport
 
 IN, OUT = 12, 8
@@ -56,6 +57,25 @@ def test_inductor_trains() -> None:
     found = [torch.autograd.grad(each(x), [*model.parameters()], upstream) for each in (fast, model)]
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
     assert [len(report.sites) for report in reports] == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("by", ["fuse", "backend"])
+def test_autocast_rounds_the_bias_with_the_product(by: str, dtype: torch.dtype) -> None:
+    """A sum near 0, of some 800 each: the product alone would be off by 800 roundings."""
+    x, weight = torch.rand(16, 64).to(dtype) + 8, torch.rand(OUT, 64).to(dtype) + 1
+    model = nn.Sequential(nn.Linear(64, OUT), nn.Tanh())
+    bias = -(x @ weight.mT).float().mean(0).to(dtype)
+    model[0].weight, model[0].bias = nn.Parameter(weight.float()), nn.Parameter(bias.float())
+    options: dict[str, Any] = {"backend": "aot_eager"}
+    made: Any = (
+        epigemm.fuse(model) if by == "fuse" else torch.compile(model, backend="epigemm", options=options)
+    )
+    z = nn.functional.linear(x.double(), weight.double(), bias.double())
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        error = (made(x.float()).double() - torch.tanh(z)).abs().max()
+    # Two roundings of the sum, whose slope is 1 at most, and 64 additions of its terms.
+    assert float(error) <= 2 * torch.finfo(dtype).eps * float(z.abs().max() + 1) + 64 * 2.0**-24 * 800
 
 
 @pytest.mark.slow

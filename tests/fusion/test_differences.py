@@ -112,14 +112,6 @@ def noticed(made: Any, change: Callable[[pytest.MonkeyPatch], None]) -> str:
         return {True: "noticed", False: "not noticed"}[not made(x).any()]
 
 
-def function_replaced(prepared: Callable[[nn.Module], Any]) -> str:
-    return noticed(prepared(Calls()), lambda patch: patch.setattr(torch, "exp", lambda x: x * 0))
-
-
-def method_replaced(prepared: Callable[[nn.Module], Any]) -> str:
-    return noticed(prepared(Calls()), lambda patch: patch.setattr(Calls, "activation", lambda self, x: x * 0))
-
-
 class Holds(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -134,21 +126,22 @@ def hook(prepared: Callable[[nn.Module], Any]) -> str:
     return noticed(made, lambda _: made.inner.register_forward_hook(lambda module, given, result: result * 0))
 
 
-def identity(prepared: Callable[[nn.Module], Any]) -> str:
-    made = prepared(Calls())
-    return noticed(made, lambda patch: patch.setattr(made, "mode", ZERO))
-
-
 ROWS: dict[str, Callable[[Callable[[nn.Module], Any]], str]] = {
     "16-bit operators that are in no fused call are rounded": rounding,
     "random numbers of dropout in training": dropout,
     "a second derivative (`create_graph=True`)": second_derivative,
     "a second backward pass (`retain_graph=True`)": second_pass,
     "`np.random` in a forward draws from the generator of": numpy_numbers,
-    "a function of torch that is replaced after the first call": function_replaced,
-    "a method of the model's class that is replaced after the first call": method_replaced,
+    "a function of torch that is replaced after the first call": lambda prepared: noticed(
+        prepared(Calls()), lambda patch: patch.setattr(torch, "exp", lambda x: x * 0)
+    ),
+    "a method of the model's class that is replaced after the first call": lambda prepared: noticed(
+        prepared(Calls()), lambda patch: patch.setattr(Calls, "activation", lambda self, x: x * 0)
+    ),
     "a hook that a layer inside the model gets after the first call": hook,
-    "another answer to `self.mode is MODE`": identity,
+    "another answer to `self.mode is MODE`": lambda prepared: noticed(
+        made := prepared(Calls()), lambda patch: patch.setattr(made, "mode", ZERO)
+    ),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

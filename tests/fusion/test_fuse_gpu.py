@@ -132,43 +132,26 @@ def test_sizes_that_change(mode: str | None, learns: bool) -> None:
     assert "linear_relu" in {site.function for site in fast.fusion_report.sites}, fast.fusion_report
 
 
-@pytest.mark.slow
-@hopper
-def test_a_captured_model_reads_its_packs() -> None:
-    """At every replay: they follow the weights by `repack()`."""
-    torch.compiler.reset()
-    model = wide()
-    layers = model[0], model[2]
-    packs = [epigemm.pack(layer.weight) for layer in layers]
-    fast: Any = epigemm.fuse(model, mode="reduce-overhead", strict=True)
-    x = torch.randn(4096, 1024, device="cuda")
-    with torch.no_grad():
-        check_call(fast, model, x)
-        for _ in range(3):
-            check_call(fast, model, x.normal_())
-        for layer, pack in zip(layers, packs, strict=True):
-            layer.weight.mul_(2)
-            pack.repack()
-        check_call(fast, model, x)
+class Layers(nn.Module):
+    """Large enough to pay; a forward that is a function of (self, x)."""
+
+    divisor: torch.Tensor
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(1024, 2048), nn.Linear(1024, 2048), nn.Linear(2048, 1024)
+        self.register_buffer("divisor", torch.tensor(2.0))
+        self.function = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
 
 
 @hopper
 @pytest.mark.parametrize(("device", "function"), [("cpu", "linear_relu"), ("cuda", "linear_relu_truediv")])
 def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:
     """PyTorch takes a 0-d tensor of the CPU beside CUDA tensors; the kernels read theirs on the device."""
-
-    class Model(nn.Module):
-        divisor: torch.Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(1024, 2048)  # large enough to pay
-            self.register_buffer("divisor", torch.tensor(2.0))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.fc(x)) / self.divisor
-
-    model = Model().cuda()
+    model = Layers(lambda self, x: torch.relu(self.gate(x)) / self.divisor).cuda()
     model.divisor = model.divisor.to(device)
     fused: Any = fuse_eagerly(model)
     x = torch.randn(4096, 1024, device="cuda")
@@ -177,26 +160,15 @@ def test_a_scalar_on_the_cpu_ends_a_chain(device: str, function: str) -> None:
     assert [site.function for site in fused.fusion_report.sites] == [function], fused.fusion_report
 
 
+def gated(self: Any, x: torch.Tensor) -> Any:
+    return x + self.down(nn.functional.gelu(nn.functional.silu(self.gate(x)) * self.up(x)))
+
+
 @hopper
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_chains_that_are_linked(dtype: torch.dtype) -> None:
     """A gate, GELU, a residual: results and gradients are the model's."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up, self.down = (
-                nn.Linear(1024, 2048),
-                nn.Linear(1024, 2048),
-                nn.Linear(2048, 1024),
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            gated = torch.nn.functional.silu(self.gate(x)) * self.up(x)
-            result: torch.Tensor = x + self.down(torch.nn.functional.gelu(gated))
-            return result
-
-    model = Block().cuda().to(dtype)
+    model = Layers(gated).cuda().to(dtype)
     fused = fuse_eagerly(model)
     bound = 1e-4 if dtype is torch.float32 else 4e-2
     for learns in (False, True):

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.arguments.calls import LinearCall
-from epigemm.calls import one_kernel, resolve
-from epigemm.epilogues.kinds import MATRIX
-from epigemm.fusion import FusionReport, profit
+from epigemm.fusion import FusionReport
 from tests.fusion.eager import fuse_eagerly
+from tests.support.pieces import DEVICE
+from tests.support.pretended import H200, Pretended, pretend_gpu
 from tests.support.thorough import in_turn
 
 M, N, K = 1024, 512, 128
-_PAIR = one_kernel.pair
 ONE = "computed by one kernel with "
 
 # Of the layers w1 and w3, a residual `[M, N]`, a row `[1, N]` and a weight of other strides.
@@ -57,31 +55,11 @@ class Layers(nn.Module):
         return result
 
 
-class Kernel:
-    """In place of the kernel of a pair: float64, by the epilogue's reference."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.runs = True
-
-    def __call__(self, call: LinearCall) -> Tensor | None:
-        if not self.runs:
-            return None
-        self.calls += 1
-        place = next(i for i, each in enumerate(call.epilogue.operands) if each.kind == MATRIX)
-        x, weight = call.x.double(), call.weight.double()
-        operands = [each.double() if isinstance(each, Tensor) else each for each in call.operands]
-        assert operands[place] is None and call.weight2 is not None
-        operands[place] = x @ call.weight2.double().t()
-        return call.epilogue.reference(x @ weight.t(), operands).to(call.x.dtype)
-
-
 @pytest.fixture(autouse=True)
-def kernel(monkeypatch: pytest.MonkeyPatch, hopper: Tensor) -> Kernel:
+def gpu(monkeypatch: pytest.MonkeyPatch, hopper: Tensor) -> Pretended:
     """CPU tensors count as lying on an H200."""
-    made = Kernel()
-    monkeypatch.setattr(profit, "place_of", lambda chain: hopper)
-    monkeypatch.setattr(one_kernel, "pair", made)
+    made = Pretended()
+    pretend_gpu(monkeypatch, DEVICE, made, gpu=H200)
     return made
 
 
@@ -105,66 +83,65 @@ def said(report: FusionReport) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "bias"), in_turn(JOINED, [(False, False), (True, True), (False, True), (True, False)]), ids=str
 )
-def test_one_call(text: str, bias: tuple[bool, bool], kernel: Kernel) -> None:
+def test_one_call(text: str, bias: tuple[bool, bool], gpu: Pretended) -> None:
     model = model_of(text, bias=bias)
     made = fuse_eagerly(model)
     check(made, model)
-    assert kernel.calls == 1 and len(said(made.fusion_report)) == 2
+    assert gpu.pairs == 1 and len(said(made.fusion_report)) == 2
     if "both" not in text:
         assert said(made.fusion_report) == [f"{ONE}w1", f"{ONE}w3"]
-    kernel.runs = False  # as at a call's other sizes, or within a mode
-    check(made, model)
+    with epigemm.batch_invariant():
+        check(made, model)
+    assert gpu.pairs == 1
 
 
 @pytest.mark.parametrize("text", APART)
-def test_two_calls(text: str, kernel: Kernel) -> None:
+def test_two_calls(text: str, gpu: Pretended) -> None:
     model = model_of(text)
     made = fuse_eagerly(model)
     check(made, model)
-    assert not kernel.calls and not said(made.fusion_report)
+    assert not gpu.pairs and not said(made.fusion_report)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_in_16_bits_alone(dtype: torch.dtype, autocast: bool, kernel: Kernel) -> None:
+def test_in_16_bits_alone(dtype: torch.dtype, autocast: bool, gpu: Pretended) -> None:
     """And where nothing is cast."""
     model = model_of(JOINED[0], dtype)
     made, x = fuse_eagerly(model), torch.randn(M, K).to(dtype)
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
         torch.testing.assert_close(made(x), model(x), rtol=3e-2, atol=3e-2)
     is_short = dtype is torch.bfloat16
-    assert bool(kernel.calls) == bool(said(made.fusion_report)) == is_short
+    assert bool(gpu.pairs) == bool(said(made.fusion_report)) == is_short
 
 
 @pytest.mark.parametrize("learning", ["w1.weight", "residual"])
-def test_not_where_gradients_are_recorded(learning: str, kernel: Kernel) -> None:
+def test_not_where_gradients_are_recorded(learning: str, gpu: Pretended) -> None:
     model = model_of(JOINED[2])
     made = fuse_eagerly(model)
     for each in (made, model):
         attribute = each.residual if learning == "residual" else each.w1.weight
         attribute.requires_grad_()
     made(torch.randn(M, K).to(torch.bfloat16)).sum().backward()
-    assert not kernel.calls and not said(made.fusion_report) and attribute.grad is not None
+    assert not gpu.pairs and not said(made.fusion_report) and attribute.grad is not None
 
 
-def test_not_where_a_compiler_traces_the_graph(kernel: Kernel) -> None:
+def test_not_where_a_compiler_traces_the_graph(gpu: Pretended) -> None:
     model, report = model_of(JOINED[0]), FusionReport()
     options: Any = {"backend": "aot_eager", "report": report.add}
     check(torch.compile(model, backend="epigemm", fullgraph=True, options=options), model)
-    assert not kernel.calls and not said(report)
+    assert not gpu.pairs and not said(report)
 
 
-def test_not_at_few_rows(kernel: Kernel) -> None:
+def test_not_at_few_rows(gpu: Pretended) -> None:
     """The planner expects two calls to be faster there."""
     model = model_of(JOINED[0])
     check(fuse_eagerly(model), model, rows=4)
-    assert not kernel.calls
+    assert not gpu.pairs
 
 
 @pytest.mark.parametrize("text", JOINED)
-def test_explained_as_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_kernel, "pair", _PAIR)
-    monkeypatch.setattr(resolve._Linear, "run", lambda self: self.call.new_out().zero_())
+def test_explained_as_one(text: str) -> None:
     lead = (M,) if "residual" in text else (2, M // 2)
     found = epigemm.explain(fuse_eagerly(model_of(text)), torch.randn(*lead, K).to(torch.bfloat16))
     (product,) = found.products

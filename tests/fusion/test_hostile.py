@@ -14,28 +14,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fusion import hostile_allowed, hostile_refused
+from tests.fusion import hostile
 from tests.fusion.eager import compile_eagerly, fuse_eagerly
-from tests.fusion.hostile_allowed import CHANGES, ORDINARY, WIDTH, Case
-from tests.fusion.hostile_refused import REFUSED, with_child
+from tests.fusion.hostile import WIDTH, Case
 from tests.support.thorough import in_turn
 
 
 @pytest.fixture(autouse=True)
 def globals_as_they_were() -> Any:
-    allowed, refused = vars(hostile_allowed), vars(hostile_refused)
-    saved = {name: allowed[name] for name in ("FACTOR", "ZERO", "HUGE", "ordinary")}
-    defaults = hostile_allowed.ordinary.__defaults__
+    scope, defaults = vars(hostile), hostile.ordinary.__defaults__
+    saved = dict(scope)
     yield
-    allowed.update(saved)
-    refused["FACTOR"] = saved["FACTOR"]
-    hostile_allowed.ordinary.__defaults__ = defaults
-    hostile_refused.STEPS[:] = [1.0, 2.0]
+    scope.update(saved)
+    hostile.ordinary.__defaults__ = defaults
+    hostile.STEPS[:] = [1.0, 2.0]
 
 
 def called(model: Any, x: Tensor) -> Any:
     torch.manual_seed(0), random.seed(0)
-    hostile_refused.COUNTER = itertools.count()
+    hostile.COUNTER = itertools.count()
     return model(x.clone())
 
 
@@ -51,23 +48,16 @@ def compare(fused: Any, plain: Any, x: Tensor) -> None:
         torch.testing.assert_close(called(fused, x), expected, rtol=bound, atol=bound, equal_nan=True)
 
 
-def identity(case: Case) -> str:
-    return f"{case.forward.__name__}-{getattr(case.change, '__name__', '')}"
-
-
 # In place and copied in turn: what is done to a fused model meets a copy as it meets the model. Some cases are called
 # with another size afterwards, too.
 WAYS = [("in_place", (9,)), ("copied", (9,)), ("in_place", (9, 1)), ("copied", (9,)), ("in_place", (9,))]
-CASES = in_turn([*ORDINARY, *CHANGES, *REFUSED], WAYS)
 
 
-@pytest.mark.parametrize(("case", "way"), CASES, ids=lambda v: identity(v) if isinstance(v, Case) else str(v))
+@pytest.mark.parametrize(("case", "way"), in_turn(hostile.cases(), WAYS), ids=str)
 def test_what_torch_compile_gives(case: Case, way: tuple[str, tuple[int, ...]]) -> None:
     how, sizes = way
     kind = case.make()
     plain, model = kind().eval(), kind().eval()
-    for made in (plain, model):
-        with_child(made)
     model.load_state_dict(plain.state_dict())
     model.plain, model.outside[0].weight, model.outside[0].bias = (
         plain.plain,
@@ -78,6 +68,7 @@ def test_what_torch_compile_gives(case: Case, way: tuple[str, tuple[int, ...]]) 
     x = torch.randn(9, WIDTH)
     compare(fused, expected, x)
     assert fused.fusion_report.sites or not case.fused, fused.fusion_report
-    case.change(plain), case.change(fused)
+    for made in (plain, fused):
+        case.apply(made)
     for rows in sizes:
         compare(fused, expected, torch.randn(rows, WIDTH).to(fused.mask.dtype))

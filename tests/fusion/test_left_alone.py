@@ -23,24 +23,13 @@ def scripted() -> Any:
     return torch.jit.script(layers())
 
 
-class Raises(nn.Sequential):
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise ValueError("never")
+def never(model: nn.Module) -> Any:
+    raise ValueError("never")
 
 
-class Itself(nn.Sequential):
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-
-class Anew(nn.Sequential):
-    def __deepcopy__(self, memo: Any) -> Any:
-        return type(self)(nn.Linear(8, 8))
-
-
-class Another(nn.Sequential):
-    def __deepcopy__(self, memo: Any) -> Any:
-        return layers()
+def copied(by: Callable[[Any], Any]) -> Any:
+    """With a copy of its own."""
+    return type("Own", (nn.Sequential,), {"__deepcopy__": lambda self, memo: by(self)})(nn.Linear(8, 8))
 
 
 def wrapped(name: str) -> nn.Module:
@@ -65,12 +54,12 @@ LEFT_ALONE: dict[str, Callable[[], Any]] = {
     "it holds a FSDPModule": lambda: wrapped("FSDPModule"),
     "it has been compiled already, by model.compile()": compiled,
     "it has been compiled already, by torch.compile": lambda: torch.compile(layers(), backend="eager"),
-    "it cannot be copied (ValueError: never)": lambda: Raises(nn.Linear(8, 8)),
-    "its copy shares, or has other, modules": lambda: Itself(nn.Linear(8, 8)),
-    "its copy does not share parameters; fuse(model, inplace=True) needs no copy": lambda: Anew(
-        nn.Linear(8, 8)
+    "it cannot be copied (ValueError: never)": lambda: copied(never),
+    "its copy shares, or has other, modules": lambda: copied(lambda model: model),
+    "its copy does not share parameters; fuse(model, inplace=True) needs no copy": lambda: copied(
+        lambda model: type(model)(nn.Linear(8, 8))
     ),
-    "its copy is a Sequential": lambda: Another(nn.Linear(8, 8)),
+    "its copy is a Sequential": lambda: copied(lambda model: layers()),
 }
 
 

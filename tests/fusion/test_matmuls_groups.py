@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
-from epigemm.arguments.calls import LinearCall
-from epigemm.calls import one_kernel
-from epigemm.epilogues.kinds import MATRIX
 from epigemm.fusion import FusionReport, profit
 from tests.fusion.test_profit import chain_of
+from tests.support.pieces import DEVICE
+from tests.support.pretended import H200, Pretended, pretend_gpu
 from tests.support.thorough import in_turn
 
 ROWS, GROUPS, N, K = 16, 3, 32, 8
@@ -286,28 +285,13 @@ def test_what_pays(made: Any, n: int, is_recorded: bool, why_not: str, hopper: T
 @pytest.mark.parametrize(("name", "joins"), [("two", True), ("halves", True), ("written", False)])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_pairs(name: str, joins: bool, backend: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kernel, and two where it does not run; also where a compiler traces the graph."""
-    calls: list[LinearCall] = []
-    runs = True
-
-    def kernel(call: LinearCall) -> Tensor | None:
-        if not runs:
-            return None
-        calls.append(call)
-        assert call.weight2 is not None
-        first, second = (
-            by_loop(call.x.double(), each.double().mT, offs=g.offs) for each in (call.weight, call.weight2)
-        )
-        place = [each.kind for each in call.epilogue.operands].index(MATRIX)
-        operands = [*call.operands[:place], second, *call.operands[place + 1 :]]
-        return call.epilogue.reference(first, operands).to(BF16)
-
-    monkeypatch.setattr(profit, "place_of", lambda chain: hopper)
-    monkeypatch.setattr(one_kernel, "pair", kernel)
+    """One kernel, and two calls where it does not run; also where a compiler traces the graph."""
     made, g = TAKEN[name][0], drawn()
     call, reports = compiled(made, backend)
     with torch.no_grad():
         check(call, made, g)
-        assert len(calls) == joins and str(reports[0]).count("computed by one kernel with") == 2 * joins
-        runs = False
+        assert str(reports[0]).count("computed by one kernel with") == 2 * joins
+        gpu = Pretended()
+        pretend_gpu(monkeypatch, DEVICE, gpu, gpu=H200)
         check(call, made, g)
+        assert gpu.pairs == joins

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness.accuracy import UNIT_ROUNDOFF
 from epigemm.fusion import FusionReport
@@ -61,6 +62,31 @@ GPU = [
 
 def tensors_to(inputs: tuple[Tensor, ...], device: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return tuple(x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in inputs)
+
+
+class ReLUs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What a model's ReLUs read."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: list[Tensor] = []
+        with self, torch.no_grad():
+            copy.deepcopy(model)(*inputs)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket in (torch.ops.aten.relu, torch.ops.aten.relu_):
+            self.read.append(args[0].to(torch.float64, copy=True))
+        return function(*args, **(kwargs or {}))
+
+
+def is_off_kinks(model: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
+    """Whether no value is so near to a ReLU's kink that its error decides on which side it falls.
+
+    On the other side a whole term of the gradients would be missing. The error is eager's, eight times as above.
+    """
+    wide = ReLUs(copy.deepcopy(model).double(), tensors_to(inputs, str(inputs[0].device), torch.float64)).read
+    pairs = zip(ReLUs(model, inputs).read, wide, strict=True)
+    return all(bool(exact.abs().min() > 8 * (found - exact).abs().max()) for found, exact in pairs)
 
 
 def results(model: nn.Module, call: Any, inputs: tuple[Tensor, ...], upstream: Tensor | None) -> list[Tensor]:
@@ -115,7 +141,9 @@ def check(
 def test_models(example: Example, way: Way, device: str) -> None:
     fuse, training, dtype = way
     plain = example.make().to(device, dtype).train(training)
-    model, inputs = copy.deepcopy(plain), tensors_to(example.inputs(), device, dtype)
+    model, drawn = copy.deepcopy(plain), (tensors_to(example.inputs(), device, dtype) for _ in range(100))
+    # In 16 bits values fall on either side in eager's results, too.
+    inputs = next(each for each in drawn if dtype is not FP32 or not training or is_off_kinks(plain, each))
     call, report = fuse(model)
     with torch.no_grad():
         output = copy.deepcopy(plain).eval()(*inputs)

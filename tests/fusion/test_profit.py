@@ -11,14 +11,11 @@ from torch import Tensor, fx, nn
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
-from epigemm.calls import elementwise_kernels
 from epigemm.epilogues.library import BIAS, BIAS_RELU
 from epigemm.epilogues.registry import EPILOGUES
 from epigemm.fusion import matmuls, profit
 from epigemm.fusion.chains import Chain, ChainFinder
 from epigemm.fusion.profit import Judged, Way
-from epigemm.linker import loader
-from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
 from tests.fusion.eager import graph_of, report_of
 from tests.support.pretended import describe
@@ -81,17 +78,16 @@ def test_the_planner_decides(asked: Any, hopper: Tensor) -> None:
     assert found.why_not == why_not
 
 
+@pytest.mark.parametrize("reason", ["", "nvJitLink was not found"])
 def test_a_kernel_that_cannot_be_linked_gains_nothing(
-    hopper: Tensor, monkeypatch: pytest.MonkeyPatch
+    reason: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On other GPUs than Hopper no kernel is in the package."""
     asked = call(48, torch.bfloat16, 64, 1024)._replace(epilogue=EPILOGUES["bias_gelu"])
-    describe(monkeypatch, KNOWN["A100 80 GB"].numbers)
-    for reason in ("", "nvJitLink was not found"):
-        monkeypatch.setattr(loader, "would_link", lambda *call, reason=reason: reason)
-        found = profit.judged_there(asked, hopper)
-        assert found.why_not == reason and found.way is Way.FUSED
-        assert found.fused_us < found.fallback_us / 1.1
+    describe(monkeypatch, KNOWN["A100 80 GB"].numbers, linked=lambda *call: reason)
+    found = profit.judged_there(asked, hopper)
+    assert found.why_not == reason and found.way is Way.FUSED
+    assert found.fused_us < found.fallback_us / 1.1
 
 
 def test_the_fallback_is_that_of_the_precision_in_force(hopper: Tensor) -> None:
@@ -113,39 +109,29 @@ def scaled(x: Tensor, weight: Tensor, vector: Tensor) -> Tensor:
     return torch.tanh(F.linear(x, weight) * vector)
 
 
-@pytest.fixture
-def is_linked(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """A build with all kernels, on a GPU whose plan is the fallback; "elementwise": which of those can be linked."""
-    can = {"False": True, "True": True}
-    of_gemm = Judged(profit.SLOWER, Way.FALLBACK, 100.0, 100.0)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda place: True)
-    monkeypatch.setattr(profit, "judged_there", lambda call, place, **_: of_gemm)
-    monkeypatch.setattr(elementwise_kernels, "missing", lambda epilogue, x, kind: str(kind > 0))
-    monkeypatch.setattr(loader, "would_link", lambda epilogue, name, device: "" if can[name] else "none")
-    return can
+OF_GEMM = Judged(profit.SLOWER, Way.FALLBACK, 100.0, 100.0)
+"""A GPU whose plan is the fallback."""
 
 
 @pytest.mark.parametrize(
-    ("function", "learns", "is_eager", "way"),
+    ("function", "learns", "way"),
     [
-        (several, "", True, Way.TWO_KERNELS),
-        (several, "", False, Way.FALLBACK),  # Inductor makes one kernel of several itself
-        (several, "xwv", True, Way.TWO_KERNELS),
-        (linear, "", True, Way.FALLBACK),
-        (normed, "", True, Way.FALLBACK),
-        (scaled, "xw", True, Way.TWO_KERNELS),
-        (scaled, "xwv", True, Way.FALLBACK),  # the vector's gradient would be a matrix first
+        (several, "", Way.TWO_KERNELS),
+        (several, "xwv", Way.TWO_KERNELS),
+        (linear, "", Way.FALLBACK),
+        (normed, "", Way.FALLBACK),
+        (scaled, "xw", Way.TWO_KERNELS),
+        (scaled, "xwv", Way.FALLBACK),  # the vector's gradient would be a matrix first
     ],
 )
 def test_several_kernels_behind_a_product_become_one(
-    is_linked: dict[str, bool], function: Any, learns: str, is_eager: bool, way: Way
+    function: Any, learns: str, way: Way, hopper: Tensor
 ) -> None:
     given = torch.rand(6, 8), torch.rand(4, 8), torch.rand(4)
     for name, each in zip("xwv", given, strict=True):
         each.requires_grad_(name in learns)
-    chain, place = chain_of(function, *given), torch.empty(0)
-    judged = profit.judged_there(profit.call_of(chain), place)
-    found = profit.in_two_kernels(chain, judged, place) if is_eager else judged
+    chain = chain_of(function, *given)
+    found = profit.in_two_kernels(chain, OF_GEMM, hopper)
     assert found.way is way and (found.why_not == "") == (way is Way.TWO_KERNELS)
     notes = profit.notes(chain, found)
     assert len(notes) == (way is Way.TWO_KERNELS)
@@ -153,21 +139,22 @@ def test_several_kernels_behind_a_product_become_one(
         assert notes[0].endswith("in the place of 6")
 
 
-@pytest.mark.parametrize("derivative", [False, True])
-def test_two_kernels_need_one_that_can_be_linked(is_linked: dict[str, bool], derivative: bool) -> None:
+@pytest.mark.parametrize("lost", ["ELEMENTWISE", "DERIVATIVE"])
+def test_two_kernels_need_one_that_can_be_linked(
+    lost: str, hopper: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recorded, its derivative, too."""
-    is_linked[str(derivative)] = False
+    describe(monkeypatch, linked=lambda epilogue, name, device: "none" if name == lost else "")
     for learns in (False, True):
-        x, weight, bias = torch.rand(6, 8), torch.rand(4, 8, requires_grad=learns), torch.rand(4)
-        chain, place = chain_of(several, x, weight, bias), torch.empty(0)
-        judged = profit.judged_there(profit.call_of(chain), place)
-        found = profit.in_two_kernels(chain, judged, place)
-        assert (found.why_not == "") == (derivative and not learns)
+        chain = chain_of(several, torch.rand(6, 8), torch.rand(4, 8, requires_grad=learns), torch.rand(4))
+        found = profit.in_two_kernels(chain, OF_GEMM, hopper)
+        assert (found.why_not == "") == (lost == "DERIVATIVE" and not learns)
+        # Inductor makes one kernel of several itself.
+        assert profit.judged(chain, is_eager=False).why_not == profit.SLOWER
 
 
-def test_a_rewriting_whose_products_are_not_fused_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewriting_whose_products_are_not_fused_is_undone(hopper: Tensor) -> None:
     """PyTorch's encoder layer stays one node, and nothing is copied so that sums lie in rows."""
-    monkeypatch.setattr(profit, "judged", lambda *given, **named: Judged(profit.SLOWER))
     x, nodes = torch.randn(2, 8, 8), list[str]()
 
     def backend(graph_module: fx.GraphModule, _: Any) -> Any:
@@ -176,7 +163,7 @@ def test_a_rewriting_whose_products_are_not_fused_is_undone(monkeypatch: pytest.
 
     options: dict[str, Any] = {"backend": backend, "strict": True}
     with torch.no_grad():
-        layer = nn.TransformerEncoderLayer(8, 2, 24, dropout=0.0, batch_first=True).eval()
+        layer = nn.TransformerEncoderLayer(8, 2, 24, 0.0, "gelu", batch_first=True).eval()
         fused = epigemm.fuse(layer, options=options)
         fused(x)
     assert len(nodes) == 1

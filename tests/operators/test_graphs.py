@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import precision as _precision
 from epigemm.operators import graphs
-from tests.gpu.launching import captured
 from tests.support.compiling import Graphs, recorded
 from tests.support.untyped import backends
 from tests.support.untyped import torch as untyped
@@ -111,55 +109,6 @@ def test_errors_of_the_operator_itself() -> None:
         options = 32 + 64 * is_strict  # as csrc/torch/compiled.cpp has them
         with pytest.raises(RuntimeError, match=words):
             ops._into(0, named, given, weight, None, None, None, 0.0, options, result, None)
-
-
-class Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = epigemm.nn.LinearSigmoidScaleResidual(256, 512)
-        self.last = epigemm.nn.LinearScaleBatchNorm1d(512, 128)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.last(self.first(x))
-        return result
-
-    def double_precision(self) -> Callable[[Tensor], Tensor]:
-        """The same on a copy in fp64, where everything is torch's, rounded once."""
-        twin = copy.deepcopy(self).double().cpu()
-        return lambda x: twin(x.double().cpu()).to(x)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_on_a_gpu(mode: str, no_python: Callable[[], None]) -> None:
-    """But one case: a GEMM with bias and ReLU, where the planner leaves that to torch, is called from Python."""
-    model = Chain().eval().to("cuda", torch.bfloat16)
-    expected = model.double_precision()
-    call = torch.compile(model, mode=mode, fullgraph=True)
-    with torch.no_grad():
-        inputs = [torch.randn(64, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-        wanted = [expected(x) for x in inputs]
-        for x in inputs:
-            call(x)
-        no_python()
-        for x, want in zip(inputs, wanted, strict=True):
-            torch.testing.assert_close(call(x).clone(), want, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.gpu
-def test_on_the_current_stream() -> None:
-    """A captured call lands in the graph: the operator asks torch for its stream."""
-    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
-    weight, bias = (
-        torch.randn(128, 256, device="cuda").bfloat16() / 16,
-        torch.randn(128, device="cuda").bfloat16(),
-    )
-    call = torch.compile(lambda x: epigemm.linear_relu(x, weight, bias), fullgraph=True, backend="eager")
-    expected, results = call(x), list[Tensor]()
-    graph = captured(lambda: results.append(call(x)))
-    results[-1].zero_()
-    graph.replay()
-    torch.testing.assert_close(results[-1], expected)
 
 
 @pytest.mark.gpu

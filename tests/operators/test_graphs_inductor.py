@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import epigemm
 from epigemm._native import ops
 from epigemm.arguments import forms
-from epigemm.arguments.calls import ElementwiseCall, LinearCall
+from epigemm.arguments.calls import LinearCall
 from epigemm.autograd import nodes
 from epigemm.epilogues.library import BIAS, BIAS_RELU, gelu_epilogue
 from epigemm.epilogues.registry import EPILOGUES, Epilogue
 from epigemm.operators import graphs
 from epigemm.packs import weight_packs
-from epigemm.planner import dry_runs, plans
-from tests.support.pretended import H200
+from epigemm.planner import dry_runs
+from tests.support.pretended import compile_natively
+from tests.support.watching import results_of
 
 _run = ops._into.default
 FOLDS, USES_PACK = 16, 32
@@ -74,18 +74,15 @@ def test_numbers_are_right(epilogue: str, number: int | None) -> None:
     torch.testing.assert_close(result, expected(epilogue, x, weight, given), rtol=1e-5, atol=1e-5)
 
 
-def test_the_module_knows_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_module_knows_the_digest() -> None:
     """A call whose digest is right comes to no Python."""
-
-    def refused(call: LinearCall) -> Tensor:
-        raise AssertionError("Python was asked")
-
-    monkeypatch.setattr(nodes, "forward", refused)
     x, weight, bias = torch.randn(M, K), torch.randn(N, K), torch.randn(N)
-    torch.testing.assert_close(call_of(BIAS, x, weight, [bias]), F.linear(x, weight, bias))
-    torch.testing.assert_close(call_of(BIAS, x, weight, [None]), F.linear(x, weight))
-    with pytest.raises(RuntimeError, match="Python was asked"):
+    with results_of(nodes.forward) as by_python:
+        torch.testing.assert_close(call_of(BIAS, x, weight, [bias]), F.linear(x, weight, bias))
+        torch.testing.assert_close(call_of(BIAS, x, weight, [None]), F.linear(x, weight))
+        assert not by_python
         call_of(BIAS, x, weight, [bias], BIAS_RELU.number)
+    assert len(by_python) == 1
 
 
 def test_what_csrc_calls_for_a_gemm_with_a_relu() -> None:
@@ -95,9 +92,8 @@ def test_what_csrc_calls_for_a_gemm_with_a_relu() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gemm_with_a_relu_asks_python_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gemm_with_a_relu_asks_python_for_nothing_else() -> None:
     """Where PyTorch's is expected to be no slower than ours."""
-    monkeypatch.setattr(nodes, "forward", None)
     checked = 0
     for m, n, k in [(16, 1000, 8), (64, 64, 64), (4096, 2048, 512), (512, 512, 512), (2048, 1024, 24)]:
         x, weight, bias = (
@@ -109,7 +105,9 @@ def test_a_gemm_with_a_relu_asks_python_for_nothing_else(monkeypatch: pytest.Mon
         for lead in ((m,), (2, m // 2)):
             out = x.new_full((*lead, n), torch.nan)
             about = (BIAS_RELU.number, graphs.digest_of(BIAS_RELU.name), x.view(*lead, k), weight, bias)
-            _run(*about, None, None, 0.0, USES_PACK, out, None)
+            with results_of(nodes.forward) as by_python:
+                _run(*about, None, None, 0.0, USES_PACK, out, None)
+            assert not by_python
             torch.testing.assert_close(out.view(m, n), F.linear(x, weight, bias).relu(), rtol=2e-2, atol=2e-2)
             checked += 1
     assert checked
@@ -122,17 +120,12 @@ def test_another_epilogue_folds_nothing() -> None:
     assert bool((out == 7.0).all())
 
 
-def native_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls become the native operator on a CPU, too."""
-    monkeypatch.setattr(graphs, "NATIVE_ON", ("cpu",))
-
-
 def test_which_calls_become_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(M, K), torch.randn(N, K)
     given = operands("mixed")
     call = LinearCall(named("mixed", given), x, weight, given)
     assert graphs.in_inductor(call) is NotImplemented, "on a CPU the function runs in Python"
-    native_here(monkeypatch)
+    compile_natively(monkeypatch)
     found = graphs.in_inductor(call)
     torch.testing.assert_close(found, expected("mixed", x, weight, given), rtol=1e-5, atol=1e-5)
     assert torch.equal(graphs.in_inductor(call._replace(operands=[*given[:-1], 2.0])), found)
@@ -161,15 +154,13 @@ class Stores(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stores"),
-    [(torch.bfloat16, [True]), (torch.float32, []), (torch.float64, [])],
-    ids=str,
+    ("dtype", "stores"), [(torch.bfloat16, [True]), (torch.float32, []), (torch.float64, [])], ids=str
 )
 def test_a_recorded_call_and_its_product(
     dtype: torch.dtype, stores: list[bool], monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
 ) -> None:
     """One kernel where the planner expects it for the sizes. What is left to PyTorch's GEMM becomes no call of ours."""
-    on_h200(monkeypatch)
+    compile_natively(monkeypatch, for_h200=True)
     x, weight, bias = (
         torch.randn(*size, generator=rng).to(dtype) for size in ((4096, 64), (2048, 64), (2048,))
     )
@@ -183,16 +174,9 @@ def test_a_recorded_call_and_its_product(
     torch.testing.assert_close(result.double(), F.gelu(z), rtol=bound, atol=bound)
 
 
-def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are planned for an H200, and become the native operator on a CPU."""
-    native_here(monkeypatch)
-    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
-    monkeypatch.setattr(dry_runs, "dry_run", functools.partial(dry_runs.dry_run, gpu=H200))
-
-
 def test_rows_that_lie_apart(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
     """By PyTorch's GEMM, too, product and bias are rounded once."""
-    on_h200(monkeypatch)
+    compile_natively(monkeypatch, for_h200=True)
     x = (torch.rand(4, 16, 64, generator=rng).bfloat16() + 1).transpose(0, 1)
     weight = torch.randn(12, 64, generator=rng).bfloat16()
     bias = -F.linear(x, weight).mean((0, 1))
@@ -207,7 +191,7 @@ def test_rows_that_lie_apart(monkeypatch: pytest.MonkeyPatch, rng: torch.Generat
 @pytest.mark.slow
 def test_strides_that_are_symbols(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None) -> None:
     """Of a part of constant sizes."""
-    on_h200(monkeypatch)
+    compile_natively(monkeypatch, for_h200=True)
     big, weight = torch.randn(8, 100), torch.randn(32, 64, requires_grad=True)
     call = torch.compile(lambda x, w: epigemm.linear_gelu(x[:4, :64], w), dynamic=True)
     torch.testing.assert_close(call(big, weight), F.gelu(F.linear(big[:4, :64], weight)))
@@ -216,9 +200,7 @@ def test_strides_that_are_symbols(monkeypatch: pytest.MonkeyPatch, fresh_compile
 def test_a_weight_that_learns_has_no_current_pack(rng: torch.Generator) -> None:
     """The operator's counterpart in Python makes it stale, as in an eager call."""
     x, weight, bias = (torch.randn(*size, generator=rng) for size in ((M, K), (N, K), (N,)))
-    expired: list[Tensor] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_packs, "expire", expired.append)
+    with results_of(weight_packs.expire) as expired:
         for uses_pack in (True, False):
             out = torch.full((M, N), torch.nan)
             # The number is that of another process: to Python.
@@ -246,7 +228,7 @@ def test_inductor_writes_into_its_own_memory(
     """Each site is one operator, and nothing is copied for it."""
     from torch._inductor.utils import run_and_get_code
 
-    native_here(monkeypatch)
+    compile_natively(monkeypatch)
     model = Model().eval().to(dtype)
     fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
     bound = 1e-5 if dtype is torch.float32 else 4e-2
@@ -293,7 +275,7 @@ def test_training(
             return [y.detach(), *torch.autograd.grad(y.float().square().sum(), learnt)]
 
     expected = step()
-    native_here(monkeypatch)
+    compile_natively(monkeypatch)
     found, codes = run_and_get_code(step)
     assert [code.count("epigemm._into.default(") for code in codes] == [forward, 4]
     for code in codes:
@@ -307,22 +289,12 @@ def test_training(
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, fresh_compiler: None, dtype: torch.dtype, packed: bool
-) -> None:
+def test_on_a_gpu(fresh_compiler: None, dtype: torch.dtype, packed: bool) -> None:
     """Once its kernels are linked a call asks Python for nothing; where packs are kept, fp32 calls do."""
     layers = nn.Linear(1024, 2048), nn.Linear(2048, 1024)
     model = nn.Sequential(layers[0], nn.GELU(), layers[1]).cuda().eval().to(dtype)
     fast: Callable[..., Any] = torch.compile(model, backend="epigemm")
     bound = 1e-4 if dtype is torch.float32 else 4e-2
-    asked: list[LinearCall | ElementwiseCall] = []
-    run = nodes.forward
-
-    def noted(call: LinearCall | ElementwiseCall) -> Tensor:
-        asked.append(call)
-        return run(call)
-
-    monkeypatch.setattr(nodes, "forward", noted)
     with torch.no_grad():
         for _ in range(3):
             x = torch.randn(4096, 1024, device="cuda", dtype=dtype)
@@ -331,9 +303,9 @@ def test_on_a_gpu(
             packs = [epigemm.pack(layer.weight.float()) for layer in layers]
             assert len(packs) == 2
         for _ in range(3):
-            asked.clear()
             for parameter in model.parameters():
                 parameter.mul_(1.01)
-            torch.testing.assert_close(fast(x), model(x), rtol=bound, atol=bound)
-        if dtype is torch.bfloat16:
-            assert not asked
+            with results_of(nodes.forward) as by_python:
+                found = fast(x)
+            torch.testing.assert_close(found, model(x), rtol=bound, atol=bound)
+            assert dtype is torch.float32 or not by_python

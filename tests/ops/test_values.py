@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_structure
 
@@ -18,6 +20,7 @@ from tests.ops.op import (
     TWO_WEIGHTS,
     VARIANCE,
     WEIGHT,
+    Arguments,
     Op,
     map_tensors,
     results_of,
@@ -104,9 +107,7 @@ def test_a_bias_that_cancels_the_product(
 
     Of functions of users PyTorch rounds the product first, and so may the call.
     """
-    arguments = op.draw(rng, (19,), n=16, k=40, dtype=dtype, device=device)
-    arguments["x"], arguments["weight"] = arguments["x"] / 8 + 4, arguments["weight"] / 8 + 1
-    arguments["bias"] = torch.full_like(arguments["bias"], -160.0)
+    arguments = cancelling(op, dtype, device, rng)
     if recorded:
         arguments["x"].requires_grad_()
     assert_right(op, op.call(**arguments), arguments, dtype)
@@ -115,6 +116,39 @@ def test_a_bias_that_cancels_the_product(
             got = results_of(op.call(**map_tensors(arguments, torch.Tensor.float)))
         rounded = [each.to(result.dtype(dtype)) for each, result in zip(got, op.results, strict=True)]
         assert_right(op, tuple(rounded), arguments, dtype)
+
+
+def cancelling(op: Op, dtype: torch.dtype, device: torch.device, rng: torch.Generator) -> Arguments:
+    arguments = op.draw(rng, (19,), n=16, k=40, dtype=dtype, device=device)
+    arguments["x"], arguments["weight"] = arguments["x"] / 8 + 4, arguments["weight"] / 8 + 1
+    arguments["bias"] = torch.full_like(arguments["bias"], -160.0)
+    return arguments
+
+
+WAYS: dict[str, Callable[[Any, Tensor], Any]] = {
+    "vmap": lambda call, x: torch.vmap(call)(x[:, None])[:, 0],
+    "vjp": lambda call, x: torch.func.vjp(call, x)[0],
+    "compiled": lambda call, x: torch.compile(call, backend="aot_eager")(x),  # type: ignore[no-untyped-call]
+}
+
+
+@rows("cancelling elsewhere", lambda op: op.name in ("linear", "linear_scale", "linear_scale_batch_norm"))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_bias_that_cancels_within_transforms(
+    op: Op, dtype: torch.dtype, way: str, device: torch.device, rng: torch.Generator
+) -> None:
+    """Also one that is folded into an offset, and one beside an operand that is absent."""
+    for without in ((), *((name,) for name in op.optional if name != "bias")):
+        arguments = cancelling(op, dtype, device, rng) | dict.fromkeys(without)
+        arguments["weight"].requires_grad_(way == "compiled")
+
+        def of_x(x: Tensor, given: Arguments = arguments) -> Any:
+            return op.call(**{**given, "x": x})
+
+        found = WAYS[way](of_x, arguments["x"])
+        assert_right(op, found, arguments, dtype, about=without)
 
 
 @rows("precision", lambda op: op.takes_precision)

@@ -40,15 +40,7 @@ def optional(acc: Tensor, bias: PerColumn | None = None, other: Matrix | None = 
 
 
 def everything(
-    acc: Tensor,
-    a: PerColumn,
-    b: PerColumn,
-    r: PerRow,
-    q: PerRow,
-    m: Matrix,
-    n: Matrix,
-    s: Scalar,
-    t: Scalar,
+    acc: Tensor, a: PerColumn, b: PerColumn, r: PerRow, q: PerRow, m: Matrix, n: Matrix, s: Scalar, t: Scalar
 ) -> Tensor:
     result: Tensor = (acc + a) * torch.tanh(b) + r * s + q * t + m * torch.sigmoid(n)
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 import epigemm
 from epigemm.packs import weight_packs
 from tests.support.pieces import Road, watched
-from tests.support.threads import at_once
 
 pytestmark = pytest.mark.gpu
 cuda: Any = torch.cuda
@@ -223,23 +221,6 @@ def test_new_data_leaves_the_readers_of_the_old_alone(road: Road) -> None:
     assert torch.equal(result, expected)
 
 
-def test_threads_on_streams_of_their_own(road: Road) -> None:
-    linear, module = layer(road)
-    x = road.x()
-    epigemm.pack(module.weight)
-    torch.cuda.synchronize()
-
-    def work(_: int) -> None:
-        with torch.no_grad(), torch.cuda.stream(cuda.Stream()):
-            for _ in range(10):
-                result = module(x)
-                torch.cuda.current_stream().synchronize()
-                agree(result, linear, x)
-
-    at_once(4, work)
-    assert len({launch.pack for launch in road.take()}) == 1
-
-
 @pytest.fixture
 def no_waiting() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """A block in which torch raises an error in place of waiting for the device."""
@@ -352,24 +333,3 @@ def test_moving_between_devices(road: Road) -> None:
             epigemm.pack(module.weight)
             agree(module(there), linear, there)
             assert torch.cuda.current_device() == 0
-
-
-@pytest.mark.slow
-def test_what_a_call_costs_the_host() -> None:
-    """Finding a pack must stay cheap beside what any call costs: launches are left to run behind."""
-    n = k = 2048
-    x, weight = torch.randn(2048, k, device="cuda"), torch.randn(n, k, device="cuda")
-    packed, out = epigemm.pack(weight), torch.empty(2048, n, device="cuda")
-
-    def microseconds(given: Any, precision: str) -> float:
-        best = float("inf")
-        for _ in range(20):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(20):
-                epigemm.linear(x, given, out=out, precision=precision)
-            best = min(best, (time.perf_counter() - start) / 20 * 1e6)
-        return best
-
-    native, found = microseconds(weight, "tf32"), microseconds(packed, "highest")
-    assert found - native < 60, f"{found:.1f} us against {native:.1f} us"

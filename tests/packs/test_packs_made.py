@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import epigemm
-from epigemm.calls import weight_slices
 from epigemm.packs import weight_packs
 from tests.packs.test_packs import HOLDERS, by_layer, holders, packed
 from tests.support.pieces import AT_HIGHEST, Road, pack_size
+from tests.support.pretended import allocate
 from tests.support.threads import at_once
 from tests.support.untyped import backward
 
@@ -162,34 +161,40 @@ def test_threads_make_one_pack(road: Road) -> None:
 # --- calls that cannot allocate the memory for their slices -----------------------------------------------------------
 
 
-class Memory:
-    """What the allocator gives and tells: nothing to those that are refused."""
+class NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """No memory for packs."""
 
-    def __init__(self, road: Road, patch: pytest.MonkeyPatch) -> None:
-        self._road = road
-        self.free = 0
-        self.refused: list[str] = []
-        self._patch = patch
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
-    def refuse(self, *what: str) -> None:
-        """Packs, workspaces, or both."""
-        if "pack" in what:
-            self._patch.setattr(weight_packs, "KeptPack", self._failing("pack"))
-        if "workspace" in what:
-            self._patch.setattr(self._road.module, "allocate", self._failing("workspace"))
-        self._patch.setattr(weight_slices, "_free_bytes", lambda device: self.free)
-
-    def _failing(self, name: str) -> Callable[..., Tensor]:
-        def fails(*arguments: Any) -> Tensor:
-            self.refused.append(name)
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket is torch.ops.aten.empty and (kwargs or {}).get("dtype") is torch.uint8:
             raise torch.OutOfMemoryError("no memory, for the test")
+        return function(*args, **(kwargs or {}))
 
-        return fails
 
-    def take(self) -> list[str]:
-        """What was refused since the last time."""
-        taken, self.refused = self.refused, []
-        return taken
+class Workspaces:
+    """Workspaces for slices, of which there is none; and what the device tells to be free."""
+
+    def __init__(self, road: Road) -> None:
+        self._road = road
+        self._refused = 0
+        road.module.free, road.module.allocate = 0, self._allocate
+
+    def _allocate(self, size: int) -> Tensor:
+        self._refused += 1
+        raise torch.OutOfMemoryError("no memory, for the test")
+
+    def tell(self, free: int) -> None:
+        self._road.module.free = free
+
+    def refused(self) -> int:
+        """How many since the last time."""
+        count, self._refused = self._refused, 0
+        return count
+
+    def give(self) -> None:
+        self._road.module.free, self._road.module.allocate = None, allocate
 
 
 def notes(*arguments: Any) -> str:
@@ -199,27 +204,27 @@ def notes(*arguments: Any) -> str:
 def test_without_memory_torch_multiplies(road: Road) -> None:
     """Tried once, then again only when there is enough."""
     weight, x = road.weight(), road.x(4096)  # so many that the weight is split
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(road, patch)
-        memory.refuse("workspace")
-        for refused in (["workspace"], [], []):
-            road.check(epigemm.linear(x, weight), x, weight)
-            assert memory.take() == refused
-        assert "found no memory for fp16 slices" in notes(x, weight)
-        with pytest.raises(torch.OutOfMemoryError):
-            epigemm.linear(x, weight, strict=True)
-        memory.take()
-        epigemm.linear(x[:-1], weight)
-        assert memory.take() == ["workspace"], "another call"
-        memory.free = pack_size(x, 2) + pack_size(weight, 2) - 1
+    memory = Workspaces(road)
+    for refused in (1, 0, 0):
+        road.check(epigemm.linear(x, weight), x, weight)
+        assert memory.refused() == refused
+    assert "found no memory for fp16 slices" in notes(x, weight)
+    with pytest.raises(torch.OutOfMemoryError):
+        epigemm.linear(x, weight, strict=True)
+    memory.refused()
+    epigemm.linear(x[:-1], weight)
+    assert memory.refused() == 1, "another call"
+    enough = pack_size(x, 2) + pack_size(weight, 2)
+    for free, refused in ((enough - 1, 0), (enough, 1)):
+        memory.tell(free)
         epigemm.linear(x, weight)
-        assert not memory.take()
-        memory.free += 1
-        epigemm.linear(x, weight)
-        assert memory.take() == ["workspace"] and not road.take()
-        with monkeypatched_capture(patch):
-            epigemm.linear(x, weight)
-            assert not memory.take(), "nothing is asked for in a capture"
+        assert memory.refused() == refused
+    assert not road.take()
+    road.capturing = True
+    epigemm.linear(x, weight)
+    assert not memory.refused(), "nothing is asked for in a capture"
+    road.capturing = False
+    memory.give()
     road.check(epigemm.linear(x, weight), x, weight)
     assert len(road.take()) == 1
     assert "found no memory" not in notes(x, weight)
@@ -227,28 +232,16 @@ def test_without_memory_torch_multiplies(road: Road) -> None:
 
 def test_a_weight_that_is_read_as_it_lies_needs_no_memory_for_slices(road: Road) -> None:
     x, weight = (torch.randn(rows, 4096).to(road.device) for rows in (64, 4096))
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(road, patch)
-        memory.refuse("workspace")
-        for free, refused in ((0, ["workspace"]), (-1, []), (0, ["workspace"])):
-            memory.free = pack_size(x, 2) + free
-            epigemm.linear(x, weight)
-            assert memory.take() == refused
-
-
-@contextmanager
-def monkeypatched_capture(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    with patch.context() as inner:
-        inner.setattr(weight_packs, "capturing", lambda device: True)
-        yield
+    memory = Workspaces(road)
+    for free, refused in ((0, 1), (-1, 0), (0, 1)):
+        memory.tell(pack_size(x, 2) + free)
+        epigemm.linear(x, weight)
+        assert memory.refused() == refused
 
 
 def test_without_memory_to_keep_pack_raises(road: Road) -> None:
     weight, x = road.weight(), road.x()
-    with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(road, patch)
-        memory.refuse("pack")
-        with pytest.raises(torch.OutOfMemoryError):
-            epigemm.pack(weight)
-        assert not weight_packs.kept(weight)
-        road.check(epigemm.linear(x, weight), x, weight)
+    with NoMemory(), pytest.raises(torch.OutOfMemoryError):
+        epigemm.pack(weight)
+    assert not weight_packs.kept(weight)
+    road.check(epigemm.linear(x, weight), x, weight)

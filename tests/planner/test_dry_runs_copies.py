@@ -98,7 +98,7 @@ def test_remembered_plans_tell_columns_apart(turned: str, monkeypatch: pytest.Mo
     sides, k = 2048, 256
 
     def fuses(pitch: int, device: int) -> bool:
-        monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device)
+        describe(monkeypatch, index=device)
         columns = torch.zeros(k, pitch, dtype=torch.bfloat16)[:, :sides].t()
         call = call_of((sides, sides, k))._replace(epilogue=BIAS_RELU)
         return run(call._replace(x=columns) if turned == "x" else call._replace(weight=columns)).fused
@@ -124,7 +124,7 @@ def test_without_memory_the_fallback_runs() -> None:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Of which something is measured."""
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: DEVICE)
+    describe(monkeypatch, index=DEVICE)
     yield DEVICE
     forget(DEVICE)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from epigemm._native import build_info, registry
 from epigemm.planner import times
 from epigemm.planner.times import Entry
 from tests.support.choices import forget
+from tests.support.pretended import describe
 from tools.planner import ask_planner
 
 GPU = "NVIDIA H200"
@@ -32,8 +32,8 @@ ENTRY = Entry(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, for a device that only these tests know."""
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(times, "_warned", set())
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPU)
+    times._warned.clear()
+    describe(monkeypatch, (), name=GPU)
     yield times.cache_dir() / times.NAME
     forget(DEVICE)
 
@@ -200,7 +200,7 @@ def test_a_wrong_file_is_ignored_with_one_warning_and_written_anew(text: str, ca
 
 def test_entries_are_of_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     times.merge(GPU, [ENTRY])
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    describe(monkeypatch, (), name="NVIDIA H100 80GB HBM3")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         times.load(DEVICE)
@@ -210,20 +210,20 @@ def test_entries_are_of_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("key", ["version", "tiles_fingerprint"])
-def test_entries_of_another_build_are_ignored_with_one_warning_and_stay(
-    key: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_of_another_build_are_ignored_with_one_warning_and_stay(key: str, cache: Path) -> None:
     """Until there are measurements of this build."""
-    info = build_info()
-    with monkeypatch.context() as patch:
-        patch.setattr(times, "build_info", lambda: {**info, key: "0.0.9"})
-        times.merge(GPU, [replace(ENTRY, epilogue="another_one.0123456789abcdef")])
+    times.merge(GPU, [ENTRY])
+    text = cache.read_text()
+    assert text.count(build_info()[key]) == 1, "the build's name has it"
+    cache.write_text(
+        text.replace(build_info()[key], "0.0.9").replace('"bias_relu"', '"another.0123456789abcdef"')
+    )
     with pytest.warns(RuntimeWarning, match=f"{cache.name} are ignored: another version") as caught:
         repeat(lambda: times.load(DEVICE))
     assert len(caught) == 1 and source(ENTRY) == "model"
     times.merge(GPU, [ENTRY])
     assert len(times.read()) == 2
-    monkeypatch.setattr(times, "_warned", set())
+    times._warned.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         times.load(DEVICE)

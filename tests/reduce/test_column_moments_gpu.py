@@ -80,18 +80,8 @@ def test_a_mean_is_infinite_where_the_sum_is(rows: int, dtype: torch.dtype) -> N
     inf, nan = float("inf"), float("nan")
     z = torch.randn(rows, 40, device=DEVICE).to(dtype)
     last = rows - 1
-    for column, placed in enumerate(
-        (
-            {0: inf},
-            {0: -inf},
-            {last: inf},
-            {last: -inf},
-            {0: nan},
-            {last: nan},
-            {last // 2: inf},
-            {0: inf, last: inf},
-        )
-    ):
+    ends = [{0: inf}, {0: -inf}, {last: inf}, {last: -inf}, {0: nan}, {last: nan}, {last // 2: inf}]
+    for column, placed in enumerate((*ends, {0: inf, last: inf})):
         for row, number in placed.items():
             z[row, column] = number
     if rows > 1:

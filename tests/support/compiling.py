@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch._dynamo import guards
 
-from epigemm.calls import by_reference, elementwise_kernels, entry, resolve
-
 
 def measure_no_guards() -> None:
     """Keep Dynamo from measuring each compilation's guards for a log: that takes 24 ms, a sixth of a small one."""
@@ -58,23 +56,3 @@ def recorded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Graphs:
     graphs = Graphs()
     torch.compile(call, fullgraph=True, backend=graphs)(*args, **kwargs)
     return graphs
-
-
-@pytest.fixture
-def no_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From its call on, everything in Python that could run a call raises."""
-
-    def forbid() -> None:
-        def refuse(*_: Any, **__: Any) -> None:
-            raise AssertionError("a compiled call came to Python")
-
-        for module, names in (
-            (entry, ("linear", "elementwise", "made", "ask")),
-            (resolve, ("linear", "elementwise", "run")),
-            (elementwise_kernels, ("fold_batch_norm",)),
-            (by_reference, ("linear_by_reference", "of_call")),
-        ):
-            for name in names:
-                monkeypatch.setattr(module, name, refuse)
-
-    return forbid

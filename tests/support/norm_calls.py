@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from epigemm import batch_statistics
-from epigemm.calls import batch_norm
 from epigemm.calls.batch_norm import Norm
+from tests.support.pretended import serve_statistics as pretended
 
+__all__ = ["counted", "pretended"]
 
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The passes run on the CPU, too."""
-    monkeypatch.setattr(batch_statistics, "is_served", lambda x: True)
-    for name, stand_in in (("_batch_norm_out", _out), ("_batch_norm_backward_out", _backward_out)):
-        monkeypatch.setattr(batch_norm, name, _on_cpu(stand_in, getattr(batch_norm, name)))
-
-
-def _on_cpu(stand_in: Callable[..., None], kernel: Callable[..., None]) -> Callable[..., None]:
-    return lambda first, *rest: (stand_in if first.is_cpu else kernel)(first, *rest)
+_calls: list[int] = []
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The same, and a number for each call from now on."""
-    calls: list[int] = []
-    normalise = batch_norm.normalise
-
-    def count(*given: Any) -> Any:
-        calls.append(1)
-        return normalise(*given)
-
+    """The same, and a number for each call of them from now on."""
     pretended(monkeypatch)
-    monkeypatch.setattr(batch_norm, "normalise", count)
-    return calls
+    _calls.clear()
+    return _calls
 
 
 def _slope(mean: Tensor, var: Tensor, norm: Norm) -> tuple[Tensor, ...]:
@@ -49,7 +33,9 @@ def _slope(mean: Tensor, var: Tensor, norm: Norm) -> tuple[Tensor, ...]:
 
 
 def _out(u: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> None:
-    norm, (*running, tracked, momentum, out, _, _, counted) = Norm(*rest[:5]), rest[5:]
+    norm, (*running, tracked, momentum, out) = Norm(*rest[:5]), rest[5:10]
+    counted = rest[12] if len(rest) > 12 else None  # what has its default is left out
+    _calls.append(1)
     inverse, scale, weight, bias = _slope(mean, var, norm)
     y = torch.addcmul(bias, u.to(mean.dtype) - mean, scale * inverse * weight).to(u.dtype)
     out.copy_(torch.relu(y) if norm.relu else y)
@@ -79,3 +65,8 @@ def _backward_out(grad: Tensor, u: Tensor, mean: Tensor, var: Tensor, *rest: Any
     for result, gradient in zip(results, gradients, strict=True):
         if result is not None:
             result.copy_(gradient)
+
+
+_library = torch.library.Library("epigemm", "IMPL")  # type: ignore[no-untyped-call]
+_library.impl("_batch_norm_out", _out, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("_batch_norm_backward_out", _backward_out, "CPU")  # type: ignore[no-untyped-call]

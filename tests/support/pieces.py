@@ -25,7 +25,7 @@ from tests.support.choices import forget
 from tests.support.packs import decode as decode
 from tests.support.packs import held as held
 from tests.support.packs import pack_size as pack_size
-from tests.support.pretended import HOPPER, Launch, Pretended, pretend_gpu
+from tests.support.pretended import HOPPER, Launch, Pretended, pretend_gpu, replace_entry
 from tools.planner import ask_planner
 
 DEVICE = 43
@@ -118,7 +118,7 @@ def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
     native = entry._module if on_gpu else None
     road = Road(device, (4096, 2048, 1024) if on_gpu else (1024, 1024, 512), Pretended(native))
     if on_gpu:
-        monkeypatch.setattr(entry, "_module", road.module)
+        replace_entry(monkeypatch, road.module, lambda: road.capturing)
     else:
         pretend_gpu(monkeypatch, DEVICE, road.module, lambda: road.capturing)
     weight_slices.shortages.clear()

@@ -6,8 +6,9 @@ stand-in multiplies what is *in* the pack, so that a stale one gives a wrong res
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +16,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from epigemm import batch_statistics
 from epigemm._native import ops
 from epigemm.arguments.calls import LinearCall, tensors_of
 from epigemm.arguments.precision import ORDERS
-from epigemm.calls import entry
+from epigemm.calls import elementwise_kernels, entry, weight_slices
+from epigemm.epilogues.kinds import MATRIX
 from epigemm.epilogues.registry import EPILOGUES, LINKED, Epilogue, fold_batch_norm_reference
+from epigemm.fusion import profit
 from epigemm.linker import loader
+from epigemm.operators import graphs
 from epigemm.packs import weight_packs
 from epigemm.planner import dry_runs, plans
 from epigemm.planner.dry_runs import DryRun
 from epigemm.planner.gpus import KNOWN
 from epigemm.planner.reasons import Reason
+from epigemm.tuner import tuner
 from tests.support.packs import decode
 
 MODULE: Any = entry._module
@@ -34,14 +40,74 @@ HOPPER = (90, 132)
 
 
 def describe(
-    patch: pytest.MonkeyPatch, gpu: Sequence[int] = H200, *, kernels: bool = False, linked: bool = False
+    patch: pytest.MonkeyPatch,
+    gpu: Sequence[int] = H200,
+    *,
+    kernels: bool = False,
+    linked: bool | Callable[..., str] = False,
+    index: int | None = None,
+    name: str = "",
 ) -> None:
-    """CPU tensors count as lying on this GPU. `kernels`: epigemm's run there; `linked`: all are there."""
+    """CPU tensors count as lying on this GPU, of this index and name.
+
+    `kernels`: epigemm's run there; `linked`: all are there, or why one could not be linked.
+    """
     patch.setattr(plans, "gpu_numbers", lambda device: gpu)
     if kernels:
         patch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
     if linked:
-        patch.setattr(loader, "would_link", lambda *call: "")
+        patch.setattr(loader, "would_link", (lambda *call: "") if linked is True else linked)
+    if index is not None:
+        patch.setattr(Tensor, "get_device", lambda tensor: index)
+    if name:
+        patch.setattr(torch.cuda, "get_device_name", lambda device: name)
+
+
+def serve_statistics(patch: pytest.MonkeyPatch) -> None:
+    """BatchNorm's own passes run on CPU tensors (`norm_calls` has their kernels)."""
+    patch.setattr(batch_statistics, "is_served", lambda x: True)
+
+
+def compile_natively(patch: pytest.MonkeyPatch, *, for_h200: bool = False) -> None:
+    """In graphs that Inductor compiles, calls of CPU tensors become the native operator, as planned for an H200."""
+    patch.setattr(graphs, "NATIVE_ON", ("cpu",))
+    if for_h200:
+        patch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+        patch.setattr(dry_runs, "dry_run", functools.partial(dry_runs.dry_run, gpu=H200))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """An H200 that is described, with all kernels at hand; and a tensor that stands for one there."""
+    describe(monkeypatch, linked=True)
+    monkeypatch.setattr(elementwise_kernels, "missing", lambda epilogue, x, kind: kind.name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    place = torch.empty(0)
+    monkeypatch.setattr(profit, "place_of", lambda chain: place)
+    return place
+
+
+def replace_entry(
+    patch: pytest.MonkeyPatch,
+    module: Any,
+    capturing: Callable[[], bool] = lambda: False,
+    link: Callable[..., str] | None = None,
+) -> None:
+    """Have a module in place of the entry's; `capturing`: whether a CUDA graph is captured, besides where one is.
+
+    `link`: in place of the loader's.
+    """
+    patch.setattr(entry, "_module", module)
+    if link is not None:
+        patch.setattr(loader, "link", link)
+    is_captured, free_bytes = weight_packs.capturing, weight_slices._free_bytes
+    patch.setattr(weight_packs, "capturing", lambda device: capturing() or is_captured(device))
+
+    def free(device: torch.device) -> int:
+        told: int | None = getattr(module, "free", None)
+        return free_bytes(device) if told is None else told
+
+    patch.setattr(weight_slices, "_free_bytes", free)
 
 
 def pretend_gpu(
@@ -56,19 +122,24 @@ def pretend_gpu(
 
     `linking`: functions in place of the loader's; without them all kernels are there.
     """
-    describe(patch, gpu, linked=linking is None)
+    describe(patch, gpu, linked=linking is None, index=index)
     patch.setattr(plans, "has_gpu_kernels", lambda tensor: tensor.is_cpu)
     patch.setattr(plans, "no_gemm_kernels", lambda: "")
-    patch.setattr(Tensor, "get_device", lambda tensor: index)
     if module is not None:
-        patch.setattr(entry, "_module", module)
-        patch.setattr(weight_packs, "capturing", lambda device: capturing())
+        replace_entry(patch, module, capturing)
     all_there = {
         "link": lambda *call: "",
         "link_each": lambda epilogue, missing, device: ["" for _ in missing],
     }
     for name, function in (all_there if linking is None else linking).items():
         patch.setattr(loader, name, function)
+
+
+def pretend_times(patch: pytest.MonkeyPatch, timer: Callable[[torch.device], Any]) -> None:
+    """Have the tuner take its times from `timer`, for an H200."""
+    patch.setattr(tuner, "Timer", timer)
+    patch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    patch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
 
 
 @dataclass
@@ -108,14 +179,18 @@ class Pretended:
     Attributes:
         launches: every call on fp16 slices since the last `take`.
         ran: what every fused call has run.
+        pairs, stores: how many of these multiplied by two weights, or stored a second matrix.
         allocate: makes workspaces.
+        free: the bytes that the device tells to be free; None: what it has.
     """
 
     def __init__(self, native: Any = None) -> None:
         self.native = native  # the module itself; None: the kernels are written in PyTorch
         self.launches: list[Launch] = []
         self.ran: list[tuple[str, tuple[int, ...]]] = []
+        self.pairs = self.stores = 0
         self.allocate: Callable[[int], Tensor] = allocate
+        self.free: int | None = None
         self.is_linked: Callable[[list[str]], bool] = lambda names: True  # whether these kernels are there
 
     def sees(self, *tensors: Tensor | None) -> int:
@@ -145,16 +220,19 @@ class Pretended:
         circumstances: int,
         plan: tuple[int, ...] | None,
         weight2: Tensor | None,
-        *beside: Tensor | None,
+        stored: Tensor | None,
+        *others: Any,
     ) -> Any:
         """As the module's."""
-        if not circumstances & dry_runs.ROUTED or any(each is not None for each in beside):
+        *statistics, group_ends = others
+        if not circumstances & dry_runs.ROUTED or any(each is not None for each in statistics):
             return int(Reason.NOT_PLAIN)
         epilogue = epilogue_at(number)
         if fold is not None:
             folded = fold_batch_norm_reference(x, fold[:-1], fold[-1])
             given = tuple(folded.unbind(0))
         call = LinearCall(epilogue, x, weight, given, "default", True, strict, invariant, out, weight2)
+        call = call._replace(group_ends=group_ends)
         there = sum(
             dry_runs.THERE << shift
             for pack, shift in zip(packs or (None, None), dry_runs.SHIFTS.values(), strict=True)
@@ -165,14 +243,15 @@ class Pretended:
             call, slices | there, order=wanted, circumstances=circumstances, plan=plan or ()
         )
         if self.native is None:
-            result = self._compute(call, found, packs, circumstances)
+            result = self._compute(call, found, packs, circumstances, stored)
         else:
             arguments = (number, x, weight, given if fold is None else (), fold, out, order, packs, slices)
             with self._allocating():
                 further = (strict, invariant, circumstances, plan, weight2)
-                result = self.native.linear(*arguments, *further, *beside)
+                result = self.native.linear(*arguments, *further, stored, *others)
         if isinstance(result, Tensor) and found.fused:
             self.ran.append((found.arithmetic, plan[1:] if plan else ()))
+            self.pairs, self.stores = self.pairs + (weight2 is not None), self.stores + (stored is not None)
         if isinstance(result, Tensor) and found.on_slices:
             pack = _pack_of(found, packs)
             address = None if pack is None else pack.data_ptr()
@@ -203,6 +282,7 @@ class Pretended:
         found: DryRun,
         packs: tuple[Tensor | None, Tensor | None] | None,
         circumstances: int,
+        stored: Tensor | None,
     ) -> Tensor | int:
         if found.refused:
             raise RuntimeError(f"plan: {found.refused}")
@@ -216,6 +296,8 @@ class Pretended:
         if reasons or found.answer:
             return int((*reasons, found.answer)[0])
         out = call.new_out() if call.out is None else call.out
+        if call.weight2 is not None or stored is not None or call.group_ends is not None:
+            return out.copy_(_with_more(call, stored))
         if found.on_slices:
             exact = self._on_slices(call, found, _pack_of(found, packs), circumstances)
             if exact is None:
@@ -247,6 +329,28 @@ class Pretended:
             pack = workspace[x_bytes:]
             split(call.weight, pieces, pack)
         return decode(workspace[:x_bytes], m, k, pieces) @ decode(pack[:weight_bytes], n, k, pieces).t()
+
+
+def _with_more(call: LinearCall, stored: Tensor | None) -> Tensor:
+    """The result of products in float64: of a pair, of rows in groups, or with the product, which is stored."""
+    x, operands = (
+        call.x.double(),
+        [each.double() if isinstance(each, Tensor) else each for each in call.operands],
+    )
+
+    def product(weight: Tensor) -> Tensor:
+        if call.group_ends is None:
+            return x @ weight.double().mT
+        begins = [0, *call.group_ends.tolist()]
+        parts = [x[i:j] @ each.mT for i, j, each in zip(begins, begins[1:], weight.double(), strict=False)]
+        return torch.cat([*parts, x.new_zeros(len(x) - begins[-1], weight.shape[-2])])
+
+    if call.weight2 is not None:
+        operands[[each.kind for each in call.epilogue.operands].index(MATRIX)] = product(call.weight2)
+    acc = product(call.weight)
+    if stored is not None:
+        stored.copy_(acc if call.bias is None else acc + call.bias.double())
+    return call.epilogue.reference(acc, operands)
 
 
 def _pack_of(found: DryRun, packs: tuple[Tensor | None, Tensor | None] | None) -> Tensor | None:

@@ -41,16 +41,9 @@ class Problem:
     def run(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """The public op, into a poisoned buffer."""
         out = self.out() if out is None else out
-        torch.ops.epigemm.linear_out(
-            self.name,
-            self.x,
-            self.weight,
-            self.operands.bias,
-            self.operands.tensors,
-            self.operands.scalars,
-            self.arithmetic.op_precision,
-            out,
-        )
+        given = self.operands
+        about = (self.name, self.x, self.weight, given.bias, given.tensors, given.scalars)
+        torch.ops.epigemm.linear_out(*about, self.arithmetic.op_precision, out)
         return out
 
     def call(self, out: torch.Tensor | None = None) -> LinearCall:

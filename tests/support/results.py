@@ -12,11 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import epigemm
-from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue, Scalar
+from epigemm import Matrix, PerColumn, PerRow, ResultsEpilogue
 from epigemm.epilogues.kinds import KINDS, MATRIX, SCALAR
 from epigemm.epilogues.tracer.results import AMAX, AMIN, MEAN, STORE, SUM, Result, structured
+from tests.ops.users import SEVERAL
 
 Pair = tuple[Tensor, Tensor]
+_of_users: list[Any] = [epigemm.epilogue(formula) for formula, *_ in SEVERAL]
+_, every_reduction, _, squares, of_rows, ended, in_fp32, of_every_operand = _of_users
 
 
 @epigemm.epilogue
@@ -26,41 +29,14 @@ def gelu_and_product(acc: Tensor, bias: PerColumn) -> Pair:
 
 
 @epigemm.epilogue
-def every_reduction(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
-    z = acc + bias
-    y = torch.tanh(z)
-    return y, z.sum(0), (z * z).sum(0), z.sum(1), z.amax(0), z.amax(1), z.amin(0), z.mean(0), z.mean(-1)
-
-
-@epigemm.epilogue
 def statistics(acc: Tensor, bias: PerColumn, scale: PerColumn) -> tuple[Tensor, Pair, list[Tensor]]:
     z = (acc + bias) * scale
     return z, torch.var_mean(z, 0, correction=0), [z.var(1), z.sum(0, keepdim=True), z.amax(1, keepdim=True)]
 
 
 @epigemm.epilogue
-def squares(acc: Tensor) -> Any:
-    return (acc * acc).sum(0)
-
-
-@epigemm.epilogue
 def of_a_row(acc: Tensor, row: PerRow) -> list[Tensor]:
     return [(acc * row).sum(1)]
-
-
-@epigemm.epilogue
-def in_fp32(acc: Tensor, bias: PerColumn, residual: Matrix) -> tuple[Tensor, ...]:
-    z = acc + bias
-    y = F.silu(z) + residual
-    return y, z.float(), y.float(), y.float().sum(1)
-
-
-@epigemm.epilogue
-def of_every_operand(
-    acc: Tensor, bias: PerColumn, row: PerRow, other: Matrix, gate: Matrix, limit: Scalar = 0.75
-) -> tuple[Tensor, ...]:
-    z = torch.clamp(acc + bias, -limit, limit)
-    return z * row + other, torch.sigmoid(gate), z * gate, (z * limit).sum(0), (other * row).amax(1)
 
 
 @epigemm.epilogue
@@ -80,8 +56,8 @@ def late(acc: Tensor, bias: PerColumn) -> tuple[Tensor, ...]:
 
 
 FUNCTIONS: list[ResultsEpilogue] = [
-    *(gelu_and_product, every_reduction, statistics, squares, of_a_row, in_fp32, of_every_operand),
-    *(the_product_twice, without_the_product, late),
+    *(gelu_and_product, every_reduction, statistics, squares, of_rows, ended, in_fp32, of_every_operand),
+    *(of_a_row, the_product_twice, without_the_product, late),
 ]
 NAMES = [function.traced.name for function in FUNCTIONS]
 

@@ -7,7 +7,7 @@ or of the split, whichever is larger, and what is NaN or infinite must be so at 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +28,33 @@ SUBNORMAL_STEP = 2.0**-149
 EXACT_ENOUGH = max(bounds.sgemm(K), bounds.split(K))
 
 
+# A name, and what is done to plain operands: x [M, K] and weight [N, K].
+_TEXTS = """
+inf against 0 => x[7, 100], weight[9, 100] = inf, 0.0
+0 against -inf => x[7, 100], weight[9, 100] = 0.0, -inf
+inf against -inf => x[7, 100], weight[9, 100] = inf, -inf
+NaN against inf => x[7, 100], weight[9, 100] = nan, inf
+NaN against 0 => x[7, 100], weight[9, 100] = nan, 0.0
+inf against a subnormal => x[7, 100], weight[9, 100] = inf, SUBNORMAL_STEP
+inf - inf => x[7, 3], x[7, 300], x[8, 3], x[9, 300] = inf, -inf, inf, -inf; weight = weight.abs()
+whole rows of NaN and inf => x[5], x[200], weight[11] = nan, inf, -inf; weight[11, ::2] = nan
+rows of zeros => x[[0, 131, M - 1]] = 0.0; x[40], weight[3], weight[N - 1] = -0.0, 0.0, 0.0; weight[20, 17] = inf
+subnormal rows => x[:50] = ldexp(x[:50], -130); x[3] = SUBNORMAL_STEP; weight = ldexp(weight, 100)
+subnormal elements => x, weight = ldexp(x.abs(), -130), ldexp(weight.abs(), 100); x[::3, 5], weight[:, 5] = 2.0**100, 0.0
+elements lost below the scale => x[10] = ldexp(x[10], -45); weight = ldexp(weight, 60); x[10, 0], weight[:, 0] = 2.0**127, 0.0
+exponents from end to end => e = steps(x); x, weight = torch.ldexp(x.double(), e).float(), torch.ldexp(weight.double(), -e).float()
+overflow in some rows => x, weight = ldexp(x.abs(), 54), ldexp(weight.abs(), 62); x[[0, 128, M - 1]] *= 2.0**10
+the largest numbers => x, weight = ldexp(x, 20), ldexp(weight, -20); x[4, 6], x[290, 511] = LARGEST, -LARGEST; weight[:, 6], weight[:, 511] = 0.0, 2.0**-40
+"""  # noqa: E501
+_SCALES = ((-70, -70), (-126, 110), (110, -126), (-100, -60), (60, 55))
+
+
 @dataclass(frozen=True)
 class Special:
-    """One case; `change` plants in plain operands what may make trouble."""
+    """One case: `change` plants in plain operands what may make trouble."""
 
     name: str
-    change: Callable[[Tensor, Tensor], Pair]
+    change: str
 
     def make(self, device: torch.device) -> Pair:
         """x [M, K] and weight [N, K], the same at every call."""
@@ -41,128 +62,42 @@ class Special:
         draw = Draw.seeded(len(self.name), device)
         x, weight = draw.uniform(M, K, 0.5, 2.0), draw.uniform(N, K, 0.5, 2.0)
         signs = [torch.sign(draw.normal(rows, K)) for rows in (M, N)]
-        return self.change(x * signs[0], weight * signs[1])
+        scope = {
+            **globals(),
+            "inf": math.inf,
+            "nan": math.nan,
+            "x": x * signs[0],
+            "weight": weight * signs[1],
+        }
+        exec(self.change, scope)
+        return scope["x"], scope["weight"]
 
 
-def _put(operand: int, row: int, column: int, value: float) -> Callable[[Tensor, Tensor], Pair]:
-    def change(x: Tensor, weight: Tensor) -> Pair:
-        matrix = (x, weight)[operand]
-        matrix[min(row, matrix.shape[0] - 1), column] = value
-        return x, weight
-
-    return change
-
-
-def _at_every_position() -> Iterator[Special]:
-    """Each special value in x and in the weight, at the edges of tiles, steps of K and matrices."""
-    for name, value in SPECIALS.items():
-        for operand, matrix in enumerate(("x", "weight")):
-            for index, row in enumerate(ROWS):
-                column = COLUMNS[index % len(COLUMNS)]
-                yield Special(f"{name} in {matrix}[{row}, {column}]", _put(operand, row, column, value))
-
-
-def _meeting(x_value: float, weight_value: float) -> Callable[[Tensor, Tensor], Pair]:
-    """Both values at one k, for row 7 of x and row 9 of the weight."""
-    return lambda x, weight: _put(1, 9, 100, weight_value)(*_put(0, 7, 100, x_value)(x, weight))
-
-
-def _cancelling(x: Tensor, weight: Tensor) -> Pair:
-    """inf - inf within one sum; rows 8 and 9 have one infinity each."""
-    x[7, 3], x[7, 300] = math.inf, -math.inf
-    x[8, 3], x[9, 300] = math.inf, -math.inf
-    return x, weight.abs_()
-
-
-def _everywhere(x: Tensor, weight: Tensor) -> Pair:
-    """One row of nothing but NaN, one of infinities, a weight's row of both."""
-    x[5], x[200], weight[11] = math.nan, math.inf, -math.inf
-    weight[11, ::2] = math.nan
-    return x, weight
-
-
-def _zero_rows(x: Tensor, weight: Tensor) -> Pair:
-    """Rows of zeros, negative ones too, also against an infinity."""
-    x[[0, 131, M - 1]] = 0.0
-    x[40], weight[3], weight[N - 1] = -0.0, 0.0, 0.0
-    weight[20, 17] = math.inf
-    return x, weight
-
-
-def _scaled(x_exponent: int, weight_exponent: int) -> Callable[[Tensor, Tensor], Pair]:
-    """Every element scaled: what a sum of scale exponents must survive."""
-    return lambda x, weight: (_ldexp(x, x_exponent), _ldexp(weight, weight_exponent))
-
-
-def _ldexp(values: Tensor, exponent: int) -> Tensor:
+def ldexp(values: Tensor, exponent: int) -> Tensor:
     """values * 2^exponent, rounded once: 2^exponent itself may be no fp32 number."""
     return torch.ldexp(values.double(), torch.tensor(exponent, device=values.device)).float()
 
 
-def _subnormal_rows(x: Tensor, weight: Tensor) -> Pair:
-    """Some rows consist of subnormal numbers; the other operand is large, so results are ordinary."""
-    x[:50] = _ldexp(x[:50], -130)
-    x[3] = SUBNORMAL_STEP
-    return x, _ldexp(weight, 100)
+def steps(x: Tensor) -> Tensor:
+    """Exponents of columns from end to end of fp32's range; beside their inverse every product is ordinary."""
+    return torch.linspace(-120, 120, K, device=x.device).round().long()
 
 
-def _subnormal_elements(x: Tensor, weight: Tensor) -> Pair:
-    """Subnormal elements decide a result although their row holds far larger ones: those meet zeros."""
-    x, weight = _ldexp(x.abs(), -130), _ldexp(weight.abs(), 100)
-    x[::3, 5], weight[:, 5] = 2.0**100, 0.0
-    return x, weight
+def _cases() -> Iterator[Special]:
+    """Special values in x and in the weight, at the edges of tiles, steps of K and matrices; the texts; scales."""
+    for name, value in SPECIALS.items():
+        for matrix, rows in (("x", M), ("weight", N)):
+            for index, row in enumerate(ROWS):
+                column = COLUMNS[index % len(COLUMNS)]
+                change = f"{matrix}[{min(row, rows - 1)}, {column}] = {value}"
+                yield Special(f"{name} in {matrix}[{row}, {column}]", change)
+    for line in _TEXTS.strip().splitlines():
+        yield Special(*line.split(" => "))
+    for a, b in _SCALES:
+        yield Special(f"scales 2^{a} and 2^{b}", f"x, weight = ldexp(x, {a}), ldexp(weight, {b})")
 
 
-def _lost_below_the_scale(x: Tensor, weight: Tensor) -> Pair:
-    """Elements that underflow to zero when their row is scaled, against the largest of the weight."""
-    x[10], weight = _ldexp(x[10], -45), _ldexp(weight, 60)
-    x[10, 0], weight[:, 0] = 2.0**127, 0.0
-    return x, weight
-
-
-def _ends_of_range(x: Tensor, weight: Tensor) -> Pair:
-    """Columns of x span all exponents, those of the weight the inverse: every product is ordinary."""
-    exponents = torch.linspace(-120, 120, K, device=x.device).round().long()
-    return torch.ldexp(x.double(), exponents).float(), torch.ldexp(weight.double(), -exponents).float()
-
-
-def _overflowing_rows(x: Tensor, weight: Tensor) -> Pair:
-    """Results of some rows exceed fp32, those of their neighbours do not."""
-    x, weight = _ldexp(x.abs(), 54), _ldexp(weight.abs(), 62)
-    x[[0, 128, M - 1]] *= 2.0**10
-    return x, weight
-
-
-def _largest_numbers(x: Tensor, weight: Tensor) -> Pair:
-    """The largest fp32 number, as masks hold it: against zeros, and against weights that bring it back."""
-    x, weight = _ldexp(x, 20), _ldexp(weight, -20)
-    x[4, 6], x[290, 511] = LARGEST, -LARGEST
-    weight[:, 6], weight[:, 511] = 0.0, 2.0**-40
-    return x, weight
-
-
-CASES = [
-    *_at_every_position(),
-    Special("inf against 0", _meeting(math.inf, 0.0)),
-    Special("0 against -inf", _meeting(0.0, -math.inf)),
-    Special("inf against -inf", _meeting(math.inf, -math.inf)),
-    Special("NaN against inf", _meeting(math.nan, math.inf)),
-    Special("NaN against 0", _meeting(math.nan, 0.0)),
-    Special("inf against a subnormal", _meeting(math.inf, SUBNORMAL_STEP)),
-    Special("inf - inf", _cancelling),
-    Special("whole rows of NaN and inf", _everywhere),
-    Special("rows of zeros", _zero_rows),
-    Special("subnormal rows", _subnormal_rows),
-    Special("subnormal elements", _subnormal_elements),
-    Special("elements lost below the scale", _lost_below_the_scale),
-    Special("exponents from end to end", _ends_of_range),
-    Special("overflow in some rows", _overflowing_rows),
-    Special("the largest numbers", _largest_numbers),
-    *(
-        Special(f"scales 2^{a} and 2^{b}", _scaled(a, b))
-        for a, b in ((-70, -70), (-126, 110), (110, -126), (-100, -60), (60, 55))
-    ),
-]
+CASES = list(_cases())
 
 
 def misplaced_entries(result: Tensor, exact: Exact, relative: float) -> Tensor:

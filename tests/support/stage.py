@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,9 @@ import torch
 from torch import Tensor
 
 from epigemm.planner import dry_runs
-from epigemm.tuner import tuner
 from epigemm.tuner.timing import Run
 from tests.support.choices import forget
-from tests.support.pretended import Pretended, pretend_gpu
+from tests.support.pretended import Pretended, pretend_gpu, pretend_times
 
 DEVICE = 42
 TORCH_US = 100.0
@@ -66,13 +64,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage()
 
     pretend_gpu(monkeypatch, DEVICE, stage.module, lambda: stage.capturing)
-    patches: list[tuple[Any, str, Any]] = [
-        (tuner, "Timer", stage.timer),
-        (torch.cuda, "device", lambda device: contextlib.nullcontext()),
-        (torch.cuda, "get_device_name", lambda device: "NVIDIA H200"),
-    ]
-    for where, name, value in patches:
-        monkeypatch.setattr(where, name, value)
+    pretend_times(monkeypatch, stage.timer)
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path))
     yield stage
     forget(DEVICE)

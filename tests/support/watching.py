@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor
 import epigemm
 from epigemm.calls import entry
 from epigemm.planner.reasons import Reason
-from tests.support.pretended import another_empty
+from tests.support.pretended import another_empty, replace_entry
 
 BUILT_IN = [
     pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="torch: no exchange API"),
@@ -55,7 +57,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[Reason | str]:
             return watch
 
     native = entry._module
-    monkeypatch.setattr(entry, "_module", Watched())
+    replace_entry(monkeypatch, Watched())
     return answers
 
 
@@ -63,6 +65,40 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[Reason | str]:
 def known_device(device: torch.device) -> None:
     """The first call on a GPU is the cold path's, which loads what was measured there."""
     epigemm.linear(torch.ones(2, 8, device=device), torch.ones(8, 8, device=device))
+
+
+@contextmanager
+def results_of(*functions: Callable[..., Any]) -> Iterator[list[Any]]:
+    """What these functions of Python return, one result for each call of this thread in the block."""
+    codes, found = {each.__code__ for each in functions}, list[Any]()
+
+    def look(frame: FrameType, event: str, result: Any) -> None:
+        if event == "return" and frame.f_code in codes:
+            found.append(result)
+
+    sys.setprofile(look)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def failing(function: Callable[..., Any], error: Exception, after: int = 0) -> Iterator[None]:
+    """In the block, a call of a function of Python raises this error, behind `after` that do not."""
+    left = [after]
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is function.__code__:
+            left[0] -= 1
+            if left[0] < 0:
+                raise error
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 POISON = 0xFF  # every fp16 and fp32 of such bytes is NaN

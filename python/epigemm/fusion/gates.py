@@ -80,7 +80,7 @@ def judged(graph: fx.Graph, found: Mapping[Chain, Judged], *, traced: bool) -> d
     order = {node: position for position, node in enumerate(graph.nodes)}
     for first in found:
         both = None if traced and first.product.ends is None else _both(first, ends)
-        place = profit.place_of(first)
+        place = None if both is None else profit.place_of(first)
         if both is None or place is None or not _may_join(both, found):
             continue
         products = [chain.product for chain in (first, both.second)]

@@ -72,11 +72,9 @@ def judged(chain: Chain, *, is_eager: bool = True) -> Judged:
     On a CPU the planner predicts nothing, and everything that can be fused is. `is_eager`: operators that are not fused
     run one by one, and no other compiler makes one kernel of several.
     """
-    if chain.product.value.is_cpu:
-        return Judged("")
     place = place_of(chain)
     if place is None:
-        return Judged("epigemm's kernels do not run on this GPU")
+        return Judged("" if chain.product.value.is_cpu else "epigemm's kernels do not run on this GPU")
     is_8_bits = chain.product.scales is not None
     if is_8_bits and not chain.computes:
         return Judged(SLOWER)  # at best as fast as PyTorch's
