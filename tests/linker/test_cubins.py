@@ -29,6 +29,7 @@ from tests.linker.fakes import (
     FakeNvrtc,
     fakes,
     forget,
+    install,
     packaged,
 )
 
@@ -46,10 +47,10 @@ def test_made_once_then_from_memory_then_from_disk(
     shutil.move(folder.parent, tmp_path / "copy")
     assert cubin(*JOB) == first and find(*JOB) == first
     assert len(fake[0].calls) == len(fake[1].calls) == 1
-    forget(monkeypatch)
+    forget()
     assert find(*JOB) is None
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "copy"))
-    monkeypatch.setattr(libraries, "_found", "there are none")
+    install(monkeypatch, "there are none")
     assert find(*JOB) == first
     assert cubin(*JOB) == first
     with pytest.raises(LibrariesMissingError, match="there are none"):
@@ -189,7 +190,7 @@ def test_a_damaged_entry_is_made_again_with_one_warning(
     (path,) = folder.iterdir()
     whole = path.read_bytes()
     for _ in range(2):
-        forget(monkeypatch)
+        forget()
         path.write_bytes(damage(whole))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -247,7 +248,7 @@ def test_a_folder_that_cannot_be_written(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cubin(*JOB._replace(source=SOURCE + "//"))
-        forget(monkeypatch)
+        forget()
         assert cubin(*JOB) == first
     assert not folder.exists() or not list(folder.iterdir())
 
