@@ -184,7 +184,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize(("damage", "why"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_entry_is_made_again_with_one_warning(
-    damage: Callable[[bytes], bytes], why: str, fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Callable[[bytes], bytes], why: str, fake: Fakes, folder: Path
 ) -> None:
     first = cubin(*JOB)
     (path,) = folder.iterdir()
@@ -204,9 +204,7 @@ def test_a_damaged_entry_is_made_again_with_one_warning(
             assert not caught
 
 
-def test_a_damaged_entry_is_removed_where_it_cannot_be_made(
-    folder: Path, no_libraries: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_entry_is_removed_where_it_cannot_be_made(folder: Path, no_libraries: None) -> None:
     folder.mkdir(parents=True)
     path = folder / f"{key_for(JOB)}.cubin"
     path.write_bytes(b"hello")

@@ -42,7 +42,7 @@ def test_a_file_that_is_changed_anywhere() -> None:
 
 
 @pytest.fixture
-def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def filled(folder: Path) -> Path:
     """A cache with what the package writes, and files of others."""
     store.write("a" * 64, b"\x7fELF kernel")
     store.write("b" * 64, b"\x7fELF another kernel")
@@ -189,7 +189,7 @@ FOLDERS = [
 
 
 @pytest.fixture
-def foreign(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def foreign(fake: Fakes, folder: Path) -> bytes:
     """An entry on disk that is whole, with other machine code; gives the code that is linked here."""
     code = cubin(*JOB)
     path = file_of(folder)
@@ -246,7 +246,7 @@ def test_a_planted_file_is_replaced(
     assert target == path or target.read_bytes() == before
 
 
-def test_a_pipe_is_not_waited_for(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_not_waited_for(fake: Fakes, folder: Path) -> None:
     folder.mkdir(parents=True)
     os.mkfifo(file_of(folder))
     with pytest.warns(RuntimeWarning, match="it is no file"):
@@ -254,9 +254,7 @@ def test_a_pipe_is_not_waited_for(fake: Fakes, folder: Path, monkeypatch: pytest
     assert file_of(folder).is_file()
 
 
-def test_a_link_to_the_cache(
-    fake: Fakes, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_to_the_cache(fake: Fakes, folder: Path, tmp_path: Path) -> None:
     """The folder around may be elsewhere, where that is as safe."""
     (tmp_path / "large-disk").mkdir(mode=0o700)
     folder.parent.symlink_to(tmp_path / "large-disk")
