@@ -82,9 +82,14 @@ def test_no_line(
     assert stderr is None or stderr.getvalue() == ""
 
 
+def slowly(plan: tuple[int, ...]) -> float:
+    time.sleep(1e-3)
+    return 50.0
+
+
 def test_tuning_says_so(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "epigemm")
-    stage.us = lambda plan: time.sleep(1e-3) or 50.0
+    stage.us = slowly
     x, weight = torch.randn(40, 128).bfloat16(), torch.randn(256, 128).bfloat16()
     epigemm.tune("linear_relu_div", x, weight, None, 2.0)
     wanted = "tuning relu_div, bfloat16, M = 40, N = 256, K = 128, on NVIDIA H200: "
