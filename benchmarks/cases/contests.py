@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -72,10 +73,9 @@ def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
     ]
     for m, n, k in SIZES_OF_8_BITS:
         yield swiglu_to_blocks(m, n, k, device)
-    for m, n, k in (*SIZES_OF_8_BITS, *drawn):
-        for recipe in ("tensor", "rows"):
-            for accumulate in ("fast", "promoted"):
-                yield gelu_of_8_bits(m, n, k, recipe, accumulate, device)
+    ways = (("tensor", "rows"), ("fast", "promoted"))
+    for (m, n, k), recipe, accumulate in itertools.product((*SIZES_OF_8_BITS, *drawn), *ways):
+        yield gelu_of_8_bits(m, n, k, recipe, accumulate, device)
 
 
 def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device: torch.device) -> Contest:
