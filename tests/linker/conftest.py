@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from epigemm.planner import times
-from tests.linker.fakes import FakeNvJitLink, FakeNvrtc, fakes, forget, install
+from tests.linker.fakes import FakeNvJitLink, FakeNvrtc, fakes, forget
+from tests.support.pretended import pretend_linking
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +29,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeNvrtc, FakeNvJitLink]:
     """NVRTC and nvJitLink of CUDA 13.0 that are fakes."""
     nvrtc, linker, pair = fakes()
-    install(monkeypatch, pair)
+    pretend_linking(monkeypatch, found=pair)
     return nvrtc, linker
 
 
 @pytest.fixture
 def no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without them."""
-    install(monkeypatch, "nvJitLink was not found")
+    pretend_linking(monkeypatch, found="nvJitLink was not found")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from epigemm._native import ops
-from epigemm.linker import cubins, libraries, loader, store
+from epigemm.linker import cubins, loader, store
 from epigemm.linker.libraries import Libraries, Library, Version
+from tests.support.pretended import pretend_linking
 
 SOURCE = 'extern "C" __device__ int epigemm_operand(int slot) { return 0; }\n'
 BAD_SOURCE = "#error no such thing\n"
@@ -29,14 +29,9 @@ def forget() -> None:
         kept.clear()
 
 
-def install(patch: pytest.MonkeyPatch, found: Libraries | str) -> None:
-    """These are the libraries that were found on the machine, or why there are none."""
-    patch.setattr(libraries, "_found", found)
-
-
 def packaged(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     """The package's kernels are in this folder."""
-    monkeypatch.setattr(cubins, "_FOLDER", folder)
+    pretend_linking(monkeypatch, package=folder)
     monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
     cubins._names.cache_clear()
     yield
@@ -202,19 +197,18 @@ class Linking:
         self.ran: Callable[[], int] = lambda: 0
         forget()
         loader._failed.clear()
-        install(patch, pair)
-        for where, name, value in (
-            (cubins, "ir_path", self.ir_path),
-            (cubins, "build_cubins", self.build_cubins),
-            (ops, "_add_kernel", self.add_kernel),
-            (loader, "capturing", lambda device: self.capturing),
-            (torch.cuda, "get_device_capability", lambda device: self.others.get(device, capability)),
-        ):
-            patch.setattr(where, name, value)
+        functions = {
+            "ir_path": self.ir_path,
+            "build_cubins": self.build_cubins,
+            "add_kernel": self.add_kernel,
+        }
+        pretend_linking(patch, found=pair, **functions)
+        pretend_linking(patch, capturing=lambda device: self.capturing)
+        pretend_linking(patch, capability=lambda device: self.others.get(device, capability))
 
     def lose_libraries(self) -> str:
         """What is said from now on."""
-        install(self.patch, "nvJitLink was not found")
+        pretend_linking(self.patch, found="nvJitLink was not found")
         return "nvJitLink was not found"
 
     def has(self, names: Iterable[str]) -> bool:

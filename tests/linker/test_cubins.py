@@ -29,9 +29,9 @@ from tests.linker.fakes import (
     FakeNvrtc,
     fakes,
     forget,
-    install,
     packaged,
 )
+from tests.support.pretended import pretend_linking
 
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 JOB = Job(SOURCE, SYMBOL, KERNEL_IR, (9, 0))
@@ -50,7 +50,7 @@ def test_made_once_then_from_memory_then_from_disk(
     forget()
     assert find(*JOB) is None
     monkeypatch.setenv("EPIGEMM_CACHE_DIR", str(tmp_path / "copy"))
-    install(monkeypatch, "there are none")
+    pretend_linking(monkeypatch, found="there are none")
     assert find(*JOB) == first
     assert cubin(*JOB) == first
     with pytest.raises(LibrariesMissingError, match="there are none"):

@@ -266,3 +266,20 @@ def explain_as_on(patch: pytest.MonkeyPatch, gpu: Sequence[int] = H200, *, eleme
 def without_gpu(patch: pytest.MonkeyPatch) -> None:
     """As on a machine without one."""
     patch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+_LINKING = {
+    "found": "epigemm.linker.libraries._found",
+    "package": "epigemm.linker.cubins._FOLDER",
+    "ir_path": "epigemm.linker.cubins.ir_path",
+    "build_cubins": "epigemm.linker.cubins.build_cubins",
+    "capturing": "epigemm.linker.loader.capturing",
+    "add_kernel": "epigemm._native.ops._add_kernel",
+    "capability": "torch.cuda.get_device_capability",
+}
+
+
+def pretend_linking(patch: pytest.MonkeyPatch, **given: Any) -> None:
+    """Other functions of linking. `found`: libraries, or why there are none; `package`: the folder of its kernels."""
+    for name, value in given.items():
+        patch.setattr(_LINKING[name], value)
