@@ -183,26 +183,17 @@ def test_what_the_process_has_loaded_is_taken() -> None:
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 
 
-def test_compile(fake: Fakes) -> None:
+def test_compile_and_link(fake: Fakes) -> None:
     assert compile_functor(SOURCE, "sm_90a") == b"ir of " + SOURCE.encode()
     assert fake[0].calls == ["-arch=sm_90a -dlto --std=c++17"]
-    assert not fake[0].alive
-
-
-def test_a_source_that_is_refused(fake: Fakes) -> None:
     with pytest.raises(CompileError, match="did not compile the epilogue for sm_90a") as caught:
         compile_functor(BAD_SOURCE, "sm_90a")
-    assert caught.value.log == "epilogue.cu(1): error: #error directive: \ufffd"
-    assert caught.value.log in str(caught.value)
-    assert not fake[0].alive
-
-
-def test_link(fake: Fakes) -> None:
+    assert caught.value.log == "epilogue.cu(1): error: #error directive: \ufffd" in str(caught.value)
     cubin = link(KERNEL_IR, b"the functor's", SYMBOL, "sm_90a")
     assert cubin.startswith(b"\x7fELF" + KERNEL_IR + b"the functor's")
     (options,) = fake[1].calls
     assert options == f"-arch=sm_90a -lto -O3 -kernels-used={SYMBOL} -optimize-unused-variables"
-    assert not fake[1].alive
+    assert not fake[0].alive and not fake[1].alive
 
 
 def test_code_in_a_fatbin_is_told_from_code_alone(fake: Fakes) -> None:
