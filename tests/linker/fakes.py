@@ -14,6 +14,7 @@ import torch
 
 from epigemm.linker import cubins, loader, store
 from epigemm.linker.libraries import Libraries, Library, Version
+from epigemm.linker.store import Once
 from tests.support.pretended import pretend_linking
 
 SOURCE = 'extern "C" __device__ int epigemm_operand(int slot) { return 0; }\n'
@@ -195,14 +196,8 @@ class Linking:
         self.bad: Callable[[str], bool] = lambda symbol: False
         self.absent: Callable[[str], bool] = lambda symbol: False
         self.ran: Callable[[], int] = lambda: 0
-        forget()
-        loader._failed.clear()
-        functions = {
-            "ir_path": self.ir_path,
-            "build_cubins": self.build_cubins,
-            "add_kernel": self.add_kernel,
-        }
-        pretend_linking(patch, found=pair, **functions)
+        functions = {name: getattr(self, name) for name in ("ir_path", "build_cubins", "add_kernel")}
+        pretend_linking(patch, found=pair, made=Once(), functors=Once(), failed={}, **functions)
         pretend_linking(patch, capturing=lambda device: self.capturing)
         pretend_linking(patch, capability=lambda device: self.others.get(device, capability))
 

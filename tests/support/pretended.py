@@ -269,6 +269,9 @@ def without_gpu(patch: pytest.MonkeyPatch) -> None:
 
 
 _LINKING = {
+    "made": "epigemm.linker.store.made",
+    "functors": "epigemm.linker.cubins._functors",
+    "failed": "epigemm.linker.loader._failed",
     "found": "epigemm.linker.libraries._found",
     "package": "epigemm.linker.cubins._FOLDER",
     "ir_path": "epigemm.linker.cubins.ir_path",
@@ -280,6 +283,6 @@ _LINKING = {
 
 
 def pretend_linking(patch: pytest.MonkeyPatch, **given: Any) -> None:
-    """Other functions of linking. `found`: libraries, or why there are none; `package`: the folder of its kernels."""
+    """Other functions and memory of linking. `found`: libraries, or why there are none; `package`: its folder."""
     for name, value in given.items():
         patch.setattr(_LINKING[name], value)
