@@ -14,6 +14,7 @@ from epigemm.epilogues import formulas
 from epigemm.epilogues.tracer import aten
 from tests.csrc.test_open_names import names_of_the_build
 from tests.support import pages, prose
+from tests.support.pretended import without_gpu
 from tests.support.primitives import ACTIVATIONS
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ def test_a_block_runs_as_pasted(
     block: pages.Block, monkeypatch: pytest.MonkeyPatch, fresh_compiler: None
 ) -> None:
     """On a CPU, also where there is a GPU: the pages show what is printed there."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    without_gpu(monkeypatch)
     torch.manual_seed(0)
     got = pages.printed(block)
     assert pages.as_expected(block.expected, got), got

@@ -141,63 +141,6 @@ def test_ends_without_a_weight_of_each_group(where: str) -> None:
             called(x)
 
 
-def test_batches_that_do_not_fit() -> None:
-    x, weight, bias = torch.randn(3, 5, K), torch.randn(3, N, K), torch.randn(3, N)
-    out = torch.empty(3, 5, N)
-    refused: list[tuple[Callable[[], object], str]] = [
-        (lambda: epigemm.linear(x[:2], weight), "x: got shape"),
-        (lambda: epigemm.linear(x[0], weight), "x: got shape"),
-        (lambda: epigemm.linear(x, weight[..., 1:]), "x: got shape"),
-        (lambda: epigemm.linear(x, weight, bias[0]), "bias: got shape"),
-        (lambda: epigemm.linear(x.bfloat16(), weight), "weight: got dtype"),
-        (lambda: epigemm.linear_scale(x, weight, bias, bias[0]), "weight: got shape"),
-        (
-            lambda: epigemm.linear_scale_batch_norm(x, weight, None, None, bias[0], bias[1]),
-            "weight: got shape",
-        ),
-        (lambda: epigemm.linear_scale(x, weight, bias, None), "weight: got shape"),
-        (lambda: epigemm.linear_glu(x, weight), "weight: got shape"),
-        (
-            lambda: epigemm.linear(x, weight.clone().requires_grad_(), out=out),
-            "out: got a tensor with a weight",
-        ),
-        (lambda: epigemm.linear(x, weight, strict=True), "strict"),
-        (lambda: epigemm.linear(x, weight, precision="ieee"), "precision: got 'ieee'"),
-    ]
-    for call, said in refused:
-        with pytest.raises(RuntimeError, match=said):
-            call()
-    with epigemm.batch_invariant(), pytest.raises(RuntimeError, match="batch-invariant"):
-        epigemm.linear(x, weight)
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["", "autocast"])
-@pytest.mark.parametrize("eps", [0.0, 1e-5])
-def test_folds_take_no_batches(dtype: torch.dtype | None, eps: float) -> None:
-    """Not even where nothing is folded, and as many vectors as numbers in one would fit each other."""
-    x, weight, vector = torch.randn(3, 5, K), torch.randn(3, 3, K), torch.rand(3)
-    calls: list[Callable[[], Tensor]] = [
-        lambda: epigemm.linear_scale(x, weight, None, vector),
-        lambda: epigemm.linear_batch_norm_relu(x, weight, None, vector, vector, eps=eps),
-        lambda: epigemm.linear_scale_batch_norm(x, weight, None, vector, vector, vector, eps=eps),
-    ]
-    with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        for call in calls:
-            with pytest.raises(RuntimeError, match="weight: got shape"):
-                call()
-
-
-@pytest.mark.parametrize("dim", [2, 3])
-def test_out_that_overlaps_itself(dim: int) -> None:
-    """Matrices of `out` that share rows are refused, with one weight and with several."""
-    x, weight, bias = torch.randn(3, 5, K), torch.randn(3, N, K), torch.randn(3, N)
-    weight, bias = (weight, bias) if dim == 3 else (weight[0], bias[0])
-    out = torch.empty(9, N).as_strided((3, 5, N), (N, N, 1))
-    for function in (epigemm.linear, epigemm.linear_relu):
-        with pytest.raises(RuntimeError, match="out: several indices"):
-            function(x, weight, bias, out=out)
-
-
 @epigemm.epilogue
 def weighted(
     acc: Tensor, bias: epigemm.PerColumn, share: epigemm.PerRow, rest: epigemm.Matrix, s: epigemm.Scalar = 2.0

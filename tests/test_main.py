@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import epigemm
 from epigemm import __main__ as main
 from epigemm._native import registry
-from epigemm.calls import elementwise_kernels
 from tests.support.pretended import describe, pretend_gpu
 
 
@@ -32,19 +29,12 @@ def test_right_results() -> None:
 
 
 @pytest.mark.parametrize("error", [1e-2, float("nan")])
-def test_wrong_results(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = epigemm.linear_relu
-
-    def wrong(*given: Any) -> Tensor:
-        result = right(*given)
-        result[3, 5] += 0.5 + error
-        return result
-
-    monkeypatch.setattr(epigemm, "linear_relu", wrong)
-    assert main.wrong_results("cpu") == [
-        "linear_relu in float32 on cpu: wrong",
-        "linear_relu in bfloat16 on cpu: wrong",
-    ]
+def test_wrong_results(error: float) -> None:
+    given = torch.randn(64, 96), torch.randn(128, 96), torch.randn(128)
+    result = epigemm.linear_relu(*given)
+    assert main.is_right(result, *given)
+    result[3, 5] += 0.5 + error
+    assert not main.is_right(result, *given)
 
 
 def test_which_kernels_run_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +49,7 @@ def test_which_kernels_run_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
         pretend_gpu(patch, 45)
         describe(patch, (75, 40))
         assert all(line.rpartition(": ")[2] != "run" for line in main._kernels(cpu)[1:])
-    monkeypatch.setattr(elementwise_kernels, "why_none", lambda like: "the driver is too old")
-    assert all(line.endswith(": the driver is too old") for line in main._kernels(cpu))
+    assert all("kernels for CUDA and CPU" in line for line in main._kernels(torch.device("meta")))
 
 
 def test_the_command_line(
@@ -81,5 +70,3 @@ def test_the_command_line(
     assert "--clear-cache" in said and "EPIGEMM_CACHE_DIR" in said and "TORCH_LOGS" in said
     with pytest.raises(SystemExit, match="2"):
         main.main(["--no-such"])
-    monkeypatch.setattr(main, "wrong_results", lambda device: ["linear_relu: wrong"])
-    assert main.main([]) == 1

@@ -180,12 +180,12 @@ def write_models(suite: models.Suite, merged: Mapping[str, Any], path: Path) -> 
     report.write_page(path.with_name("tables.md"), head, suite.tables(merged), suite.remarks(merged))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Merge files of one kind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("merged", type=Path, help="the file to write")
     parser.add_argument("shards", type=Path, nargs="+", help="the files of all shards")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     texts = [path.read_text() for path in given.shards]
     try:
         if given.merged.suffix != ".json":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -75,17 +76,15 @@ def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
     ]
     for m, n, k in SIZES_OF_8_BITS:
         yield swiglu_to_blocks(m, n, k, device)
+    ways = (("tensor", "rows"), ("fast", "promoted"))
     for m, n, k in (*SIZES_OF_8_BITS, *drawn):
-        for recipe in ("tensor", "rows"):
-            for accumulate in ("fast", "promoted"):
-                yield gelu_of_8_bits(m, n, k, recipe, accumulate, device)
+        for recipe, accumulate in itertools.product(*ways):
+            yield gelu_of_8_bits(m, n, k, recipe, accumulate, device)
         # Sizes at which PyTorch reads scales of blocks.
-        yield gelu_of_8_bits(
-            -(-m // 4) * 4, n, -(-k // (4 * _BLOCK)) * 4 * _BLOCK, BLOCKS, "promoted", device
-        )
-    for tokens in TOKENS_OF_MLPS:
-        for recipe in ("row", BLOCKS):
-            yield quantised_mlp(tokens, *SIZES_OF_MLPS, recipe, device)
+        whole = -(-m // 4) * 4, n, -(-k // (4 * _BLOCK)) * 4 * _BLOCK
+        yield gelu_of_8_bits(*whole, BLOCKS, "promoted", device)
+    for tokens, recipe in itertools.product(TOKENS_OF_MLPS, ("row", BLOCKS)):
+        yield quantised_mlp(tokens, *SIZES_OF_MLPS, recipe, device)
 
 
 def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device: torch.device) -> Contest:

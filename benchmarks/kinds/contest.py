@@ -63,10 +63,8 @@ def measure(contest: Contest, bench: Bench) -> dict[str, Any]:
     runs = list(contest.runs.values())
     host_us = max(bench.timer.host_us(each) for each in runs)
     samples = in_turn(bench.timer, runs, bench.effort, host_us)
-    us = {
-        name: round(1e3 * statistics.median(each), 2)
-        for name, each in zip(contest.runs, samples, strict=True)
-    }
+    medians = (round(1e3 * statistics.median(each), 2) for each in samples)
+    us = dict(zip(contest.runs, medians, strict=True))
     torch.cuda.empty_cache()
     return {"us": us} | {key: round(us[other] / us[OURS], 4) for key, other in contest.ratios.items()}
 

@@ -74,16 +74,14 @@ def _round(case: HostCase, turns: int, calls: int, timer: Timer) -> dict[str, li
     return found
 
 
-def least(rounds: Sequence[Sequence[Figure]]) -> Figure:
-    """The least of the rounds' medians."""
-    median = statistics.median
-    return min((median(us for us, _ in turns), median(waits for _, waits in turns)) for turns in rounds)
-
-
-def recorded(of: Mapping[str, Figure]) -> dict[str, Any]:
-    """Of each variant, and whether the case is limited by the GPU."""
-    is_limited = any(waiting >= MOST_WAITING for _, waiting in of.values())
-    return {name: round(us, 3) for name, (us, _) in of.items()} | ({LIMITED: True} if is_limited else {})
+def recorded(rounds: Sequence[Mapping[str, Sequence[Figure]]]) -> dict[str, Any]:
+    """Of a case's variants the least of the rounds' medians, and whether the case is limited by the GPU."""
+    least = {
+        name: min(tuple(map(statistics.median, zip(*each[name], strict=True))) for each in rounds)
+        for name in rounds[0]
+    }
+    is_limited = any(waiting >= MOST_WAITING for _, waiting in least.values())
+    return {name: round(us, 3) for name, (us, _) in least.items()} | ({LIMITED: True} if is_limited else {})
 
 
 def measure(
@@ -96,11 +94,8 @@ def measure(
     """
     for case in cases:
         _round(case, 1, calls, timer)
-    found = [{case.name: _round(case, turns, calls, timer) for case in cases} for _ in range(rounds)]
-    return {
-        case.name: recorded({name: least([each[case.name][name] for each in found]) for name in case.runs})
-        for case in cases
-    }
+    found = [[_round(case, turns, calls, timer) for case in cases] for _ in range(rounds)]
+    return {case.name: recorded(of) for case, of in zip(cases, zip(*found, strict=True), strict=True)}
 
 
 def main(run: Run) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -137,7 +136,7 @@ class Suite:
             told(f"{job}: {self.said(record.figures, job) if what == 'result' else f'{what} {value}'}")
 
         budget = TIME_BUDGET_S if options.time_budget is None else options.time_budget
-        Pool(_devices(run), tell, budget, partial(Worker, self.prepare, quick=quick)).run(chosen)
+        Pool(_devices(run), tell, budget, lambda *of: Worker(self.prepare, *of, quick=quick)).run(chosen)
         record.finish(self.tables(record.figures), self.remarks(record.figures))
         return bool(record.figures["wrong"] or record.figures["failed"])
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import epigemm
 from epigemm._native import registry
@@ -34,9 +35,8 @@ def report() -> str:
     lines = [f"epigemm {epigemm.__version__}"]
     lines += [f"  {key.replace('_', ' ')}: {_text(value)}" for key, value in epigemm.build_info().items()]
     lines += [f"  epilogues: {', '.join(epilogue['name'] for epilogue in registry())}", ""]
-    lines += [
-        f"torch {torch.__version__} (CUDA {torch.version.cuda or 'not built in'}), Python {platform.python_version()}"
-    ]
+    cuda = torch.version.cuda or "not built in"
+    lines += [f"torch {torch.__version__} (CUDA {cuda}), Python {platform.python_version()}"]
     setting = torch.backends.cuda.matmul.fp32_precision
     lines += [f"  fp32 matmul setting: {setting}{' (as highest)' if setting == 'none' else ''}"]
     lines += [f"  driver: {_driver()}", ""]
@@ -114,21 +114,22 @@ def _library(name: str, found: libraries.Library) -> str:
 
 
 def wrong_results(device: str) -> list[str]:
-    """What a small layer gets wrong: held against float64, K + 4 roundings to fp32 and two to the result's type off."""
+    """What a small layer gets wrong."""
     generator = torch.Generator().manual_seed(0)
-    found = []
-    for dtype, roundoff in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)):
-        x, weight, bias = (
-            torch.randn(shape, generator=generator).to(device, dtype)
-            for shape in ((64, 96), (128, 96), (128,))
-        )
-        result = epigemm.linear_relu(x, weight, bias).double()
-        expected = torch.relu(x.double() @ weight.double().t() + bias.double())
-        size = x.double().abs() @ weight.double().abs().t() + bias.double().abs()
-        bound = (x.shape[1] + 4) * 2.0**-24 * size + 2 * roundoff * size
-        if not bool(((result - expected).abs() <= bound).all()):
+    found, sizes = [], ((64, 96), (128, 96), (128,))
+    for dtype in (torch.float32, torch.bfloat16):
+        given = [torch.randn(size, generator=generator).to(device, dtype) for size in sizes]
+        if not is_right(epigemm.linear_relu(*given), *given):
             found.append(f"linear_relu in {str(dtype).removeprefix('torch.')} on {device}: wrong")
     return found
+
+
+def is_right(result: Tensor, *given: Tensor) -> bool:
+    """Of `linear_relu`, against float64: K + 4 roundings to fp32 and two to the result's type off."""
+    x, weight, bias = (each.double() for each in given)
+    size = x.abs() @ weight.abs().t() + bias.abs()
+    bound = ((x.shape[1] + 4) * 2.0**-24 + torch.finfo(result.dtype).eps) * size
+    return bool(((result.double() - torch.relu(x @ weight.t() + bias)).abs() <= bound).all())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--clear-cache",
         action="store_true",
-        help="remove the linked kernels and the measured choices that epigemm has kept on disk, no other file, "
-        "and exit",
+        help="remove the linked kernels and the measured choices that epigemm has kept on disk, and exit",
     )
     if parser.parse_args(arguments).clear_cache:
         removed = store.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -146,24 +146,14 @@ def test_m_decides_nothing(m: list[int], n: int, k: int, kind: str) -> None:
 # --- the switches of the mode -----------------------------------------------------------------------------------------
 
 
-class Switches(NamedTuple):
-    """A mode's block, its statement for all threads, what a call asks, and the global that compiled code reads."""
-
-    block: Callable[..., Any] = epigemm.batch_invariant
-    everywhere: Callable[..., Any] = epigemm.set_batch_invariant
-    enabled: Callable[[], bool] = epigemm.is_batch_invariant
-    module: Any = invariance
-
-
 @pytest.fixture
-def mode() -> Iterator[Switches]:
-    """Off before the test, and left off by it."""
-    found = Switches()
-    assert not found.enabled() and not found.module.active
-    yield found
-    left = found.enabled() or found.module.active
-    found.everywhere(False)
-    assert not left
+def everywhere() -> Iterator[Callable[[bool], None]]:
+    """The statement for all threads, undone behind the test."""
+    yield epigemm.set_batch_invariant
+    epigemm.set_batch_invariant(False)
+
+
+block, enabled = epigemm.batch_invariant, epigemm.is_batch_invariant
 
 
 def in_a_thread(look: Callable[[], Any]) -> Any:
@@ -175,67 +165,65 @@ def in_a_thread(look: Callable[[], Any]) -> Any:
     return seen[0]
 
 
-def in_a_block(mode: Switches, enabled: bool) -> bool:
-    with mode.block(enabled):
-        return mode.enabled()
+def in_a_block(inner: bool) -> bool:
+    with block(inner):
+        return enabled()
 
 
 @pytest.mark.parametrize("outer", [False, True])
-def test_a_block_puts_back_what_was_before(mode: Switches, outer: bool) -> None:
-    mode.everywhere(outer)
+def test_a_block_puts_back_what_was_before(outer: bool, everywhere: Callable[[bool], None]) -> None:
+    everywhere(outer)
     for inner in (True, False):
-        with mode.block(inner):
-            assert mode.enabled() is inner
-            with mode.block(not inner):
-                assert mode.enabled() is not inner
-            assert mode.enabled() is inner
-        assert mode.enabled() is outer and in_a_thread(mode.enabled) is outer
-    with pytest.raises(KeyError), mode.block(not outer):
+        with block(inner):
+            assert enabled() is inner
+            with block(not inner):
+                assert enabled() is not inner
+            assert enabled() is inner
+        assert enabled() is outer and in_a_thread(enabled) is outer
+    with pytest.raises(KeyError), block(not outer):
         raise KeyError
-    assert mode.enabled() is outer
-    mode.everywhere(False)
+    assert enabled() is outer
 
 
-def test_an_object_serves_many_blocks_and_switches_nothing_before(mode: Switches) -> None:
-    first, second = mode.block(), mode.block(False)
-    assert not mode.enabled() and not in_a_thread(mode.enabled)
+def test_an_object_serves_many_blocks_and_switches_nothing_before() -> None:
+    first, second = block(), block(False)
+    assert not enabled() and not in_a_thread(enabled)
     with first, second, first:
-        assert mode.enabled() and not in_a_thread(mode.enabled)
-    assert not mode.enabled()
+        assert enabled() and not in_a_thread(enabled)
+    assert not enabled()
     with first:
-        assert mode.enabled()
+        assert enabled()
 
 
-def test_a_block_belongs_to_its_thread(mode: Switches) -> None:
+def test_a_block_belongs_to_its_thread() -> None:
     """Compiled code, which asks a global of all threads, sees that some thread is in one."""
-    with mode.block():
-        assert mode.enabled() and not in_a_thread(mode.enabled)
-        assert in_a_thread(lambda: in_a_block(mode, True)) and mode.enabled()
-        assert mode.module.active and in_a_thread(lambda: mode.module.active)
-    assert in_a_thread(lambda: in_a_block(mode, True)) and not mode.enabled()
+    with block():
+        assert enabled() and not in_a_thread(enabled)
+        assert in_a_thread(lambda: in_a_block(True)) and enabled()
+        assert invariance.active and in_a_thread(lambda: invariance.active)
+    assert in_a_thread(lambda: in_a_block(True)) and not enabled()
 
 
-def test_a_statement_holds_in_every_thread(mode: Switches) -> None:
+def test_a_statement_holds_in_every_thread(everywhere: Callable[[bool], None]) -> None:
     """But a block around the call comes first, also where the statement is made inside of it."""
-    mode.everywhere(True)
-    assert mode.enabled() and in_a_thread(mode.enabled) and mode.module.active
-    assert not in_a_thread(lambda: in_a_block(mode, False))
-    mode.everywhere(False)
-    assert not mode.enabled() and not in_a_thread(mode.enabled)
-    with mode.block(False):
-        mode.everywhere(True)
-        assert not mode.enabled() and in_a_thread(mode.enabled)
-    assert mode.enabled()
-    mode.everywhere(False)
+    everywhere(True)
+    assert enabled() and in_a_thread(enabled) and invariance.active
+    assert not in_a_thread(lambda: in_a_block(False))
+    everywhere(False)
+    assert not enabled() and not in_a_thread(enabled)
+    with block(False):
+        everywhere(True)
+        assert not enabled() and in_a_thread(enabled)
+    assert enabled()
 
 
-def test_a_decorated_function_runs_inside(mode: Switches) -> None:
+def test_a_decorated_function_runs_inside() -> None:
     def run(depth: int) -> list[bool]:
         """Recursive, so that the decorator's own object is entered more than once."""
-        return [mode.enabled(), *(inside(depth - 1) if depth else [])]
+        return [enabled(), *(inside(depth - 1) if depth else [])]
 
-    inside: Callable[[int], list[bool]] = mode.block()(run)
+    inside: Callable[[int], list[bool]] = block()(run)
 
-    assert not mode.enabled(), "decorating switches nothing"
+    assert not enabled(), "decorating switches nothing"
     assert inside(2) == [True] * 3 and inside.__name__ == "run"
     assert in_a_thread(lambda: inside(0)) == [True]

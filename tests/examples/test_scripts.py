@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.models.networks import ViTLayer
 from tests.models.example import package
+from tests.support.pretended import without_gpu
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -103,7 +104,7 @@ def test_the_cells_of_a_torchvision_model(
         found.VisionTransformer, found.vit_b_16 = VisionTransformer, None
         monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
         monkeypatch.setitem(sys.modules, "torchvision.models", found)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    without_gpu(monkeypatch)
     monkeypatch.chdir(tmp_path)
     cells = runpy.run_path(str(FOLDER / "torchvision_model.py"))
     printed = capsys.readouterr().out

@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from epigemm.calls import resolve
+from epigemm.arguments.calls import LinearCall
 from epigemm.calls.log import current
 from epigemm.explain.log import Log
 from epigemm.explain.summary import products_of
 from tests.net.explanations import Calls
 from tests.ops.op import Op
-from tests.support.pretended import describe
+from tests.support.pretended import Pretended, pretend_gpu
 from tests.support.public import PUBLIC
+from tests.support.stage import DEVICE
 
 
 @pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.name)
@@ -63,15 +64,19 @@ def test_layers_are_named_where_the_call_is() -> None:
     assert sum(each.explanation is not None for each in found) == 1
 
 
+class Zeros(Pretended):
+    def _compute(self, call: LinearCall, *_: Any) -> Tensor:
+        return call.new_out().zero_()
+
+
 def test_a_layers_products_are_one_in_an_explanation_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel has run, and each one where it has not; a call that is recorded before changes neither."""
-    describe(monkeypatch)
+    pretend_gpu(monkeypatch, DEVICE, Zeros())
     gelu, glu = (
         kind(1024, 2048, dtype=torch.bfloat16) for kind in (epigemm.nn.LinearGELU, epigemm.nn.LinearGLU)
     )
     model: Any = Calls(lambda x: (gelu(x), glu.requires_grad_(False)(x)))
     x = torch.zeros(4096, 1024, dtype=torch.bfloat16)
-    monkeypatch.setattr(resolve._Linear, "run", lambda self: self.call.new_out().zero_())
     found = [(each.runs, "gradients are recorded" in str(each)) for each in epigemm.explain(model, x)]
     assert found == [("fallback", True), ("fused kernel", False)]
 

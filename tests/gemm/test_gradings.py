@@ -82,8 +82,7 @@ def test_demmel_rejects_fixed_points(product: Product) -> None:
     ("product", "right"),
     [(mm, True), (split_rounded, True), (emulation.tf32_product, True), (lambda x, w: mm(x, w) + 0.5, False)],
 )
-def test_integers(product: Product, right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "INTEGER_KS", (1, 7, 100))
+def test_integers(product: Product, right: bool) -> None:
     found = passed(exact.integer_verdicts(product, CPU, 24))
     assert set(found.values()) == {right}
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from epigemm._native import ops
-from epigemm.linker import cubins, libraries, loader, store
+from epigemm.linker import cubins, loader, store
 from epigemm.linker.libraries import Libraries, Library, Version
 from epigemm.linker.store import Once
+from tests.support.pretended import pretend_linking
 
 SOURCE = 'extern "C" __device__ int epigemm_operand(int slot) { return 0; }\n'
 BAD_SOURCE = "#error no such thing\n"
@@ -24,16 +24,15 @@ KERNEL_IR = b"the kernel's code"
 BAD_IR = b"damaged code"
 
 
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget() -> None:
     """As another process: nothing in memory."""
-    monkeypatch.setattr(store, "made", Once())
-    monkeypatch.setattr(cubins, "_functors", Once())
+    for kept in (store.made.values, cubins._functors.values, cubins._given_up):
+        kept.clear()
 
 
 def packaged(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     """The package's kernels are in this folder."""
-    monkeypatch.setattr(cubins, "_FOLDER", folder)
-    monkeypatch.setattr(cubins, "_given_up", set())
+    pretend_linking(monkeypatch, package=folder)
     monkeypatch.delenv("EPIGEMM_IR_DIR", raising=False)
     cubins._names.cache_clear()
     yield
@@ -117,7 +116,7 @@ class FakeNvJitLink(_Fake):
     def __init__(self, version: Version, seconds: float = 0.0) -> None:
         super().__init__(version)
         self.seconds = seconds
-        self.most_at_once = 0
+        self.most_at_once, self.kinds = 0, list[int]()
         self.drops_the_kernel = False
 
     def nvJitLinkVersion(self, major: Any, minor: Any) -> int:
@@ -134,6 +133,7 @@ class FakeNvJitLink(_Fake):
     def nvJitLinkAddData(self, linker: Any, kind: int, data: bytes, size: Any, name: bytes) -> int:
         assert size.value == len(data)
         self.alive[linker.value]["inputs"].append((kind, data, name))
+        self.kinds.append(kind)
         return 0
 
     def nvJitLinkComplete(self, linker: Any) -> int:
@@ -177,6 +177,7 @@ class Linking:
         loaded: of each kernel that was loaded what `ran` was then, in their order.
         tried: how often kernels were linked.
         capturing: whether a CUDA graph is captured.
+        others: capabilities of other GPUs of the machine.
         bad, absent: whether the open kernel's code is damaged, or not there.
     """
 
@@ -190,25 +191,19 @@ class Linking:
         _, self.linker, pair = fakes(seconds)
         self.folder, self.build, self.patch = folder, cubins.build_cubins, patch
         self.loaded: dict[str, int] = {}
+        self.others: dict[torch.device, tuple[int, int]] = {}
         self.tried, self.capturing = 0, False
         self.bad: Callable[[str], bool] = lambda symbol: False
         self.absent: Callable[[str], bool] = lambda symbol: False
         self.ran: Callable[[], int] = lambda: 0
-        forget(patch)
-        patch.setattr(libraries, "_found", pair)
-        patch.setattr(loader, "_failed", {})
-        for where, name, value in (
-            (cubins, "ir_path", self.ir_path),
-            (cubins, "build_cubins", self.build_cubins),
-            (ops, "_add_kernel", self.add_kernel),
-            (loader, "capturing", lambda device: self.capturing),
-            (torch.cuda, "get_device_capability", lambda device: capability),
-        ):
-            patch.setattr(where, name, value)
+        functions = {name: getattr(self, name) for name in ("ir_path", "build_cubins", "add_kernel")}
+        pretend_linking(patch, found=pair, made=Once(), functors=Once(), failed={}, **functions)
+        pretend_linking(patch, capturing=lambda device: self.capturing)
+        pretend_linking(patch, capability=lambda device: self.others.get(device, capability))
 
     def lose_libraries(self) -> str:
         """What is said from now on."""
-        self.patch.setattr(libraries, "_found", "nvJitLink was not found")
+        pretend_linking(self.patch, found="nvJitLink was not found")
         return "nvJitLink was not found"
 
     def has(self, names: Iterable[str]) -> bool:
@@ -219,7 +214,8 @@ class Linking:
         """As `cubins.ir_path`."""
         if self.absent(symbol):
             return None
-        (path := self.folder / symbol).write_bytes(BAD_IR if self.bad(symbol) else KERNEL_IR)
+        if not (path := self.folder / symbol).is_dir():
+            path.write_bytes(BAD_IR if self.bad(symbol) else KERNEL_IR)
         return path
 
     def build_cubins(self, jobs: Sequence[cubins.Job]) -> list[bytes]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from epigemm.linker import libraries
 from epigemm.linker.cubins import architecture
 from epigemm.linker.libraries import (
     CompileError,
-    LibrariesMissingError,
+    Libraries,
     LinkError,
     Version,
     compile_functor,
@@ -57,7 +59,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """A machine with nothing on it but what a test adds; `packages` is on sys.path."""
     machine = Machine(tmp_path)
     for variable in ("EPIGEMM_CUDA_LIBRARIES", "CUDA_HOME", "CUDA_PATH"):
@@ -65,13 +67,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(sys, "path", [machine.path("packages")])
     monkeypatch.setattr(sys, "prefix", machine.path("prefix"))
     monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
-    monkeypatch.setattr(libraries, "_load", machine.load)
-    monkeypatch.setattr(libraries, "_loaded", list)
-    real = libraries._in
-    monkeypatch.setattr(
-        libraries, "_in", lambda kind, folder: real(kind, folder) if folder.is_relative_to(tmp_path) else []
-    )
-    return machine
+    monkeypatch.setattr(ctypes, "CDLL", machine.load)
+    libraries._load.cache_clear()
+    yield machine
+    libraries._load.cache_clear()
 
 
 PACKAGE, OTHER = "packages/nvidia/cu13/lib", "packages/nvidia/other/lib"
@@ -103,18 +102,15 @@ def test_which_are_taken(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """NVRTC's builtins are loaded from its folder, and the search is made once."""
+    """NVRTC's builtins are loaded from its folder."""
     for each in added:
         machine.add(*each)
     for name, place in variables.items():
         monkeypatch.setenv(name, machine.path(place))
-    found = libraries.libraries()
-    assert [each.version for each in found] == versions and libraries.unavailable() == ""
+    found = libraries._search()
+    assert isinstance(found, Libraries) and [each.version for each in found] == versions
     folder, version = Path(found.nvrtc.path).parent, ".".join(map(str, found.nvrtc.version))
     assert str(folder / f"libnvrtc-builtins.so.{version}") in machine.loads
-    tried = len(machine.loads)
-    libraries.libraries()
-    assert len(machine.loads) == tried
 
 
 def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +120,10 @@ def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setenv("CUDA_HOME", machine.path("toolkit"))
     monkeypatch.setenv("EPIGEMM_CUDA_LIBRARIES", machine.path("chosen"))
-    loaded = machine.path("loaded/libnvJitLink.so.13")
-    monkeypatch.setattr(libraries, "_loaded", lambda: [loaded] if Path(loaded).exists() else [])
-    places = ["toolkit/lib64", "packages/nvidia/cu13/lib", "site/nvidia/cu13/lib", "loaded", "chosen"]
-    for place in places:
+    for place in ("toolkit/lib64", "packages/nvidia/cu13/lib", "site/nvidia/cu13/lib", "chosen"):
         machine.add(place, (13, 0), (13, 0))
-        monkeypatch.setattr(libraries, "_found", None)
-        pair = libraries.libraries()
+        pair = libraries._search()
+        assert isinstance(pair, Libraries)
         assert {str(Path(each.path).parent) for each in pair} == {machine.path(place)}
 
 
@@ -138,17 +131,20 @@ def test_the_order(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 OF_12 = "packages/nvidia/nvjitlink/lib"
 SAID: dict[str, tuple[Added, str]] = {
-    "nothing": ([], "nvJitLink 13.0 or later of CUDA 13 was not found; pip install epigemm[jit]"),
+    "nothing": ([], "nvJitLink 13.0 or later of CUDA 13 was not found ... ; pip install epigemm[jit]"),
     "too old": (
         [(OF_12, (12, 8), (12, 8))],
-        f"nvJitLink 13.0 or later of CUDA 13 was not found (found 12.8 at {{root}}/{OF_12}/libnvJitLink.so.12); pip",
+        f"nvJitLink 13.0 or later of CUDA 13 was not found ... found 12.8 at {{root}}/{OF_12}/libnvJitLink.so.12",
     ),
-    "no NVRTC": ([(PACKAGE, None, (13, 0))], "NVRTC 13.0 or later of CUDA 13 was not found; pip install"),
+    "no NVRTC": (
+        [(PACKAGE, None, (13, 0))],
+        "NVRTC 13.0 or later of CUDA 13 was not found ... ; pip install",
+    ),
     "too new": ([(PACKAGE, (13, 5), (13, 0))], "pip install 'nvidia-nvjitlink>=13.5,<14'"),
     "without builtins": ([(PACKAGE, (13, 0), (13, 0))], "libnvrtc-builtins.so.13.0"),
     "no library": (
         [(PACKAGE, (13, 0), (13, 0))],
-        "libnvJitLink.so.13 does not load: it has no nvJitLinkVersion)",
+        "libnvJitLink.so.13 does not load: it has no nvJitLinkVersion",
     ),
 }
 
@@ -162,9 +158,8 @@ def test_what_is_said(name: str, machine: Machine) -> None:
         (machine.root / PACKAGE / "libnvrtc-builtins.so.13.0").unlink()
     if name == "no library":
         machine.files[machine.path(f"{PACKAGE}/libnvJitLink.so.13")] = object()
-    with pytest.raises(LibrariesMissingError) as caught:
-        libraries.libraries()
-    assert words.format(root=machine.root) in str(caught.value) == libraries.unavailable()
+    said = str(libraries._search())
+    assert all(part in said for part in words.format(root=machine.root).split(" ... "))
 
 
 @pytest.mark.skipif(bool(libraries.unavailable()), reason=libraries.unavailable().partition(";")[0])
@@ -188,41 +183,23 @@ def test_what_the_process_has_loaded_is_taken() -> None:
 Fakes = tuple[FakeNvrtc, FakeNvJitLink]
 
 
-def test_compile(fake: Fakes) -> None:
+def test_compile_and_link(fake: Fakes) -> None:
     assert compile_functor(SOURCE, "sm_90a") == b"ir of " + SOURCE.encode()
     assert fake[0].calls == ["-arch=sm_90a -dlto --std=c++17"]
-    assert not fake[0].alive
-
-
-def test_a_source_that_is_refused(fake: Fakes) -> None:
     with pytest.raises(CompileError, match="did not compile the epilogue for sm_90a") as caught:
         compile_functor(BAD_SOURCE, "sm_90a")
-    assert caught.value.log == "epilogue.cu(1): error: #error directive: \ufffd"
-    assert caught.value.log in str(caught.value)
-    assert not fake[0].alive
-
-
-def test_link(fake: Fakes) -> None:
+    assert caught.value.log == "epilogue.cu(1): error: #error directive: \ufffd" in str(caught.value)
     cubin = link(KERNEL_IR, b"the functor's", SYMBOL, "sm_90a")
     assert cubin.startswith(b"\x7fELF" + KERNEL_IR + b"the functor's")
     (options,) = fake[1].calls
     assert options == f"-arch=sm_90a -lto -O3 -kernels-used={SYMBOL} -optimize-unused-variables"
-    assert not fake[1].alive
+    assert not fake[0].alive and not fake[1].alive
 
 
-@pytest.mark.parametrize(("ir", "kind"), [(KERNEL_IR, 3), (b"\x50\xed\x55\xba" + KERNEL_IR, 4)])
-def test_code_in_a_fatbin_is_told_from_code_alone(
-    ir: bytes, kind: int, fake: Fakes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinds = []
-
-    def add(linker: object, kind: int, *rest: object) -> int:
-        kinds.append(kind)
-        return 0
-
-    monkeypatch.setattr(fake[1], "nvJitLinkAddData", add)
-    link(ir, b"functor", SYMBOL, "sm_90a")
-    assert kinds == [kind, 3]
+def test_code_in_a_fatbin_is_told_from_code_alone(fake: Fakes) -> None:
+    for ir in (KERNEL_IR, b"\x50\xed\x55\xba" + KERNEL_IR):
+        link(ir, b"functor", SYMBOL, "sm_90a")
+    assert fake[1].kinds == [3, 3, 4, 3]
 
 
 def test_code_that_is_refused(fake: Fakes) -> None:

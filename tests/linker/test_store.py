@@ -20,11 +20,6 @@ PARTS = ("source", digest(b"b"), "symbol", "sm_90a")
 KEY, CUBIN = key_of(*PARTS), b"\x7fELF code\n more"
 
 
-def test_a_new_format_has_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "FORMAT", store.FORMAT + 1)
-    assert key_of(*PARTS) != KEY
-
-
 def test_parts_of_a_key_do_not_run_together() -> None:
     assert key_of("a", "bc", "d", "e") != key_of("ab", "c", "d", "e")
 
@@ -47,7 +42,7 @@ def test_a_file_that_is_changed_anywhere() -> None:
 
 
 @pytest.fixture
-def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def filled(folder: Path) -> Path:
     """A cache with what the package writes, and files of others."""
     store.write("a" * 64, b"\x7fELF kernel")
     store.write("b" * 64, b"\x7fELF another kernel")
@@ -194,14 +189,14 @@ FOLDERS = [
 
 
 @pytest.fixture
-def foreign(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def foreign(fake: Fakes, folder: Path) -> bytes:
     """An entry on disk that is whole, with other machine code; gives the code that is linked here."""
     code = cubin(*JOB)
     path = file_of(folder)
     path.write_bytes(encoded(key_for(JOB), FOREIGN))
-    forget(monkeypatch)
+    forget()
     assert find(*JOB) == FOREIGN  # what is planted would be taken
-    forget(monkeypatch)
+    forget()
     return code
 
 
@@ -220,7 +215,7 @@ def test_a_planted_folder_is_neither_read_nor_written(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert cubin(*JOB) == foreign
-        forget(monkeypatch)
+        forget()
         assert find(*JOB) is None
         cubin(*JOBS[1])
     (warning,) = caught
@@ -246,12 +241,12 @@ def test_a_planted_file_is_replaced(
         assert cubin(*JOB) == foreign
     (warning,) = caught
     assert f"{path} is removed and made again" in str(warning.message) and why in str(warning.message)
-    forget(monkeypatch)
+    forget()
     assert find(*JOB) == foreign and mode_of(path) == 0o600 and not path.is_symlink()
     assert target == path or target.read_bytes() == before
 
 
-def test_a_pipe_is_not_waited_for(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_not_waited_for(fake: Fakes, folder: Path) -> None:
     folder.mkdir(parents=True)
     os.mkfifo(file_of(folder))
     with pytest.warns(RuntimeWarning, match="it is no file"):
@@ -259,14 +254,12 @@ def test_a_pipe_is_not_waited_for(fake: Fakes, folder: Path, monkeypatch: pytest
     assert file_of(folder).is_file()
 
 
-def test_a_link_to_the_cache(
-    fake: Fakes, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_to_the_cache(fake: Fakes, folder: Path, tmp_path: Path) -> None:
     """The folder around may be elsewhere, where that is as safe."""
     (tmp_path / "large-disk").mkdir(mode=0o700)
     folder.parent.symlink_to(tmp_path / "large-disk")
     code = cubin(*JOB)
-    forget(monkeypatch)
+    forget()
     assert find(*JOB) == code and file_of(tmp_path / "large-disk" / "cubins").exists()
 
 
@@ -274,7 +267,7 @@ def test_what_was_checked_is_what_is_read(fake: Fakes, folder: Path, monkeypatch
     """A file that is exchanged between the check and the read is not the one that is read."""
     code = cubin(*JOB)
     path, look = file_of(folder), os.fstat
-    forget(monkeypatch)
+    forget()
 
     def fstat(descriptor: int) -> os.stat_result:
         about = look(descriptor)
@@ -290,19 +283,16 @@ def test_what_was_checked_is_what_is_read(fake: Fakes, folder: Path, monkeypatch
 # --- the limit -------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_used_go_first(fake: Fakes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store.LIMIT == 1 << 30
-    for index, job in enumerate(JOBS[:3]):
-        cubin(*job)
-        os.utime(file_of(folder, job), (0, 1000 + index))
-    size = file_of(folder).stat().st_size
-    (folder / "left.tmp").write_bytes(bytes(size))
-    os.utime(folder / "left.tmp", (0, 999))
-    (folder / "notes.txt").write_bytes(bytes(size))
-    os.utime(folder / "notes.txt", (0, 1))
-    forget(monkeypatch)
-    assert find(*JOBS[0]) is not None  # the last used one from now on
-    monkeypatch.setattr(store, "LIMIT", 2 * size + size // 2)
-    cubin(*JOBS[3])
-    left = {file_of(folder, job).name for job in (JOBS[0], JOBS[3])}
-    assert {each.name for each in folder.iterdir()} == {*left, "notes.txt"}
+def test_the_oldest_used_go_first(fake: Fakes, folder: Path) -> None:
+    """Of more than 1 GiB."""
+    cubin(*JOB)
+    large = [f"{number}" * 64 + SUFFIX for number in range(2)]
+    for time, name in enumerate(("notes.txt", "left.tmp", file_of(folder).name, *large)):
+        with (folder / name).open("ab") as file:
+            file.truncate(file.tell() or 600 << 20)
+        os.utime(folder / name, (0, 1000 + time))
+    forget()
+    assert find(*JOB) is not None  # the last used one from now on
+    cubin(*JOBS[1])
+    left = {file_of(folder, job).name for job in JOBS[:2]}
+    assert {each.name for each in folder.iterdir()} == {*left, large[1], "notes.txt"}

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 import epigemm
 from epigemm import Matrix, PerColumn
 from epigemm._native import ops
-from epigemm.calls import elementwise_kernels
 from epigemm.linker import loader  # noqa: F401 # of asked.txt
-from epigemm.planner import plans
 from epigemm.planner.gpus import KNOWN
 from tests.gemm.query import Query, is_one_kernel
 from tests.net import errors
 from tests.support import norm_calls, splitting  # noqa: F401 # which registers an operator
 from tests.support.pieces import watched
-from tests.support.pretended import describe
+from tests.support.pretended import describe, explain_as_on
 
 
 @epigemm.epilogue
@@ -168,10 +166,7 @@ def _on_h200(patch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextmanager
 def _on_linked(patch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same, and all kernels are there."""
-    describe(patch, kernels=True, linked=True)
-    patch.setattr(plans, "no_gemm_kernels", lambda: "")
-    patch.setattr(elementwise_kernels, "why_none", lambda x: "")
-    patch.setattr(elementwise_kernels, "has_native", lambda x: True)
+    explain_as_on(patch, elementwise=True)
     yield
 
 

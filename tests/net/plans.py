@@ -12,15 +12,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn, Scalar
-from epigemm.linker import loader
-from epigemm.planner import plans
+from tests.support.pretended import explain_as_on
 
 # Compute capability, multiprocessors, clock in MHz, memory in bytes a microsecond, bytes of L2, and whether fp32 sums
 # take the tensor cores twice as long.
@@ -84,13 +83,9 @@ def described(gpu: tuple[int, ...]) -> Iterator[None]:
 
     Nothing reads the results of an explained call. To fill them with zeros takes 30 times as long as all the rest.
     """
-    with (
-        mock.patch.object(Tensor, "new_zeros", Tensor.new_empty),
-        mock.patch.object(plans, "gpu_numbers", return_value=gpu),
-        mock.patch.object(plans, "has_gpu_kernels", return_value=True),
-        mock.patch.object(plans, "no_gemm_kernels", return_value=""),
-        mock.patch.object(loader, "would_link", return_value=""),
-    ):
+    with pytest.MonkeyPatch.context() as patch:
+        explain_as_on(patch, gpu)
+        patch.setattr(Tensor, "new_zeros", Tensor.new_empty)
         yield
 
 

@@ -72,12 +72,6 @@ class Doubling(nn.Parameter):
         return result * 2 if func is torch.nn.functional.linear else result
 
 
-def patched_norm() -> nn.Module:
-    norm = nn.BatchNorm1d(OUT)
-    patch("forward")(norm)
-    return norm
-
-
 CHANGES: dict[str, tuple[Callable[[nn.Linear], Any], str]] = {
     "parametrised": (parametrizations.weight_norm, "got ParametrizedLinear"),
     "spectral": (parametrizations.spectral_norm, "got ParametrizedLinear"),
@@ -148,26 +142,6 @@ def test_refused_by_name(odd: str, takes: str) -> None:
     with pytest.raises(error, match=r"^linear: got .*; accepted is") as caught:
         TAKES[takes](make())
     assert type(caught.value) is error and words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("norm", "words"),
-    [
-        (nn.BatchNorm2d(OUT), "got BatchNorm2d"),
-        (nn.LazyBatchNorm1d(), "got LazyBatchNorm1d"),
-        (nn.SyncBatchNorm(OUT), "got SyncBatchNorm"),
-        (patched_norm(), "in forward;"),
-    ],
-    ids=["2d", "lazy", "sync", "patched"],
-)
-def test_the_norm_too(norm: Any, words: str) -> None:
-    for call in (
-        lambda: epigemm.nn.LinearBatchNormReLU.from_layers(nn.Linear(IN, OUT), norm),
-        lambda: epigemm.nn.linear_scale_batch_norm1d(torch.randn(ROWS, IN), nn.Linear(IN, OUT), None, norm),
-    ):
-        with pytest.raises((TypeError, ValueError), match=r"^bn: got .*; accepted is") as caught:
-            call()
-        assert words in str(caught.value)
 
 
 def materialised() -> nn.Linear:

@@ -1,11 +1,10 @@
-"""`epigemm.nn.Experts` against a loop over tokens and their experts in float64: values, gradients, graphs, errors."""
+"""`epigemm.nn.Experts` against a loop over tokens and their experts in float64. Errors: net/errors.txt."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -234,62 +233,3 @@ def test_over_parameters() -> None:
     assert made.weight is first.weight and made.down_bias is first.down_bias and made.gated
     assert torch.equal(made(*inputs), first(*inputs))
     assert not Experts.from_parameters(nn.Parameter(torch.ones(EXPERTS, N, K)), first.down).gated
-
-
-def _parameters(**shapes: tuple[int, ...] | None) -> dict[str, Any]:
-    plain: dict[str, Any] = {"weight": (EXPERTS, 2 * N, K), "down": (EXPERTS, K, N)}
-    return {
-        name: nn.Parameter(torch.ones(shape)) if isinstance(shape, tuple) else shape
-        for name, shape in (plain | shapes).items()
-    }
-
-
-def _errors() -> Iterator[tuple[dict[str, Any], type[Exception], str]]:
-    yield (
-        {"weight": torch.ones(EXPERTS, N, K)},
-        TypeError,
-        "weight: got Tensor; accepted is a torch.nn.Parameter$",
-    )
-    yield {"down": None}, TypeError, "down: got NoneType"
-    yield {"bias": 3}, TypeError, "bias: got int; accepted is a torch.nn.Parameter or None"
-    yield {"down": (K, N)}, ValueError, r"down: got shape \[32, 16\]; accepted is \[experts, in_features"
-    yield {"weight": (EXPERTS, 3 * N, K)}, ValueError, r"\[5, 16, 32\] or \[5, 32, 32\], as down has shape"
-    yield (
-        {"weight2": (EXPERTS, N, K)},
-        ValueError,
-        r"weight: got shape \[5, 32, 32\]; accepted is \[5, 16, 32\], as",
-    )
-    yield {"bias": (EXPERTS, N)}, ValueError, r"bias: got shape \[5, 16\]; accepted is \[5, 32\]"
-    yield {"down_bias": (EXPERTS, N)}, ValueError, r"down_bias: got shape \[5, 16\]; accepted is \[5, 32\]"
-    yield {"bias2": (EXPERTS, 2 * N)}, ValueError, "bias2: got a parameter without a weight2"
-    yield {"activation": "swish"}, ValueError, "activation: got 'swish'; accepted are gelu"
-    yield {"activation": squared_relu}, TypeError, "activation: got UserEpilogue"
-    yield {"weight": (EXPERTS, N, K), "activation": "sigmoid"}, ValueError, "activation: got 'sigmoid'"
-    yield {"weight": (EXPERTS, N, K), "activation": 3}, TypeError, "activation: got int"
-
-
-@pytest.mark.parametrize(("changed", "error", "words"), list(_errors()), ids=str)
-def test_errors_of_parameters(changed: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        Experts.from_parameters(**_parameters(**changed))
-
-
-X, INDICES, WEIGHTS = torch.ones(TOKENS, K), torch.zeros(TOKENS, 2, dtype=torch.int64), torch.ones(TOKENS, 2)
-CALLS: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
-    (([], INDICES, WEIGHTS), TypeError, "x: got list"),
-    ((X, None, WEIGHTS), TypeError, "indices: got None"),
-    ((X[None], INDICES, WEIGHTS), RuntimeError, r"x: got shape \[1, 9, 32\]; accepted is \[tokens, 32\]"),
-    ((X[:, :8], INDICES, WEIGHTS), RuntimeError, r"x: got shape \[9, 8\]"),
-    ((X.half(), INDICES, WEIGHTS), RuntimeError, "weight: got dtype torch.float32"),
-    ((X, INDICES.float(), WEIGHTS), RuntimeError, "indices: got dtype torch.float32"),
-    ((X, INDICES[:3], WEIGHTS), RuntimeError, r"indices: got shape \[3, 2\]; accepted is \[9, k\]"),
-    ((X, INDICES[:, :0], WEIGHTS), RuntimeError, r"indices: got shape \[9, 0\]"),
-    ((X, INDICES, WEIGHTS[:, :1]), RuntimeError, r"weights: got shape \[9, 1\]"),
-    ((X, INDICES, INDICES), RuntimeError, r"weights: got shape \[9, 2\] and dtype torch.int64"),
-]
-
-
-@pytest.mark.parametrize(("given", "error", "words"), CALLS, ids=[words for _, _, words in CALLS])
-def test_errors_of_calls(given: tuple[Any, Any, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        layer(torch.float32)(*given)

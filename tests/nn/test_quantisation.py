@@ -225,43 +225,6 @@ def hooked() -> nn.Module:
     return made
 
 
-def called(change: Callable[[Any], Any], x: Tensor) -> Callable[[], Any]:
-    """A call of a quantised layer that was changed."""
-
-    def call() -> Any:
-        layer = ours.quantise(nn.Linear(K, N))
-        change(layer)
-        return layer(x)
-
-    return call
-
-
-x = torch.randn(M, K)
-LEARNED = torch.randn(M, K, requires_grad=True)
-ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "module": (lambda: ours.quantise(3), TypeError, "module: got int"),  # type: ignore[arg-type]
-    "recipe": (lambda: ours.quantise(model(), "rows"), ValueError, "recipe: got 'rows'; accepted are 'tensor'"),
-    "type of recipe": (lambda: ours.quantise(model(), None), TypeError, "recipe: got NoneType"),  # type: ignore[arg-type]
-    "hooks": (lambda: ours.quantise(hooked()), ValueError, "module: in 2 got a Linear that differs .*hooks"),
-    "x": (called(lambda layer: None, 3), TypeError, "x: got int"),  # type: ignore[arg-type]
-    "dtype": (called(lambda layer: None, x.double()), RuntimeError, "x: got dtype torch.float64 beside a quantised"),
-    "8 bits": (called(lambda layer: None, x.to(E4M3)), RuntimeError, "x: got dtype torch.float8_e4m3fn beside"),
-    "shape": (called(lambda layer: None, x[:, :16]), RuntimeError, r"x: got shape \[5, 16\]"),
-    "a gradient": (called(lambda layer: None, LEARNED), RuntimeError, "x: got a tensor that requires"),
-    "of a bias": (called(lambda layer: layer.bias.requires_grad_(), x), RuntimeError, "bias: got a tensor that"),
-    "cast": (called(lambda layer: layer.bfloat16(), x.bfloat16()), RuntimeError, "weight: got dtype torch.bfloat16"),
-    "a wider x": (lambda: ours.quantise(nn.Linear(K, N).bfloat16())(x), RuntimeError, "bias: got dtype torch.bfloat16"),
-    "strict": (called(lambda layer: setattr(layer, "strict", True), x), RuntimeError, "no fused kernel"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors(name: str) -> None:
-    call, error, text = ERRORS[name]
-    with pytest.raises(error, match=text):
-        call()
-
-
 def test_nothing_is_changed_by_an_error() -> None:
     made = hooked()
     before = [*made.children()]

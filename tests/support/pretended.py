@@ -357,3 +357,36 @@ def _pack_of(found: DryRun, packs: tuple[Tensor | None, Tensor | None] | None) -
     if packs is None or not found.packed:
         return None
     return packs[tuple(dry_runs.SHIFTS).index(found.arithmetic)]
+
+
+def explain_as_on(patch: pytest.MonkeyPatch, gpu: Sequence[int] = H200, *, elementwise: bool = False) -> None:
+    """Dry runs of CPU tensors are as on this GPU, where all kernels are: those of products, or all."""
+    describe(patch, gpu, kernels=True, linked=True)
+    patch.setattr(plans, "no_gemm_kernels", lambda: "")
+    for name, answer in (("why_none", ""), ("has_native", True)) if elementwise else ():
+        patch.setattr(f"epigemm.calls.elementwise_kernels.{name}", lambda x, answer=answer: answer)
+
+
+def without_gpu(patch: pytest.MonkeyPatch) -> None:
+    """As on a machine without one."""
+    patch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+_LINKING = {
+    "made": "epigemm.linker.store.made",
+    "functors": "epigemm.linker.cubins._functors",
+    "failed": "epigemm.linker.loader._failed",
+    "found": "epigemm.linker.libraries._found",
+    "package": "epigemm.linker.cubins._FOLDER",
+    "ir_path": "epigemm.linker.cubins.ir_path",
+    "build_cubins": "epigemm.linker.cubins.build_cubins",
+    "capturing": "epigemm.linker.loader.capturing",
+    "add_kernel": "epigemm._native.ops._add_kernel",
+    "capability": "torch.cuda.get_device_capability",
+}
+
+
+def pretend_linking(patch: pytest.MonkeyPatch, **given: Any) -> None:
+    """Other functions and memory of linking. `found`: libraries, or why there are none; `package`: its folder."""
+    for name, value in given.items():
+        patch.setattr(_LINKING[name], value)

@@ -149,14 +149,6 @@ def test_texts_that_do_not_belong_together() -> None:
             merge_sanitized(texts)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *arguments: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["merge_records", *map(str, arguments)])
-    merge_records.main()
-
-
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
@@ -166,10 +158,10 @@ def models_of(turns: list[float], path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_records_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_records_of_models(tmp_path: Path) -> None:
     runs = [models_of([value], tmp_path / f"{value}.json") for value in (2.0, 3.0, 4.0)]
     merged = tmp_path / "summary.json"
-    command(monkeypatch, merged, *runs)
+    merge_records.main([*map(str, (merged, *runs))])
     found = json.loads(merged.read_text())
     assert found["cases"][str(JOB.case)]["eager_options_vs_eager"] == 3.0 and len(found["runs"]) == 3
     assert '"eager": [2.0, 3.0, 4.0]' in merged.read_text(), "a list of numbers is one line"
@@ -177,6 +169,6 @@ def test_records_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert "3.000" in text and "## Geometric means" in text
     # What was merged can be merged.
     again = tmp_path / "again" / "summary.json"
-    command(monkeypatch, again, merged, models_of([5.0], tmp_path / "5.json"))
+    merge_records.main([*map(str, (again, merged, models_of([5.0], tmp_path / "5.json")))])
     found = json.loads(again.read_text())
     assert found["cases"][str(JOB.case)]["eager_options_vs_eager"] == 3.5 and len(found["runs"]) == 4

@@ -74,9 +74,7 @@ def test_what_cannot_be_linked_is_left_out(stage: Stage, links: Linking) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_where_nothing_can_be_linked_the_call_stays(
-    stage: Stage, links: Linking, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_where_nothing_can_be_linked_the_call_stays(stage: Stage, links: Linking, dtype: torch.dtype) -> None:
     links.lose_libraries()
     x, weight, bias = draw(dtype=dtype)
     found = epigemm.tune(doubled_relu, x, weight, bias)
@@ -93,13 +91,10 @@ def test_fp32_is_measured_on_slices(stage: Stage, links: Linking) -> None:
     assert "epigemm_open_fixup" in links.loaded
 
 
-def test_a_later_process_has_the_choice(
-    stage: Stage, links: Linking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_process_has_the_choice(stage: Stage, links: Linking) -> None:
     """There the file is read before the epilogue is made."""
     (entry,) = epigemm.tune(doubled_relu, *draw()).entries
-    made = LINKED[NAME]
-    monkeypatch.delitem(LINKED, NAME)
+    made = LINKED.pop(NAME)
     forget(DEVICE)
     times.load(DEVICE)
     epigemm.tune("linear_relu", *draw())
