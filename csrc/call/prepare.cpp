@@ -89,6 +89,8 @@ bool read_scale(const Tensor& scale, int64_t rows, int other, Scale* read) {
 // `rows`: of x, or blocks of the weight's.
 bool read_scale_of_blocks(const Tensor& scale, int64_t rows, int64_t k, Scale* read) {
   if (scale.dim != 2 || scale.sizes[0] != rows || scale.sizes[1] != ceil_div(k, kBlock)) return false;
+  constexpr int64_t kMost = int64_t{1} << 32;  // kernels count them in 32 bits
+  if (rows * scale.strides[0] + scale.sizes[1] * scale.strides[1] >= kMost) return false;
   *read = {static_cast<const float*>(scale.data), /*is_of_rows=*/false, /*is_of_blocks=*/true, scale.strides[0],
            scale.strides[1]};
   return true;

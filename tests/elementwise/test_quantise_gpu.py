@@ -39,15 +39,12 @@ def by_torch(x: Tensor, in_blocks: bool) -> tuple[Tensor, Tensor]:
     return whole.view(x.shape), scales.view(*x.shape[:-1], -1)
 
 
-@pytest.mark.parametrize(("dtype", "in_blocks"), product(DTYPES, (False, True)), ids=str)
+@pytest.mark.parametrize(("dtype", "in_blocks"), [*product(DTYPES, (False, True))], ids=str)
 def test_the_bits(dtype: torch.dtype, in_blocks: bool) -> None:
     for shape in SHAPES:
         wide = drawn((*shape[:-1], shape[-1] + 16), dtype)
         for x in (drawn(shape, dtype), wide[..., : shape[-1]]):
             found = quantised(x, in_blocks=in_blocks)
-            if x.dim() > 2 and not x.is_contiguous():  # its rows are no matrix's
-                assert found is None
-                continue
             assert found is not None
             for mine, theirs in zip(found, by_torch(x, in_blocks), strict=True):
                 assert mine.shape == theirs.shape and mine.dtype is theirs.dtype
@@ -59,8 +56,10 @@ def test_what_it_leaves_alone() -> None:
     x = drawn((48, 64), torch.bfloat16)
     for other in (x[:, 1:17], x.t(), x[:, :24], x[:0], x.double(), x.cpu(), x[0, 0]):
         assert quantised(other, in_blocks=False) is None
-    fine = torch.func.vmap(lambda row: row * (quantised(row, in_blocks=False) is None))(x)
-    assert torch.equal(fine, x)
+    assert (
+        torch.func.vmap(lambda row: row if quantised(row, in_blocks=False) is None else row[:1])(x).shape
+        == x.shape
+    )
 
 
 @pytest.mark.parametrize("recipe", ["row", "1x128"])

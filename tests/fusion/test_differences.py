@@ -139,7 +139,7 @@ ROWS: dict[str, Callable[[Callable[[nn.Module], Any]], str]] = {
         prepared(Calls()), lambda patch: patch.setattr(Calls, "activation", lambda self, x: x * 0)
     ),
     "a hook that a layer inside the model gets after the first call": hook,
-    "another answer to `self.mode is MODE`": lambda prepared: noticed(
+    "another object in `self.mode`, where the forward asks `self.mode is MODE`": lambda prepared: noticed(
         made := prepared(Calls()), lambda patch: patch.setattr(made, "mode", ZERO)
     ),
 }

@@ -37,8 +37,26 @@ class BlockFactors {
   float now[kRows][kBlocks];  // of a stage
 
   CUTLASS_DEVICE void begin(Params const& params, sm90::Place place, int stages) {
-    params_ = &params, place_ = place, stages_ = stages;
-    load(0);
+    params_ = &params, place_ = place;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int own =
+        min(IsTransposed ? lane / 4 : lane % 4, stages - 1);  // the first stage whose scales this lane reads
+    left_ = stages - own;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const int row =
+          IsTransposed ? place.column + i / 2 * 8 + lane % 4 * 2 + i % 2 : place.row + warp * 16 + lane / 4 + i * 8;
+      x_at_[i] = static_cast<uint32_t>(min(row, params.rows - 1) * params.x.row_stride + own * params.x.block_stride);
+    }
+    const int blocks = cute::ceil_div(params.columns, cute::Int<kPromoted>{});
+    const int first = (IsTransposed ? place.row : place.column) / kPromoted;
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kBlocks; ++j) {
+      // A tile's last rows or columns may be outside.
+      const int block = Weights == 2 ? min(first, blocks - 1) + j * blocks : min(first + j, blocks - 1);
+      weight_at_[j] = static_cast<uint32_t>(block * params.weight.row_stride + own * params.weight.block_stride);
+    }
+    load();
   }
 
   // The column of the tile where the second block of weights begins.
@@ -53,7 +71,7 @@ class BlockFactors {
         CUTLASS_PRAGMA_UNROLL
         for (int j = 0; j < kBlocks; ++j) held_[i][j] = of_x_[i] * of_weight_[j];
       }
-      load(stage + kAtOnce);
+      load();
     }
     const int lane = static_cast<int>(threadIdx.x) % 32,
               from = IsTransposed ? turn * 4 + lane % 4 : lane / 4 * 4 + turn;
@@ -65,31 +83,29 @@ class BlockFactors {
   }
 
  private:
-  CUTLASS_DEVICE void load(int first) {
+  // Always, if need be the last ones again: a result of a condition would be moved, which waits for the load.
+  CUTLASS_DEVICE void load() {
     Params const& p = *params_;
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-    const int64_t stage = min(first + (IsTransposed ? lane / 4 : lane % 4), stages_ - 1);
+    const int64_t stages = left_ > kAtOnce ? kAtOnce : 0;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const int row =
-          IsTransposed ? place_.column + i / 2 * 8 + lane % 4 * 2 + i % 2 : place_.row + warp * 16 + lane / 4 + i * 8;
-      of_x_[i] = p.x.data[min(row, p.rows - 1) * p.x.row_stride + stage * p.x.block_stride];
+      of_x_[i] = p.x.data[x_at_[i]];
+      x_at_[i] += static_cast<uint32_t>(stages * p.x.block_stride);
     }
-    const int first_block = (IsTransposed ? place_.row : place_.column) / kPromoted;
-    const int blocks = cute::ceil_div(p.columns, cute::Int<kPromoted>{});
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kBlocks; ++j) {
-      // A tile's last rows or columns may be outside.
-      const int block = Weights == 2 ? min(first_block, blocks - 1) + j * blocks : min(first_block + j, blocks - 1);
-      of_weight_[j] = p.weight.data[block * p.weight.row_stride + stage * p.weight.block_stride];
+      of_weight_[j] = p.weight.data[weight_at_[j]];
+      weight_at_[j] += static_cast<uint32_t>(stages * p.weight.block_stride);
     }
+    left_ -= kAtOnce;
   }
 
   Params const* params_;
   sm90::Place place_;
-  int stages_;
-  float of_x_[kRows], of_weight_[kBlocks];  // of a later stage, one for each lane that has the same rows
-  float held_[kRows][kBlocks];              // the same of this stage or a neighbour
+  int left_;                                   // stages
+  uint32_t x_at_[kRows], weight_at_[kBlocks];  // of the next scales, which are fewer than 2^32 (call/prepare.cpp)
+  float of_x_[kRows], of_weight_[kBlocks];     // of a later stage, one for each lane that has the same rows
+  float held_[kRows][kBlocks];                 // the same of this stage or a neighbour
 };
 
 // The parameters of a mainloop with factors.
@@ -99,8 +115,8 @@ struct WithFactors : Params {
   typename Factors::Params factors;
 };
 
-// Base: CUTLASS's mainloop. Tiles are cooperative or single: a warpgroup's additions run under the other one's
-// products.
+// Base: CUTLASS's mainloop. Tiles are cooperative or single. The tensor cores compute a part of a tile's columns while
+// the other part is promoted, or, of tiles with few columns, while the other warpgroup promotes.
 template <class Base, class Factors = NoFactors>
 struct PromotedMainloop : Base {
   using typename Base::PipelineState;
@@ -110,6 +126,14 @@ struct PromotedMainloop : Base {
       std::conditional_t<Factors::kAreThere, WithFactors<typename Base::Params, Factors>, typename Base::Params>;
   static_assert(cute::get<2>(typename Base::TileShape{}) == kPromoted, "a stage is promoted as a whole");
 
+  static constexpr int kColumns = cute::get<1>(typename Base::TileShape{});
+  static constexpr int kParts = kColumns >= 128 && !Factors::kAreThere ? 2 : 1, kPartColumns = kColumns / kParts;
+  static constexpr int kWarpgroups = cute::size(typename Base::TiledMma{}) / 128;
+  using PartMma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<typename Base::ElementA, typename Base::ElementB, float,
+                                 cute::Shape<cute::_64, cute::Int<kPartColumns>, cute::Int<kPromoted>>>(),
+      cute::Layout<cute::Shape<cute::Int<kWarpgroups>, cute::_1, cute::_1>>{}));
+
   sm90::Place place{};
 
   CUTLASS_DEVICE void take_place(sm90::Place of_tile) { place = of_tile; }
@@ -118,36 +142,51 @@ struct PromotedMainloop : Base {
   CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState read, Sums& sums, int stages, int thread,
                           TensorStorage& shared, Params const& params) {
     using namespace cute;
-    typename Base::TiledMma mma;
+    PartMma mma;
     const int warpgroup = __shfl_sync(~0u, thread / 128, 0);
     auto const slice = mma.get_slice(warpgroup * 128);
     Tensor const a = slice.make_fragment_A(
         slice.partition_A(make_tensor(make_smem_ptr(shared.smem_A.data()), typename Base::SmemLayoutA{})));
     Tensor const b = slice.make_fragment_B(
         slice.partition_B(make_tensor(make_smem_ptr(shared.smem_B.data()), typename Base::SmemLayoutB{})));
-    Tensor part = make_fragment_like(sums);
-    constexpr int kMmas = size<2>(decltype(a){});
+    const auto begin = [&](auto& part, int number) {
+      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      warpgroup_fence_operand(part);
+      warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size<2>(decltype(a){}); ++i) {
+        gemm(mma, a(_, 0, i, read.index()), b(_, number, i, read.index()), part(_, 0, 0));
+        mma.accumulate_ = GMMA::ScaleOut::One;
+      }
+      warpgroup_commit_batch();
+    };
+    Tensor first = partition_fragment_C(mma, Shape<Int<64 * kWarpgroups>, Int<kPartColumns>>{});
     Factors factors;
     if constexpr (Factors::kAreThere) factors.begin(params.factors, place, stages);
     clear(sums);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stage = 0; stage < stages; ++stage) {
       pipeline.consumer_wait(read);
-      mma.accumulate_ = GMMA::ScaleOut::Zero;
-      warpgroup_fence_operand(part);
-      warpgroup_arrive();
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kMmas; ++i) {
-        gemm(mma, a(_, _, i, read.index()), b(_, _, i, read.index()), part);
-        mma.accumulate_ = GMMA::ScaleOut::One;
+      begin(first, 0);
+      if constexpr (kParts == 1) {
+        if constexpr (Factors::kAreThere) factors.take(stage);
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(first);
+        pipeline.consumer_release(read);
+        promote<0>(sums, first, factors);
+      } else {
+        Tensor second = make_fragment_like(first);
+        begin(second, 1);
+        if constexpr (Factors::kAreThere) factors.take(stage);
+        warpgroup_wait<1>();
+        warpgroup_fence_operand(first);
+        promote<0>(sums, first, factors);
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(second);
+        pipeline.consumer_release(read);
+        promote<1>(sums, second, factors);
       }
-      warpgroup_commit_batch();
-      if constexpr (Factors::kAreThere) factors.take(stage);
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(part);
-      pipeline.consumer_release(read);
       ++read;
-      promote(sums, part, factors);
     }
   }
 
@@ -155,34 +194,32 @@ struct PromotedMainloop : Base {
   CUTLASS_DEVICE void mma_tail(Pipeline, PipelineState, int) {}
 
  private:
-  template <class Sums>
-  CUTLASS_DEVICE static void promote(Sums& sums, Sums const& part, Factors const& factors) {
-    constexpr int kColumns = cute::get<1>(typename Base::TileShape{});
+  template <int Number, class Sums, class Part>
+  CUTLASS_DEVICE static void promote(Sums& sums, Part const& part, Factors const& factors) {
     if constexpr (!Factors::kAreThere) {
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(sums); ++i) sums(i) += part(i);
-    } else if constexpr (Factors::kBlocks == 1) {
-      promote<kColumns>(sums, part, factors);
-    } else if (factors.boundary() == kPromoted) {
-      promote<kPromoted>(sums, part, factors);
+      promote_by<Number>(sums, part, [](int, int, int) { return 1.0f; });
+    } else if constexpr (Factors::kRows > 2) {
+      promote_by<Number>(sums, part, [&](int j, int, int c) { return factors.now[j * 2 + c][0]; });
+    } else if (Factors::kBlocks == 1 || factors.boundary() == kPromoted) {
+      promote_by<Number>(sums, part, [&](int j, int r, int) { return factors.now[r][j * 8 >= kPromoted]; });
     } else {
-      promote<kPromoted / 2>(sums, part, factors);
+      promote_by<Number>(sums, part, [&](int j, int r, int) { return factors.now[r][j * 8 >= kPromoted / 2]; });
     }
   }
 
-  // Boundary: the column where the second block of weights begins.
-  template <int Boundary, class Sums>
-  CUTLASS_DEVICE static void promote(Sums& sums, Sums const& part, Factors const& factors) {
-    constexpr int kColumns = cute::get<1>(typename Base::TileShape{});
+  // `factor(j, r, c)`: of the eight j of columns, of which a thread has two, and two rows (epilogue.cuh).
+  template <int Number, class Sums, class Part, class Factor>
+  CUTLASS_DEVICE static void promote_by(Sums& sums, Part const& part, Factor const& factor) {
     static_assert(cute::size<1>(Sums{}) == 1, "a warpgroup has 64 rows");
+    constexpr int kEights = kPartColumns / 8;
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kColumns / 8; ++j) {
+    for (int j = 0; j < kEights; ++j) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int r = i / 2, c = i % 2;
-        const float factor = Factors::kRows == 2 ? factors.now[r][j * 8 >= Boundary] : factors.now[j * 2 + c][0];
-        auto const at = cute::make_coord(cute::make_coord(c, r, j), 0, 0);
-        sums(at) = fmaf(part(at), factor, sums(at));
+        const int r = i / 2, c = i % 2, of_tile = Number * kEights + j;
+        float& sum = sums(cute::make_coord(cute::make_coord(c, r, of_tile), 0, 0));
+        const float number = part(cute::make_coord(cute::make_coord(c, r, j), 0, 0));
+        sum = Factors::kAreThere ? fmaf(number, factor(of_tile, r, c), sum) : sum + number;
       }
     }
   }
