@@ -127,7 +127,8 @@ constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1
 constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7}, {920, 6, 1500},
                                             {780, 6, 900},    {200, 14}, {620, 12}};
 static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
-constexpr CostOf8Bits kCostsOfBlocks[] = {{1120, 17, 1400}, {190, 14}, {470, 7}, {860, 6, 900}, {220, 14}};
+// Of scales of blocks by 18 shapes, in the same way.
+constexpr CostOf8Bits kCostsOfBlocks[] = {{1080, 17, 1400}, {240, 14}, {650, 7}, {820, 6, 900}, {295, 14}};
 static_assert(sizeof(kCostsOfBlocks) / sizeof(CostOf8Bits) == sizeof(kBlocksTiles) / sizeof(Tile));
 static_assert(sizeof(kCostsOfPromoted) / sizeof(CostOf8Bits) == kPromotedTileCount, "every tile needs its cost");
 // Not measured: results in blocks, whose epilogues are longer, and pairs, which are like tiles of pairs of 16 bits.
