@@ -115,8 +115,8 @@ struct WithFactors : Params {
   typename Factors::Params factors;
 };
 
-// Base: CUTLASS's mainloop. Tiles are cooperative or single. The tensor cores compute a part of a tile's columns while
-// the other part is promoted, or, of tiles with few columns, while the other warpgroup promotes.
+// Base: CUTLASS's mainloop. Tiles are cooperative or single: a warpgroup's additions run under the other one's
+// products.
 template <class Base, class Factors = NoFactors>
 struct PromotedMainloop : Base {
   using typename Base::PipelineState;
@@ -126,14 +126,6 @@ struct PromotedMainloop : Base {
       std::conditional_t<Factors::kAreThere, WithFactors<typename Base::Params, Factors>, typename Base::Params>;
   static_assert(cute::get<2>(typename Base::TileShape{}) == kPromoted, "a stage is promoted as a whole");
 
-  static constexpr int kColumns = cute::get<1>(typename Base::TileShape{});
-  static constexpr int kParts = kColumns >= 128 && !Factors::kAreThere ? 2 : 1, kPartColumns = kColumns / kParts;
-  static constexpr int kWarpgroups = cute::size(typename Base::TiledMma{}) / 128;
-  using PartMma = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<typename Base::ElementA, typename Base::ElementB, float,
-                                 cute::Shape<cute::_64, cute::Int<kPartColumns>, cute::Int<kPromoted>>>(),
-      cute::Layout<cute::Shape<cute::Int<kWarpgroups>, cute::_1, cute::_1>>{}));
-
   sm90::Place place{};
 
   CUTLASS_DEVICE void take_place(sm90::Place of_tile) { place = of_tile; }
@@ -142,51 +134,36 @@ struct PromotedMainloop : Base {
   CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState read, Sums& sums, int stages, int thread,
                           TensorStorage& shared, Params const& params) {
     using namespace cute;
-    PartMma mma;
+    typename Base::TiledMma mma;
     const int warpgroup = __shfl_sync(~0u, thread / 128, 0);
     auto const slice = mma.get_slice(warpgroup * 128);
     Tensor const a = slice.make_fragment_A(
         slice.partition_A(make_tensor(make_smem_ptr(shared.smem_A.data()), typename Base::SmemLayoutA{})));
     Tensor const b = slice.make_fragment_B(
         slice.partition_B(make_tensor(make_smem_ptr(shared.smem_B.data()), typename Base::SmemLayoutB{})));
-    const auto begin = [&](auto& part, int number) {
-      mma.accumulate_ = GMMA::ScaleOut::Zero;
-      warpgroup_fence_operand(part);
-      warpgroup_arrive();
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size<2>(decltype(a){}); ++i) {
-        gemm(mma, a(_, 0, i, read.index()), b(_, number, i, read.index()), part(_, 0, 0));
-        mma.accumulate_ = GMMA::ScaleOut::One;
-      }
-      warpgroup_commit_batch();
-    };
-    Tensor first = partition_fragment_C(mma, Shape<Int<64 * kWarpgroups>, Int<kPartColumns>>{});
+    Tensor part = make_fragment_like(sums);
+    constexpr int kMmas = size<2>(decltype(a){});
     Factors factors;
     if constexpr (Factors::kAreThere) factors.begin(params.factors, place, stages);
     clear(sums);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stage = 0; stage < stages; ++stage) {
       pipeline.consumer_wait(read);
-      begin(first, 0);
-      if constexpr (kParts == 1) {
-        if constexpr (Factors::kAreThere) factors.take(stage);
-        warpgroup_wait<0>();
-        warpgroup_fence_operand(first);
-        pipeline.consumer_release(read);
-        promote<0>(sums, first, factors);
-      } else {
-        Tensor second = make_fragment_like(first);
-        begin(second, 1);
-        if constexpr (Factors::kAreThere) factors.take(stage);
-        warpgroup_wait<1>();
-        warpgroup_fence_operand(first);
-        promote<0>(sums, first, factors);
-        warpgroup_wait<0>();
-        warpgroup_fence_operand(second);
-        pipeline.consumer_release(read);
-        promote<1>(sums, second, factors);
+      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      warpgroup_fence_operand(part);
+      warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kMmas; ++i) {
+        gemm(mma, a(_, _, i, read.index()), b(_, _, i, read.index()), part);
+        mma.accumulate_ = GMMA::ScaleOut::One;
       }
+      warpgroup_commit_batch();
+      if constexpr (Factors::kAreThere) factors.take(stage);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(part);
+      pipeline.consumer_release(read);
       ++read;
+      promote(sums, part, factors);
     }
   }
 
@@ -194,32 +171,31 @@ struct PromotedMainloop : Base {
   CUTLASS_DEVICE void mma_tail(Pipeline, PipelineState, int) {}
 
  private:
-  template <int Number, class Sums, class Part>
-  CUTLASS_DEVICE static void promote(Sums& sums, Part const& part, Factors const& factors) {
+  template <class Sums>
+  CUTLASS_DEVICE static void promote(Sums& sums, Sums const& part, Factors const& factors) {
     if constexpr (!Factors::kAreThere) {
-      promote_by<Number>(sums, part, [](int, int, int) { return 1.0f; });
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(sums); ++i) sums(i) += part(i);
     } else if constexpr (Factors::kRows > 2) {
-      promote_by<Number>(sums, part, [&](int j, int, int c) { return factors.now[j * 2 + c][0]; });
+      promote_by(sums, part, [&](int j, int, int c) { return factors.now[j * 2 + c][0]; });
     } else if (Factors::kBlocks == 1 || factors.boundary() == kPromoted) {
-      promote_by<Number>(sums, part, [&](int j, int r, int) { return factors.now[r][j * 8 >= kPromoted]; });
+      promote_by(sums, part, [&](int j, int r, int) { return factors.now[r][j * 8 >= kPromoted]; });
     } else {
-      promote_by<Number>(sums, part, [&](int j, int r, int) { return factors.now[r][j * 8 >= kPromoted / 2]; });
+      promote_by(sums, part, [&](int j, int r, int) { return factors.now[r][j * 8 >= kPromoted / 2]; });
     }
   }
 
   // `factor(j, r, c)`: of the eight j of columns, of which a thread has two, and two rows (epilogue.cuh).
-  template <int Number, class Sums, class Part, class Factor>
-  CUTLASS_DEVICE static void promote_by(Sums& sums, Part const& part, Factor const& factor) {
+  template <class Sums, class Factor>
+  CUTLASS_DEVICE static void promote_by(Sums& sums, Sums const& part, Factor const& factor) {
     static_assert(cute::size<1>(Sums{}) == 1, "a warpgroup has 64 rows");
-    constexpr int kEights = kPartColumns / 8;
     CUTLASS_PRAGMA_UNROLL
-    for (int j = 0; j < kEights; ++j) {
+    for (int j = 0; j < cute::get<1>(typename Base::TileShape{}) / 8; ++j) {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int r = i / 2, c = i % 2, of_tile = Number * kEights + j;
-        float& sum = sums(cute::make_coord(cute::make_coord(c, r, of_tile), 0, 0));
-        const float number = part(cute::make_coord(cute::make_coord(c, r, j), 0, 0));
-        sum = Factors::kAreThere ? fmaf(number, factor(of_tile, r, c), sum) : sum + number;
+        const int r = i / 2, c = i % 2;
+        auto const at = cute::make_coord(cute::make_coord(c, r, j), 0, 0);
+        sums(at) = fmaf(part(at), factor(j, r, c), sums(at));
       }
     }
   }
