@@ -204,7 +204,7 @@ def in_8_bits(x: Tensor, weight_scale: Tensor) -> tuple[Tensor, dict[str, Any]]:
     are_blocks = RECIPES[weight_scale.dim()] == BLOCKS
     if weight_scale.dim() and (made := elementwise_kernels.quantised(x, in_blocks=are_blocks)):
         x8, x_scale = made
-    elif are_blocks:
+    elif are_blocks and x.dim():  # the call refuses others
         whole, scale = eight_bits.in_blocks(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), height=1)
         # In the order in which kernels give them.
         x8, x_scale = whole.view(x.shape), scale.t().contiguous().t()
