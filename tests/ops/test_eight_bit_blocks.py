@@ -15,7 +15,7 @@ import epigemm
 from epigemm._native import ops
 from tests.ops.op import Arguments, Op, wide
 from tests.ops.table import few, rows
-from tests.ops.test_eight_bit_results import BLOCK, LARGEST, in_blocks, same
+from tests.ops.test_eight_bit_results import BLOCK, LARGEST, check_compiled_and_exported, in_blocks, same
 from tests.ops.test_eight_bits import BF16, E4M3, E5M2, FP32, HALF, close, scaled, takes_8_bits
 
 M, N, K = 9, 208, 272  # two blocks of K and a part of one, a block of N and a part of one
@@ -215,21 +215,7 @@ def test_compiled_for_any_sizes(rng: torch.Generator) -> None:
 @rows("eight_bit_blocks_compiled", lambda op: takes_8_bits(op) and few(op) and op.is_exported)
 def test_compiled_and_exported(op: Op, options: Arguments, rng: torch.Generator) -> None:
     given = drawn(op, rng)[0] | options
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    rest = {name: value for name, value in given.items() if name not in tensors}
-
-    class Program(torch.nn.Module):
-        def forward(self, *values: Tensor) -> Any:
-            found = op.call(**dict(zip(tensors, values, strict=True)), **rest)
-            return found if isinstance(found, tuple) else (found,)
-
-    expected = Program()(*tensors.values())
-    torch.compiler.reset()
-    with torch.no_grad():
-        compiled = torch.compile(Program(), fullgraph=True, backend="aot_eager")
-        exported = torch.export.export(Program(), tuple(tensors.values())).module()
-        for program in (compiled, exported):
-            assert all(same(*each) for each in zip(program(*tensors.values()), expected, strict=True))
+    check_compiled_and_exported(op, given)
 
 
 def test_the_operators(rng: torch.Generator) -> None:
@@ -288,9 +274,15 @@ ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str, rng: torch.Generator) -> None:
     """Each names the argument, what was got and what is accepted."""
-    error, text, other = ERRORS[name]
+    check_error(epigemm.linear_relu, ERRORS[name], rng)
+
+
+def check_error(
+    function: Any, expected: tuple[type[Exception], str, Arguments], rng: torch.Generator
+) -> None:
+    error, text, other = expected
     with pytest.raises(error) as caught:
-        epigemm.linear_relu(**of_linear(rng, **other))
+        function(**of_linear(rng, **other))
     assert text in str(caught.value) and "accept" in str(caught.value), caught.value
 
 
@@ -309,7 +301,4 @@ OF_PAIRS: dict[str, tuple[type[Exception], str, Arguments]] = {
 
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_errors_of_pairs(name: str, rng: torch.Generator) -> None:
-    error, text, other = OF_PAIRS[name]
-    with pytest.raises(error) as caught:
-        epigemm.linear_glu(**of_linear(rng, **other))
-    assert text in str(caught.value) and "accept" in str(caught.value), caught.value
+    check_error(epigemm.linear_glu, OF_PAIRS[name], rng)
