@@ -247,9 +247,7 @@ Decision decide(const Prepared& prepared, std::vector<Tried>* tried) {
   bool is_decided = !has_device;
   for (int i = 0; i < order.count && (tried || !is_decided); ++i) {
     const Arithmetic arithmetic = order.tried[i];
-    // No fused kernel computes these products, unless they have to be batch invariant.
-    const bool is_fallbacks = element == ElementType::Float32 && arithmetic == Arithmetic::IEEE;
-    const bool counts = !is_decided && (!is_fallbacks || problem.is_batch_invariant);
+    const bool counts = !is_decided;
     if (!counts && (!tried || (is_on_slices(arithmetic) && problem.device.capability == 0))) continue;
     const Tried found = try_arithmetic(prepared, arithmetic);
     if (counts && found.verdict == Verdict::Runs) {

@@ -92,7 +92,7 @@ ELSEWHERE: dict[str, tuple[tuple[int, int, int], dict[str, Any], str]] = {
     "no columns": ((64, 0, 256), {}, "empty"),
     "no sum": ((64, 64, 0), {}, "empty"),
     "small K": ((2048, 512, 64), {}, "K = 64"),
-    "tiny": ((16, 16, 256), {}, "expected to be at least as fast"),
+    "tiny": ((20, 20, 256), {}, "expected to be at least as fast"),
     "ieee": ((2048, 512, 256), {"precision": "ieee"}, "IEEE|not on a CUDA device"),
 }
 

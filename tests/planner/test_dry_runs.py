@@ -141,11 +141,11 @@ def test_what_has_to_be_mended() -> None:
     assert Reason.NOT_STORABLE in dry_runs.dry_run(by_columns, order=HIGHEST).reasons
     unread = call._replace(x=torch.empty(4, 600, 1024)[:, :512, :512].transpose(0, 1))
     assert Reason.NOT_READABLE in dry_runs.dry_run(unread, order=HIGHEST).reasons
-    small = call_of(2, 8, 8)
+    small = call_of(24, 24, 8)
     assert dry_runs.dry_run(small, order=HIGHEST._replace(overrides=True)).reasons == [Reason.OTHER_SETTING]
     assert dry_runs.dry_run(small._replace(strict=True), order=HIGHEST).answer == Reason.NOT_FUSED
     assert dry_runs.dry_run(call_of(0, 8, 8), order=HIGHEST).answer == Reason.IS_EMPTY
-    assert dry_runs.dry_run(small._replace(weight=torch.empty(8, 9))).answer == Reason.DOES_NOT_FIT
+    assert dry_runs.dry_run(small._replace(weight=torch.empty(24, 9))).answer == Reason.DOES_NOT_FIT
 
 
 def test_forced_plans() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from epigemm._native import build_info
 
-TMA, SWAP_AB, FP16X3, MMA = "sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma"
+TMA, SWAP_AB, FP16X3 = "sm90_tma", "sm90_swap_ab", "sm90_fp16x3"
+MMA, FEW_ROWS = "sm80_mma", "sm90_few_rows"
 
 FAMILIES: dict[str, dict[str, int]] = build_info()["families"]
 """How many tiles each family has: of "16_bits", "tf32", "split" and "scaled" those that it multiplies in, and

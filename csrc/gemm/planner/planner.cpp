@@ -57,10 +57,6 @@ std::string why_not_computed(const Problem& p) {
   if (p.x.element == ElementType::Float64) {
     return "fused kernels exist for float16, bfloat16 and float32 (as TF32), not for float64";
   }
-  if (p.x.element == ElementType::Float32) {
-    return "the precision in force asks for IEEE fp32 products, which no fused kernel computes (on fp16 slices, "
-           "precision 'highest', one is as accurate)";
-  }
   if (is_8_bits(p.x.element)) {
     return text("no fused kernel multiplies ", element_name(p.x.element), " by ", element_name(p.weight.element),
                 " to ", element_name(p.out.element));
