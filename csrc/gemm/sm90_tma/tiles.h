@@ -185,6 +185,11 @@ constexpr Tile kFastPairsToBlocks[] = {
     {64, 128, 1, 1, Schedule::Single, false, 5, 1, 8192},
 };
 
+// Whether CTAs may share the K of a tile of 8 bits (sm90/share_of_k.cuh).
+constexpr bool may_share_k(const Tile& tile) {
+  return tile.schedule == Schedule::Cooperative && tile.cluster_m * tile.cluster_n == 1;
+}
+
 struct Tiles {
   const Tile* tiles;
   int count;
