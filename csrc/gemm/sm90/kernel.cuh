@@ -88,12 +88,12 @@ struct Kernel {
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
   static_assert(!Types::kJudgesRows || (!takes_turns && kCluster == 1), "what is computed again is of one CTA");
-  static_assert(!Types::kSharesK || (is_cooperative && kCluster == 1), "a tile's cluster is of those that share its K");
+  static_assert(!Types::kSharesK || (!takes_turns && kCluster == 1), "a tile's cluster is of those that share its K");
 
   static constexpr bool kIsGrouped = Types::kIsGrouped;
   static_assert(!kIsGrouped || !Types::kJudgesRows, "groups are found once");
 
-  using Sharing = ShareOfK<Types::kSharesK>;
+  using Sharing = ShareOfK<Types::kSharesK, 128 * kSharers>;
 
   struct Params {
     typename Mainloop::Params mainloop;
@@ -115,6 +115,9 @@ struct Kernel {
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(sizeof(typename Mainloop::TensorStorage) % 1024 == 0, "the epilogue's part is not aligned");
+  static_assert(!Types::kSharesK ||
+                    kRows * kColumns * sizeof(float) + kSharers * 2048 <= sizeof(typename Mainloop::TensorStorage),
+                "no room for sums (share_of_k.cuh)");
   static_assert(kSharedBytes <= Sm90::kSharedBytes, "a stage or a slot too many");
 
   // --- tiles ---------------------------------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ struct StepsOfK {
   int first, count;
 };
 
-template <bool MayShare>
+// Threads: of a CTA, that multiply.
+template <bool MayShare, int Threads>
 struct ShareOfK;
 
-template <>
-struct ShareOfK<false> {
+template <int Threads>
+struct ShareOfK<false, Threads> {
   static constexpr int ctas = 1;
 
   CUTLASS_DEVICE static constexpr int tile(int block) { return block; }
@@ -40,8 +41,8 @@ struct ShareOfK<false> {
   }
 };
 
-template <>
-struct ShareOfK<true> {
+template <int Threads>
+struct ShareOfK<true, Threads> {
   int ctas;  // of a cluster
 
   CUTLASS_DEVICE bool is_shared() const { return ctas > 1; }
@@ -127,8 +128,8 @@ struct ShareOfK<true> {
 
   CUTLASS_DEVICE static int rank() { return static_cast<int>(cute::block_rank_in_cluster()); }
 
-  static constexpr int kThreads = 2 * 128;  // that multiply
-  static constexpr int kId = 1;             // of a named barrier: of the turns, which these kernels do not take
+  static constexpr int kThreads = Threads;
+  static constexpr int kId = 1;  // of a named barrier: of the turns, which these kernels do not take
 };
 
 }  // namespace epigemm::sm90

@@ -123,10 +123,10 @@ struct CostOf8Bits {
   int like;                  // a tile of 16 bits
   double more_epilogue = 0;  // cycles: of two accumulators the epilogue is never hidden
 };
-constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1}, {988, 2},
-                                        {981, 3}, {662, 6},  {220, 14}, {180, 14}, {529, 12}};
-constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7}, {920, 6, 1500},
-                                            {780, 6, 900},    {200, 14}, {620, 12}};
+constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1}, {988, 2}, {981, 3},
+                                        {662, 6}, {220, 14}, {180, 14}, {529, 12}, {556, 7}};
+constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7},      {920, 6, 1500}, {780, 6, 900},
+                                            {200, 14},        {620, 12}, {640, 7, 400}, {1030, 8, 1400}};
 static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
 // Of scales of blocks by 18 shapes, in the same way.
 constexpr CostOf8Bits kCostsOfBlocks[] = {{1080, 17, 1400}, {240, 14}, {650, 7}, {820, 6, 900}, {295, 14}};

@@ -38,7 +38,8 @@ struct EightBitTypes {
   static constexpr Tile tile = tiles_of_8_bits(sums, /*is_pair=*/Weights == 2, kResults<Result>).tiles[TileIndex];
   static constexpr int kSlices = 1, kWeights = Weights;
   static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false,
-                        kSharesK = may_share_k(tile), kIsGrouped = false, kHasBlockScales = sums == Sums8::Blocks;
+                        kSharesK = may_share_k(tile, Weights == 2), kIsGrouped = false,
+                        kHasBlockScales = sums == Sums8::Blocks;
   static constexpr int kAlignment = 16;
   static_assert(!kIsPromoted || tile.schedule != Schedule::Pingpong, "a warpgroup has no registers for both sums");
 

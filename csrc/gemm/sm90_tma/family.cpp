@@ -80,7 +80,7 @@ int count_of(const Problem& problem) {
 
 // Whether there is a kernel whose CTAs share the K of a tile.
 bool may_share(const Problem& p, int index) {
-  return is_8_bits(p.x.element) && !p.groups && may_share_k(tile_of(p, index));
+  return is_8_bits(p.x.element) && !p.groups && may_share_k(tile_of(p, index), p.is_pair);
 }
 
 // They do where tiles are fewer than multiprocessors: a cluster has a single tile.

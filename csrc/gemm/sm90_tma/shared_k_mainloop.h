@@ -1,5 +1,8 @@
 // CUTLASS's mainloop for CTAs of a cluster that share the K of a tile (sm90/share_of_k.cuh), whose stages are released
 // in the CTA itself. What is loaded is CUTLASS's, and so is the order of sums.
+//
+// Fast sums lose up to 2^-13 of the largest summand at each addition in the tensor cores. A part of K has fewer of
+// these, and the parts are added in fp32: so the bound of a result's error is not larger than that of one CTA.
 #pragma once
 
 #include "gemm/sm90/cta_pipeline.cuh"
