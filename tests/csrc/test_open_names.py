@@ -139,7 +139,7 @@ def names_of_the_build() -> list[str]:
             names += [f"sm90_tma_{element}_{tile}{suffix}" for tile in range(3)]
             names += [f"sm90_tma_{element}_{tile}{suffix}_pair" for tile in range(2)]
     for types, fast, promoted, fast_pairs, promoted_pairs in (
-        ("e4m3_e4m3_bfloat16", 10, 7, 2, 1),
+        ("e4m3_e4m3_bfloat16", 11, 9, 2, 1),
         ("e4m3_e4m3_float16", 3, 3, 1, 1),
         ("e4m3_e4m3_float32", 3, 3, 1, 1),
         ("e4m3_e4m3_bfloat16_to_e4m3", 4, 3, 2, 1),

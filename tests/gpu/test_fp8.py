@@ -41,12 +41,14 @@ WHOLE: list[Sizes] = [(1, 16, 16), (63, 208, 64), (129, 272, 144), (3333, 1040, 
 """Rows of results in 8 bits are whole 16 bytes."""
 FEW: list[Sizes] = [(1, 128, 128), (7, 272, 528), (33, 1040, 1040), (16, 4096, 4096)]
 """Few rows; short blocks of K, and of N."""
+LONG: list[Sizes] = [(1, 128, 1040), (63, 208, 1152), (129, 272, 4096), (200, 4096, 1936), (390, 1040, 8208)]
+"""With stages of K for eight CTAs, as many for each or not; whole and ragged tiles, more than run at once."""
 
 
 class Kernel(NamedTuple):
     """A tile, what it multiplies, and what it gives: e4m3 has a `scale`, which may be `BLOCKS`.
 
-    `is_in_blocks`: blocks of x and of the weight have scales.
+    `is_in_blocks`: blocks of x and of the weight have scales. `splits`: how many CTAs share the K of a tile.
     """
 
     x: torch.dtype = E4M3
@@ -57,12 +59,13 @@ class Kernel(NamedTuple):
     scale: float | str | None = None
     is_pair: bool = False
     is_in_blocks: bool = False
+    splits: int = 1
 
     def __str__(self) -> str:
         types = "-".join(str(each).removeprefix("torch.") for each in self[:3])
         scale = "" if self.scale is None else f"-{self.scale}"
-        of_blocks = "-blocks" * self.is_in_blocks
-        return f"{types}{scale}-{self.accumulate}-{self.tile}{'-pair' * self.is_pair}{of_blocks}"
+        of_blocks, of_k = "-blocks" * self.is_in_blocks, f"-{self.splits}" * (self.splits > 1)
+        return f"{types}{scale}-{self.accumulate}-{self.tile}{'-pair' * self.is_pair}{of_blocks}{of_k}"
 
     @property
     def of_operands(self) -> torch.dtype:
@@ -72,7 +75,7 @@ class Kernel(NamedTuple):
     def plan(self, raster: int = 0, swizzle: int = 8) -> tuple[int, ...]:
         """As `resolve.linear` takes it."""
         arithmetic = dry_runs.ARITHMETICS.index(self.accumulate)
-        return (arithmetic, *plans.numbers(plans.TMA, self.tile, raster, swizzle))
+        return (arithmetic, *plans.numbers(plans.TMA, self.tile, raster, swizzle, self.splits))
 
 
 def products() -> list[Kernel]:
@@ -117,6 +120,18 @@ IN_BLOCKS = [
     for tile in range(
         min(plans.tile_count(plans.TMA, "blocks" + "_pairs" * is_pair + to), 9 if result is BF16 else 3)
     )
+]
+
+
+ALONE = {"fast": (1, 2, 6, 7, 8, 9, 10), "promoted": (1, 2, 5, 6, 7, 8), "blocks": (1, 2, 4)}
+"""Tiles without a cluster and without turns, which CTAs may share: of all, and of results in blocks the second."""
+SHARED = [
+    each._replace(splits=splits)
+    for each in (*PRODUCTS, *QUANTISED, *IN_BLOCKS)
+    if not each.is_pair
+    and each.tile
+    in ((1,) if each.scale == BLOCKS else ALONE["blocks" if each.is_in_blocks else each.accumulate])
+    for splits in (2, 4, 8)
 ]
 
 
@@ -280,6 +295,27 @@ class TestEveryKernel:
             found = product.run(given, *about)
             product.check(found, given.expected, given.by_sums)
             assert same_parts(product.run(given, *about), found)
+
+
+class TestSharedK:
+    kernels = SHARED
+
+    def test_values(self, kernel: Kernel) -> None:
+        """As those of one CTA; the leader adds in one order, so a hundred runs give the same bits."""
+        for number, sizes in enumerate(LONG, kernel.tile):
+            product = Product(kernel, sizes, number)
+            given = epilogue_of(product, number)
+            found = product.run(given)
+            product.check(found, given.expected, given.by_sums)
+            assert all(
+                same_parts(product.run(given), found) for _ in range(100 if number == kernel.tile else 3)
+            )
+
+    def test_a_stage_each(self, kernel: Kernel) -> None:
+        """A stage of K for each CTA."""
+        product = Product(kernel, (70, 272, 128 * kernel.splits - 112))
+        given = epilogue_of(product, 0)
+        product.check(product.run(given), given.expected, given.by_sums)
 
 
 class TestProducts:

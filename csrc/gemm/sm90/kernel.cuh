@@ -88,12 +88,12 @@ struct Kernel {
 
   static_assert(Epilogue::kDRows == tile.moment_rows(sizeof(typename Types::Output)));
   static_assert(!Types::kJudgesRows || (!takes_turns && kCluster == 1), "what is computed again is of one CTA");
-  static_assert(!Types::kSharesK || (is_cooperative && Types::kJudgesRows), "no such mainloop");
+  static_assert(!Types::kSharesK || (!takes_turns && kCluster == 1), "a tile's cluster is of those that share its K");
 
   static constexpr bool kIsGrouped = Types::kIsGrouped;
   static_assert(!kIsGrouped || !Types::kJudgesRows, "groups are found once");
 
-  using Sharing = ShareOfK<Types::kSharesK>;
+  using Sharing = ShareOfK<Types::kSharesK, 128 * kSharers>;
 
   struct Params {
     typename Mainloop::Params mainloop;
@@ -115,6 +115,9 @@ struct Kernel {
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(sizeof(typename Mainloop::TensorStorage) % 1024 == 0, "the epilogue's part is not aligned");
+  static_assert(!Types::kSharesK ||
+                    kRows * kColumns * sizeof(float) + kSharers * 2048 <= sizeof(typename Mainloop::TensorStorage),
+                "no room for sums (share_of_k.cuh)");
   static_assert(kSharedBytes <= Sm90::kSharedBytes, "a stage or a slot too many");
 
   // --- tiles ---------------------------------------------------------------------------------------------------------
@@ -205,7 +208,10 @@ struct Kernel {
 
   // Behind all tiles, by all warps that have to do with them: whether they are computed again, which they are once.
   CUTLASS_DEVICE static bool wants_again(Params const& p, Shared& shared, bool is_again) {
-    if constexpr (!Types::kJudgesRows) return false;
+    if constexpr (!Types::kJudgesRows) {
+      p.sharing.meet();  // until then the leader reads the others' sums
+      return false;
+    }
     constexpr int kThreads = 128 * kGroups + 32 * (1 + kGroups);
     constexpr int kId = 0;  // of the turns, which these kernels do not take
     if (p.sharing.is_shared()) {
@@ -231,6 +237,11 @@ struct Kernel {
     }
   }
 
+  template <class Stages>
+  CUTLASS_DEVICE static auto stages_from(int first, Stages const& stages) {
+    return cute::make_coord_iterator(cute::idx2crd(first, stages), stages);
+  }
+
   CUTLASS_DEVICE static void load(Params const& p, Shared& shared, Pipeline& pipeline, int lane) {
     if constexpr (Types::kStartsNextEarly || kIsGrouped) cutlass::arch::launch_dependent_grids();
     Mainloop mainloop;
@@ -254,7 +265,7 @@ struct Kernel {
             mainloop.load(p.mainloop, pipeline, state, coordinates, steps, shared.operands);
           } else {
             mainloop.load(p.mainloop, pipeline, state, inputs, coordinates,
-                          cute::make_coord_iterator(cute::shape<3>(cute::get<0>(inputs))), steps.count, lane, rank,
+                          stages_from(steps.first, cute::shape<3>(cute::get<0>(inputs))), steps.count, lane, rank,
                           shared.operands);
           }
         }
@@ -314,12 +325,13 @@ struct Kernel {
     do {
       for (AnyTiles tiles = tiles_of(p, group); tiles.is_there(); tiles = next(p, tiles)) {
         auto sums = cute::partition_fragment_C(mma, cute::take<0, 2>(TileShape{}));
-        const int steps = p.sharing.steps(p.k_steps).count;
+        const StepsOfK of_cta = p.sharing.steps(p.k_steps);
+        const int steps = of_cta.count;
         if constexpr (Types::kJudgesRows) {
           const Place place = place_of(p, tiles, group);
           mainloop.take_rows(p.mainloop, place.row, /*counts=*/place.column == 0, is_again);
         }
-        if constexpr (Types::kHasBlockScales) mainloop.take_place(place_of(p, tiles, group));
+        if constexpr (Types::kHasBlockScales) mainloop.take_place(place_of(p, tiles, group), of_cta.first);
         wait_for_turn(group);
         mainloop.mma(pipeline, state, sums, steps, thread, shared.operands, p.mainloop);
         hand_turn_on(group);
@@ -336,6 +348,7 @@ struct Kernel {
           const bool is_wrong = mainloop.judge_rows(p.mainloop, seen, place.row, /*counts=*/place.column == 0);
           if (is_wrong) p.sharing.raise(shared.is_again_wanted);
         } else {
+          if (!p.sharing.gather(&shared.operands, thread, sums)) continue;
           consumer.finish(ring, sums, place_of(p, tiles, group));
         }
       }

@@ -20,11 +20,12 @@ struct StepsOfK {
   int first, count;
 };
 
-template <bool MayShare>
+// Threads: of a CTA, that multiply.
+template <bool MayShare, int Threads>
 struct ShareOfK;
 
-template <>
-struct ShareOfK<false> {
+template <int Threads>
+struct ShareOfK<false, Threads> {
   static constexpr int ctas = 1;
 
   CUTLASS_DEVICE static constexpr int tile(int block) { return block; }
@@ -34,14 +35,14 @@ struct ShareOfK<false> {
   CUTLASS_DEVICE static void meet() {}
   CUTLASS_DEVICE static void raise(int& flag) { flag = 1; }
 
-  template <class Sums, class Seen>
-  CUTLASS_DEVICE static bool gather(void*, int, Sums&, Seen&) {
+  template <class Sums, class... Seen>
+  CUTLASS_DEVICE static constexpr bool gather(void*, int, Sums&, Seen&...) {
     return true;
   }
 };
 
-template <>
-struct ShareOfK<true> {
+template <int Threads>
+struct ShareOfK<true, Threads> {
   int ctas;  // of a cluster
 
   CUTLASS_DEVICE bool is_shared() const { return ctas > 1; }
@@ -64,10 +65,11 @@ struct ShareOfK<true> {
     asm volatile("" ::: "memory");
   }
 
-  // The leader's sums become those of the tile, and what it has `seen` of the rows what all have. Returns whether this
-  // CTA is the leader. `memory`: of the stages, which every thread of the CTA that multiplies has read.
-  template <class Sums, class Seen>
-  CUTLASS_DEVICE bool gather(void* memory, int thread, Sums& sums, Seen& seen) const {
+  // The leader's sums become those of the tile, and what it has `seen` of the rows, where rows are judged, what all
+  // have. Returns whether this CTA is the leader. `memory`: of the stages, which every thread of the CTA that
+  // multiplies has read.
+  template <class Sums, class... Seen>
+  CUTLASS_DEVICE bool gather(void* memory, int thread, Sums& sums, Seen&... seen) const {
     if (!is_shared()) return true;
     constexpr int kVectors = cute::size(typename Sums::layout_type{}) / 4;
     const uint32_t mine = cute::cast_smem_ptr_to_uint(memory) + static_cast<uint32_t>(thread * sizeof(float4));
@@ -80,11 +82,7 @@ struct ShareOfK<true> {
                      "f"(sums(4 * i + 2)), "f"(sums(4 * i + 3))
                      : "memory");
       }
-      const uint4 words = seen.words();
-      const uint32_t at = mine + static_cast<uint32_t>(kVectors * kThreads * sizeof(float4));
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words.x), "r"(words.y), "r"(words.z),
-                   "r"(words.w)
-                   : "memory");
+      (put(mine + static_cast<uint32_t>(kVectors * kThreads * sizeof(float4)), seen.words()), ...);
       cutlass::arch::fence_view_async_shared();  // TMA may write there next
     }
     meet();
@@ -100,11 +98,7 @@ struct ShareOfK<true> {
                      : "r"(theirs + static_cast<uint32_t>(i * kThreads * sizeof(float4))));
         sums(4 * i) += part.x, sums(4 * i + 1) += part.y, sums(4 * i + 2) += part.z, sums(4 * i + 3) += part.w;
       }
-      uint4 words;
-      asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(theirs + static_cast<uint32_t>(kVectors * kThreads * sizeof(float4))));
-      seen.add(words);
+      (seen.add(words_at(theirs + static_cast<uint32_t>(kVectors * kThreads * sizeof(float4)))), ...);
     }
     return true;
   }
@@ -118,10 +112,24 @@ struct ShareOfK<true> {
   }
 
  private:
+  CUTLASS_DEVICE static void put(uint32_t at, uint4 words) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words.x), "r"(words.y), "r"(words.z),
+                 "r"(words.w)
+                 : "memory");
+  }
+
+  CUTLASS_DEVICE static uint4 words_at(uint32_t theirs) {
+    uint4 words;
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "r"(theirs));
+    return words;
+  }
+
   CUTLASS_DEVICE static int rank() { return static_cast<int>(cute::block_rank_in_cluster()); }
 
-  static constexpr int kThreads = 2 * 128;  // that multiply
-  static constexpr int kId = 1;             // of a named barrier: of the turns, which these kernels do not take
+  static constexpr int kThreads = Threads;
+  static constexpr int kId = 1;  // of a named barrier: of the turns, which these kernels do not take
 };
 
 }  // namespace epigemm::sm90

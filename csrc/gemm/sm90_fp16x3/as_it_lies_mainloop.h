@@ -29,32 +29,13 @@
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/pipeline/pipeline.hpp"
 #include "gemm/fp16_slices/layout.h"
+#include "gemm/sm90/cta_pipeline.cuh"
 #include "gemm/sm90/share_of_k.cuh"
 #include "gemm/sm90_fp16x3/row_judge.cuh"
 #include "gemm/sm90_fp16x3/weight_order.h"
 
 namespace epigemm::sm90_fp16x3 {
-
-// CUTLASS's pipeline of a CTA by itself, which may be one of a cluster (share_of_k.cuh): a stage is released here, not
-// in the cluster's first CTA.
-template <int Stages>
-class CtaPipeline : public cutlass::PipelineTmaAsync<Stages> {
-  using Base = cutlass::PipelineTmaAsync<Stages>;
-
- public:
-  template <class ClusterShape>
-  CUTLASS_DEVICE CtaPipeline(typename Base::SharedStorage& storage, typename Base::Params params, ClusterShape shape)
-      : Base(storage, params, shape), empty_(storage.empty_barrier_) {
-    static_assert(cute::size(ClusterShape{}) == 1);
-  }
-
-  CUTLASS_DEVICE void consumer_release(typename Base::PipelineState state) { empty_[state.index()].arrive(); }
-
- private:
-  typename Base::EmptyBarrier* const empty_;
-};
 
 template <class TileShape, class ClusterShape, int Slices, int Stages, bool IsTransposed>
 struct AsItLiesMainloop {
@@ -76,7 +57,7 @@ struct AsItLiesMainloop {
                     SmemLayoutX{}.layout_b()(0, 0, 1) == kColumns * kStageK,
                 "rows and slices are not one behind the other, as TMA writes them");
 
-  using MainloopPipeline = CtaPipeline<Stages>;
+  using MainloopPipeline = sm90::CtaPipeline<Stages>;
   using PipelineState = cutlass::PipelineState<Stages>;
   using PipelineStorage = typename MainloopPipeline::SharedStorage;
 

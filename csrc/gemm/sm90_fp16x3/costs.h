@@ -7,6 +7,7 @@
 
 #include "gemm/fp16_slices/costs.h"
 #include "gemm/planner/cost.h"
+#include "gemm/sm90/shares.h"
 #include "gemm/sm90_fp16x3/tiles.h"
 
 namespace epigemm::sm90_fp16x3 {
@@ -111,12 +112,6 @@ inline double beside_us(const Problem& p, const TileCost& of_tile) {
          (epilogue_info(p.epilogue).has_store ? of_tile.store_us : 0);
 }
 
-// What it takes until the leader has the sums of all CTAs that share the K of a tile.
-inline double gather_us(const Tile& tile, int splits) {
-  constexpr double kFixed = 1.5, kBytesPerUs = 40e3;
-  return splits == 1 ? 0 : kFixed + (splits - 1) * cost::as_double(4 * tile.m * tile.n) / kBytesPerUs;
-}
-
 // The whole call: split of x (and of a weight that is not packed), GEMM, range check.
 inline double microseconds(const Problem& p, const Plan& plan) {
   constexpr int64_t kManyRows = 264, kShortK = 256;
@@ -146,8 +141,9 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   // One figure for both classes.
   const auto kernel = tile.schedule == Schedule::Pingpong ? FunctorKernel::Pingpong : FunctorKernel::Slices;
   const double longer = cost::longer_functor_cycles(p, kernel, tile.m * tile.n, true);
-  const double epilogue = slowdown * (of_tile.epilogue_us + beside_us(p, of_tile) + gather_us(tile, plan.splits)) +
-                          longer / p.device.clock_mhz;
+  const double epilogue =
+      slowdown * (of_tile.epilogue_us + beside_us(p, of_tile) + sm90::gather_us(tile, plan.splits)) +
+      longer / p.device.clock_mhz;
   const double one_hidden = std::max(mainloops + epilogue, (mainloops + rounds.count * epilogue) / 2);
   double compute = tile.schedule == Schedule::Pingpong ? one_hidden : mainloops + rounds.count * epilogue;
   compute *= 1 + shared.throttling * compute / (compute + shared.half_throttled_us);

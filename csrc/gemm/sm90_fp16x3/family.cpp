@@ -48,18 +48,12 @@ Plan plan_of(int index, Raster raster, int splits = 1) {
 // result's error would be larger than without the division (docs/numerics.md).
 constexpr int64_t kLeastSharedK = 512;
 
-// Whether all clusters of so many CTAs run at once. An H200 of 132 multiprocessors has room for 66 of two, 30 of four
-// and 15 of eight.
-bool run_at_once(int64_t clusters, int ctas, int multiprocessors) {
-  return 11 * clusters * ctas <= (ctas > 2 ? 10 : 11) * multiprocessors;
-}
-
 // CTAs share K where tiles are fewer than multiprocessors: a cluster has a single tile.
 bool may_share(const Problem& p, int index, int splits) {
   const Tile& tile = tile_of(p.arithmetic, index);
   const Grid grid = grid_of(p, tile);
   return is_as_it_lies(p.arithmetic, index) && may_share_k(tile) && p.k >= kLeastSharedK * splits &&
-         run_at_once(grid.clusters(), splits, p.device.multiprocessors);
+         sm90::run_at_once(grid.clusters(), splits, p.device.multiprocessors);
 }
 
 // The weight as it lies, where it has no pack, which is read faster. A tile of few rows is not walked many times: 16
@@ -136,10 +130,8 @@ class FP16x3 final : public Family {
       return text("splits must be 1 ", reads ? "in this tile" : "on fp16 slices", ", got ", plan.splits);
     }
     if (!reads) return {};
-    if (ceil_div(p.k, kTileK) < plan.splits) {
-      return text("K = ", p.k, " has fewer stages of ", kTileK, " than the ", plan.splits, " CTAs that share it");
-    }
-    return fp16_slices::why_not_as_it_lies(p);
+    const std::string reason = sm90::why_not_shared(p.k, kTileK, plan.splits);
+    return reason.empty() ? fp16_slices::why_not_as_it_lies(p) : reason;
   }
 
   bool reads_weight(Arithmetic arithmetic, const Plan& plan) const override {
@@ -157,7 +149,7 @@ class FP16x3 final : public Family {
     for (int index = 0; index < sm90_fp16x3::tile_count(problem.arithmetic); ++index) {
       if (!is_candidate(problem, index)) continue;
       for (const Raster raster : {Raster::AlongM, Raster::AlongN}) {
-        for (const int splits : {1, 2, 4, 8}) {
+        for (const int splits : sm90::kSplits) {
           if (splits > 1 && !may_share(problem, index, splits)) break;
           const Plan plan = plan_of(index, raster, splits);
           visit({plan, sm90_fp16x3::microseconds(problem, plan)});

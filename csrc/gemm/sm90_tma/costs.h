@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "gemm/planner/cost.h"
+#include "gemm/sm90/shares.h"
 #include "gemm/sm90_tma/tiles.h"
 
 namespace epigemm::sm90_tma {
@@ -122,10 +123,10 @@ struct CostOf8Bits {
   int like;                  // a tile of 16 bits
   double more_epilogue = 0;  // cycles: of two accumulators the epilogue is never hidden
 };
-constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1}, {988, 2},
-                                        {981, 3}, {662, 6},  {220, 14}, {180, 14}, {529, 12}};
-constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7}, {920, 6, 1500},
-                                            {780, 6, 900},    {200, 14}, {620, 12}};
+constexpr CostOf8Bits kCostsOfFast[] = {{764, 4}, {150, 14}, {334, 10}, {1217, 1}, {988, 2}, {981, 3},
+                                        {662, 6}, {220, 14}, {180, 14}, {529, 12}, {556, 7}};
+constexpr CostOf8Bits kCostsOfPromoted[] = {{1030, 17, 1400}, {170, 14}, {420, 7},      {920, 6, 1500}, {780, 6, 900},
+                                            {200, 14},        {620, 12}, {640, 7, 400}, {1030, 8, 1400}};
 static_assert(sizeof(kCostsOfFast) / sizeof(CostOf8Bits) == kFastTileCount, "every tile needs its cost");
 // Of scales of blocks by 18 shapes, in the same way.
 constexpr CostOf8Bits kCostsOfBlocks[] = {{1080, 17, 1400}, {240, 14}, {650, 7}, {820, 6, 900}, {295, 14}};
@@ -280,7 +281,8 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double grid_m = as_double(grid.clusters_m), grid_n = as_double(grid.clusters_n);
   const double padded_m = grid_m * tile.m * tile.cluster_m, padded_n = grid_n * tile.n * tile.cluster_n;
   const int ctas = tile.cluster_m * tile.cluster_n;
-  const cost::Rounds rounds = cost::rounds_of(grid, ctas, p.device.multiprocessors);
+  const cost::Rounds rounds =
+      cost::rounds_of({grid.clusters_m * plan.splits, grid.clusters_n}, ctas, p.device.multiprocessors);
 
   // What a cluster loads from L2 for one stage of K, on average.
   const double misaligned = c.misaligned[cost::alignment_class(p.k * element_bytes(p.x.element))];
@@ -296,13 +298,13 @@ inline double microseconds(const Problem& p, const Plan& plan) {
                        fetched / (kCtaBytesPerCycle * ctas));
   };
 
-  const double steps = as_double(ceil_div(p.k * element_bytes(p.x.element), kTileKBytes));
+  const double steps = as_double(ceil_div(ceil_div(p.k * element_bytes(p.x.element), kTileKBytes), plan.splits));
   const double per_byte =
       (1 + kMemoryMisaligned * (misaligned - 1)) * kMemoryFactor / cost::memory_bytes_per_cycle(p.device);
   const double written = cost::written_matrices(p) * element_bytes(p.out.element) * m * n;
   // The epilogue waits for the same share of its reads as of its writes.
   const double read = cost::matrix_bytes(p), read_beside = (1 - c.visible_writes) * read;
-  const Loads loads = loads_of(p, plan, grid, rounds.places);
+  const Loads loads = loads_of(p, plan, grid, rounds.places / plan.splits);
   double mainloops = 0;
   if (rounds.count == 1) {
     mainloops = cost::norm4(steps * step(rounds.last), per_byte * loads.first_round);
@@ -337,7 +339,7 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   const double busy =
       steps * rounds.count * mma * inside / cycles;  // the share of time in which the tensor cores are busy
   const double of_pair = p.is_pair ? factor_of_pair(p, plan, padded_m, rounds.count) : 1;
-  return c.base_us + c.fixed_us[figures] +
+  return c.base_us + c.fixed_us[figures] + sm90::gather_us(tile, plan.splits) +
          of_pair * us * (1 + c.throttling * busy * busy * us / (us + kHalfThrottledUs));
 }
 

@@ -37,8 +37,9 @@ struct EightBitTypes {
   static constexpr bool kIsPromoted = sums != Sums8::Fast, kIsQuantised = kResults<Result> != Results8::Wide;
   static constexpr Tile tile = tiles_of_8_bits(sums, /*is_pair=*/Weights == 2, kResults<Result>).tiles[TileIndex];
   static constexpr int kSlices = 1, kWeights = Weights;
-  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false, kSharesK = false,
-                        kIsGrouped = false, kHasBlockScales = sums == Sums8::Blocks;
+  static constexpr bool kPrefetchesRows = false, kStartsNextEarly = false, kJudgesRows = false,
+                        kSharesK = may_share_k(tile, Weights == 2), kIsGrouped = false,
+                        kHasBlockScales = sums == Sums8::Blocks;
   static constexpr int kAlignment = 16;
   static_assert(!kIsPromoted || tile.schedule != Schedule::Pingpong, "a warpgroup has no registers for both sums");
 
@@ -61,6 +62,7 @@ struct EightBitTypes {
   template <class TileShape, class ClusterShape>
   using FastMainloop = std::conditional_t<Weights == 2, sm90::PairMainloop<OneFastMainloop<TileShape, ClusterShape>>,
                                           OneFastMainloop<TileShape, ClusterShape>>;
+  static_assert(!kSharesK || Weights == 1, "its CTAs load from the first stage on");
 
   template <class TileShape>
   using Factors =
@@ -68,8 +70,10 @@ struct EightBitTypes {
 
   template <class TileShape, class ClusterShape>
   using Mainloop =
-      std::conditional_t<kIsPromoted, PromotedMainloop<FastMainloop<TileShape, ClusterShape>, Factors<TileShape>>,
-                         FastMainloop<TileShape, ClusterShape>>;
+      std::conditional_t<kIsPromoted,
+                         PromotedMainloop<FastMainloop<TileShape, ClusterShape>, Factors<TileShape>, kSharesK>,
+                         std::conditional_t<kSharesK, SharedKMainloop<FastMainloop<TileShape, ClusterShape>>,
+                                            FastMainloop<TileShape, ClusterShape>>>;
 };
 
 }  // namespace epigemm::sm90_tma

@@ -14,7 +14,7 @@ namespace epigemm::sm90_tma {
 namespace {
 
 // One order for all tiles: within 3% of the best of three for shapes of every kind (H100). The grid is not padded.
-Plan plan_of(int index) { return {FamilyId::sm90_tma, index, Raster::AlongM, /*swizzle=*/8, /*splits=*/1}; }
+Plan plan_of(int index, int splits = 1) { return {FamilyId::sm90_tma, index, Raster::AlongM, /*swizzle=*/8, splits}; }
 
 bool is_e5m2_beside(const Problem& p) {
   return p.x.element == ElementType::Float8E5M2 || p.weight.element == ElementType::Float8E5M2;
@@ -78,6 +78,18 @@ int count_of(const Problem& problem) {
   return problem.is_pair ? kPairTileCount : problem.arithmetic == Arithmetic::TF32 ? kTF32TileCount : kTileCount;
 }
 
+// Whether there is a kernel whose CTAs share the K of a tile.
+bool may_share(const Problem& p, int index) {
+  return is_8_bits(p.x.element) && !p.groups && may_share_k(tile_of(p, index), p.is_pair);
+}
+
+// They do where tiles are fewer than multiprocessors: a cluster has a single tile.
+bool is_candidate(const Problem& p, int index, int splits) {
+  constexpr int64_t kLeastSharedK = 512;  // of each
+  return splits == 1 || (may_share(p, index) && p.k >= kLeastSharedK * splits &&
+                         sm90::run_at_once(grid_of(p, tile_of(p, index)).clusters(), splits, p.device.multiprocessors));
+}
+
 class Tma final : public Family {
  public:
   bool computes(const Problem& problem) const override {
@@ -99,7 +111,9 @@ class Tma final : public Family {
       return text("tile must be below ", count_of(problem), " for these types of x, weight and result, got ",
                   plan.tile);
     }
-    return plan.splits == 1 ? std::string() : text("splits must be 1 for a large tile, got ", plan.splits);
+    if (plan.splits == 1) return {};
+    if (!may_share(problem, plan.tile)) return text("splits must be 1 in this tile, got ", plan.splits);
+    return sm90::why_not_shared(problem.k, kTileKBytes, plan.splits);
   }
 
   // A batch-invariant call has no other plan. docs/numerics.md gives the error of its long TF32 sums.
@@ -110,8 +124,11 @@ class Tma final : public Family {
 
   void for_each_candidate(const Problem& problem, const Visit& visit) const override {
     for (int index = 0; index < count_of(problem); ++index) {
-      const Plan plan = plan_of(index);
-      visit({plan, sm90_tma::microseconds(problem, plan)});
+      for (const int splits : sm90::kSplits) {
+        if (!is_candidate(problem, index, splits)) break;
+        const Plan plan = plan_of(index, splits);
+        visit({plan, sm90_tma::microseconds(problem, plan)});
+      }
     }
   }
 

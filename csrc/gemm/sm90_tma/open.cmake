@@ -35,14 +35,14 @@ foreach(element IN LISTS EPIGEMM_GEMM_ELEMENTS)
 endforeach()
 
 # 8 bits, fast and promoted sums beside each other: e5m2 beside e4m3 has the first unit, to bf16; e4m3 has two for each
-# type of results and one of pairs, and three more to bf16. Blocks have tiles of their own.
+# type of results and one of pairs, and four more to bf16. Blocks have tiles of their own.
 set(units_of_8_bits "fast_0;promoted_0" "fast_1;fast_2;promoted_1;promoted_2" "fast_3;fast_4;fast_5;promoted_3"
                     "fast_6;fast_7;promoted_4" "fast_1;promoted_1;fast_0_pair" "fast_0_pair;promoted_0_pair"
                     "fast_1_pair" "fast_3" "fast_2;fast_1_pair" "fast_8;fast_9;promoted_5;promoted_6"
-                    "blocks_0;blocks_1" "blocks_2;blocks_0_pair" "blocks_3;blocks_4")
-set(firsts_of_8_bits 0 2 6 10 13 16 18 19 20 22 26 28 30)
-set(counts_of_8_bits 2 4 4 3 3 2 1 1 2 4 2 2 2)
-foreach(types "e4m3;e4m3;bfloat16;0;1;2;3;5;6;9;10;11;12" "e4m3;e4m3;float16;0;1;5;10;11"
+                    "blocks_0;blocks_1" "blocks_2;blocks_0_pair" "blocks_3;blocks_4" "fast_10;promoted_7;promoted_8")
+set(firsts_of_8_bits 0 2 6 10 13 16 18 19 20 22 26 28 30 32)
+set(counts_of_8_bits 2 4 4 3 3 2 1 1 2 4 2 2 2 3)
+foreach(types "e4m3;e4m3;bfloat16;0;1;2;3;5;6;9;10;11;12;13" "e4m3;e4m3;float16;0;1;5;10;11"
               "e4m3;e4m3;float32;0;1;5;10;11" "e4m3;e4m3;bfloat16_to_e4m3;0;1;5;6;7;10;11"
               "e4m3;e4m3;bfloat16_to_blocks;0;4;8;10" "e5m2;e4m3;bfloat16;0"
               "e4m3;e5m2;bfloat16;0")

@@ -5,6 +5,7 @@
 
 #include "gemm/scales.h"
 #include "gemm/sm90/kernel.cuh"
+#include "gemm/sm90_tma/shared_k_mainloop.h"
 
 namespace epigemm::sm90_tma {
 
@@ -36,7 +37,8 @@ class BlockFactors {
   };
   float now[kRows][kBlocks];  // of a stage
 
-  CUTLASS_DEVICE void begin(Params const& params, sm90::Place place, int stages) {
+  // `first`: stage of K.
+  CUTLASS_DEVICE void begin(Params const& params, sm90::Place place, int first, int stages) {
     params_ = &params, place_ = place;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const int own =
@@ -46,15 +48,17 @@ class BlockFactors {
     for (int i = 0; i < kRows; ++i) {
       const int row =
           IsTransposed ? place.column + i / 2 * 8 + lane % 4 * 2 + i % 2 : place.row + warp * 16 + lane / 4 + i * 8;
-      x_at_[i] = static_cast<uint32_t>(min(row, params.rows - 1) * params.x.row_stride + own * params.x.block_stride);
+      x_at_[i] = static_cast<uint32_t>(min(row, params.rows - 1) * params.x.row_stride +
+                                       (first + own) * params.x.block_stride);
     }
     const int blocks = cute::ceil_div(params.columns, cute::Int<kPromoted>{});
-    const int first = (IsTransposed ? place.row : place.column) / kPromoted;
+    const int first_block = (IsTransposed ? place.row : place.column) / kPromoted;
     CUTLASS_PRAGMA_UNROLL
     for (int j = 0; j < kBlocks; ++j) {
       // A tile's last rows or columns may be outside.
-      const int block = Weights == 2 ? min(first, blocks - 1) + j * blocks : min(first + j, blocks - 1);
-      weight_at_[j] = static_cast<uint32_t>(block * params.weight.row_stride + own * params.weight.block_stride);
+      const int block = Weights == 2 ? min(first_block, blocks - 1) + j * blocks : min(first_block + j, blocks - 1);
+      weight_at_[j] =
+          static_cast<uint32_t>(block * params.weight.row_stride + (first + own) * params.weight.block_stride);
     }
     load();
   }
@@ -117,34 +121,33 @@ struct WithFactors : Params {
 
 // Base: CUTLASS's mainloop. Tiles are cooperative or single: a warpgroup's additions run under the other one's
 // products.
-template <class Base, class Factors = NoFactors>
+template <class Base, class Factors = NoFactors, bool SharesK = false>
 struct PromotedMainloop : Base {
   using typename Base::PipelineState;
   using typename Base::TensorStorage;
-  using Pipeline = typename Base::MainloopPipeline;
+  using MainloopPipeline = PipelineOf<Base, SharesK>;
   using Params =
       std::conditional_t<Factors::kAreThere, WithFactors<typename Base::Params, Factors>, typename Base::Params>;
   static_assert(cute::get<2>(typename Base::TileShape{}) == kPromoted, "a stage is promoted as a whole");
 
   sm90::Place place{};
+  int first{};
 
-  CUTLASS_DEVICE void take_place(sm90::Place of_tile) { place = of_tile; }
+  // `first_stage`: of those that this CTA multiplies.
+  CUTLASS_DEVICE void take_place(sm90::Place of_tile, int first_stage) { place = of_tile, first = first_stage; }
 
   template <class Sums>
-  CUTLASS_DEVICE void mma(Pipeline pipeline, PipelineState read, Sums& sums, int stages, int thread,
+  CUTLASS_DEVICE void mma(MainloopPipeline pipeline, PipelineState read, Sums& sums, int stages, int thread,
                           TensorStorage& shared, Params const& params) {
     using namespace cute;
     typename Base::TiledMma mma;
     const int warpgroup = __shfl_sync(~0u, thread / 128, 0);
-    auto const slice = mma.get_slice(warpgroup * 128);
-    Tensor const a = slice.make_fragment_A(
-        slice.partition_A(make_tensor(make_smem_ptr(shared.smem_A.data()), typename Base::SmemLayoutA{})));
-    Tensor const b = slice.make_fragment_B(
-        slice.partition_B(make_tensor(make_smem_ptr(shared.smem_B.data()), typename Base::SmemLayoutB{})));
+    Tensor const a = operand_a<Base>(shared, warpgroup);
+    Tensor const b = operand_b<Base>(shared, warpgroup);
     Tensor part = make_fragment_like(sums);
     constexpr int kMmas = size<2>(decltype(a){});
     Factors factors;
-    if constexpr (Factors::kAreThere) factors.begin(params.factors, place, stages);
+    if constexpr (Factors::kAreThere) factors.begin(params.factors, place, first, stages);
     clear(sums);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stage = 0; stage < stages; ++stage) {
@@ -168,7 +171,7 @@ struct PromotedMainloop : Base {
   }
 
   // Every stage has been released.
-  CUTLASS_DEVICE void mma_tail(Pipeline, PipelineState, int) {}
+  CUTLASS_DEVICE void mma_tail(MainloopPipeline, PipelineState, int) {}
 
  private:
   template <class Sums>

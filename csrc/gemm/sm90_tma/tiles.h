@@ -109,6 +109,7 @@ constexpr Tile kFastTiles[] = {
     {32, 64, 1, 1, Schedule::Single, true, 15, 1, 4096},
     // The weight is read once, by few CTAs: 65 to 160 rows.
     {80, 128, 1, 1, Schedule::Cooperative, true, 7, 1, 10240},
+    {96, 128, 1, 1, Schedule::Cooperative, true, 7, 2, 6144},
 };
 
 // The same with two accumulators (promoted_mainloop.h), for which half the registers of a tile are left.
@@ -120,6 +121,9 @@ constexpr Tile kPromotedTiles[] = {
     {128, 128, 1, 2, Schedule::Cooperative, false, 6, 2, 8192},
     {32, 64, 1, 1, Schedule::Single, true, 15, 1, 4096},
     {80, 128, 1, 1, Schedule::Cooperative, true, 7, 1, 10240},
+    {96, 128, 1, 1, Schedule::Cooperative, true, 7, 2, 6144},
+    // Few tiles of more rows.
+    {192, 128, 1, 1, Schedule::Cooperative, true, 5, 2, 6144},
 };
 
 constexpr int kFastTileCount = sizeof(kFastTiles) / sizeof(kFastTiles[0]);
@@ -184,6 +188,11 @@ constexpr Tile kFastPairsToBlocks[] = {
     // Few rows.
     {64, 128, 1, 1, Schedule::Single, false, 5, 1, 8192},
 };
+
+// Whether CTAs may share the K of a tile of 8 bits (sm90/share_of_k.cuh).
+constexpr bool may_share_k(const Tile& tile, bool is_pair) {
+  return !is_pair && tile.schedule != Schedule::Pingpong && tile.cluster_m * tile.cluster_n == 1;
+}
 
 struct Tiles {
   const Tile* tiles;
