@@ -21,8 +21,12 @@ _ROW_BYTES = 16
 def of_call(call: LinearCall) -> Tensor:
     """A call whose arguments have been checked."""
     result = reference(call)
-    if call.out is None:
-        return result
+    return result if call.out is None else write(call, result)
+
+
+def write(call: LinearCall, result: Tensor) -> Tensor:
+    """Copy a result to the call's `out`, but for the rows behind the last group, which `out` keeps."""
+    assert call.out is not None
     if call.group_ends is None:
         return call.out.copy_(result)
     rows = torch.arange(call.rows, device=call.x.device)
