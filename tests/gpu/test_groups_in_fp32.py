@@ -256,3 +256,21 @@ def test_nothing_waits_for_the_host() -> None:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(bits(again), bits(result))
         route(experts, (100, 200, 28))
+
+
+def test_gradients() -> None:
+    """By the kernels, too, but for those of the weights; rows behind the groups have none."""
+    experts = Wide((100, 0, 60, 33), 256, 136, "split")
+    bias, upstream = random(4, 256, dtype=FP32), random(len(experts.x), 256, dtype=FP32)
+    for is_transposed in (False, True):
+        weight = experts.weight.mT.contiguous().mT if is_transposed else experts.weight
+        tensors = [each.detach().clone().requires_grad_() for each in (experts.x, weight, bias)]
+        wide = [each.detach().double().requires_grad_() for each in tensors]
+        result = epigemm.grouped_linear(*tensors, offs=experts.ends, epilogue="tanh")[: experts.rows]
+        rows = [wide[0][: experts.rows][experts.group == g] @ each.t() for g, each in enumerate(wide[1])]
+        exact = torch.tanh(torch.cat(rows) + wide[2][experts.group])
+        found = torch.autograd.grad(result, tensors, upstream[: experts.rows])
+        expected = torch.autograd.grad(exact, wide, upstream[: experts.rows].double())
+        for one, other in zip((result, *found), (exact, *expected), strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+        assert not bool(found[0][experts.rows :].any())
