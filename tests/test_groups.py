@@ -13,9 +13,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import epigemm
 from epigemm.arguments.calls import LinearCall
+from epigemm.autograd import group_products
 from epigemm.epilogues.library import BIAS, FUNCTIONS
 from epigemm.epilogues.registry import EPILOGUES
-from epigemm.planner import dry_runs
+from epigemm.planner import dry_runs, plans
 from epigemm.planner.gpus import KNOWN
 from epigemm.planner.reasons import Reason
 
@@ -401,26 +402,49 @@ def test_a_recorded_pair_in_fp32_compiles() -> None:
     torch.testing.assert_close(found[:8], pair(x, weight)[:8])
 
 
+ON_SLICES = ["scales_of_weight", "split_of_x", "fused", "fixup"]
+BY_TORCH: list[str] = []
+
+
 @pytest.mark.parametrize(
-    ("dtype", "sizes", "fused"),
+    ("dtype", "sizes", "launches"),
     [
-        (torch.bfloat16, (128, 32768, 1536, 2048), True),
-        (torch.float16, (8, 16, 4096, 4096), True),
-        (torch.bfloat16, (8, 100, 511, 64), False),  # rows of the result that TMA cannot write
-        (torch.float32, (8, 100, 512, 64), False),
+        (torch.bfloat16, (128, 32768, 1536, 2048), ["fused"]),
+        (torch.float16, (8, 16, 4096, 4096), ["fused"]),
+        (torch.bfloat16, (8, 100, 511, 64), BY_TORCH),  # rows of the result that TMA cannot write
+        (torch.float32, (128, 32768, 768, 2048), ON_SLICES),
+        (torch.float32, (8, 100, 511, 512), [*ON_SLICES, "copy_of_result"]),
+        (torch.float32, (8, 100, 512, 64), BY_TORCH),  # sums too short for slices
+        (torch.float32, (8, 15, 512, 512), BY_TORCH),  # too few rows
+        (torch.float32, (8, 100, 512, 511), BY_TORCH),  # weights that TMA cannot read
     ],
     ids=str,
 )
-def test_what_runs_on_a_gpu(dtype: torch.dtype, sizes: tuple[int, ...], fused: bool) -> None:
+def test_what_runs_on_a_gpu(dtype: torch.dtype, sizes: tuple[int, ...], launches: list[str]) -> None:
     count, m, n, k = sizes
     shapes = ((m, k), (count, n, k), (count, n))
     x, weight, bias = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
-    ends = torch.empty(count, dtype=torch.int32, device="meta")
-    call = LinearCall(BIAS, x, weight, (bias,), group_ends=ends)
-    found = dry_runs.dry_run(call, gpu=KNOWN["H200"].numbers, tried=True)
-    assert found.fused is fused
-    assert found.launches == (["fused"] if fused else ["torch_gemm"])
-    assert found.answer == (0 if fused else Reason.BY_REFERENCE)
+    for each in (weight, weight.mT.contiguous().mT) if n % 4 == 0 else (weight,):
+        found = of_groups(LinearCall(BIAS, x, each, (bias,)))
+        if k == 511 and each is not weight:
+            launches = ON_SLICES  # whose rows are whole
+        assert found.fused is (launches != BY_TORCH)
+        assert found.launches == launches or not found.fused
+        assert found.answer in ((0, Reason.NOT_STORABLE) if found.fused else (Reason.BY_REFERENCE,))
+
+
+def of_groups(call: LinearCall) -> dry_runs.DryRun:
+    ends = torch.empty(len(call.weight), dtype=torch.int32, device="meta")
+    return dry_runs.dry_run(call._replace(group_ends=ends), gpu=KNOWN["H200"].numbers, tried=True)
+
+
+@pytest.mark.parametrize("strides", [(512 * 128 + 1, 128, 1), (0, 128, 1), (512 * 126, 126, 1)], ids=str)
+def test_fp32_weights_that_no_kernel_reads(strides: tuple[int, ...]) -> None:
+    """Of groups, or rows, that are no whole 16 bytes apart, or are one weight."""
+    x = torch.empty(100, 128, device="meta")
+    weight = torch.empty_strided((8, 512, 128), strides, device="meta")
+    found = of_groups(LinearCall(BIAS, x, weight, (None,)))
+    assert not found.fused and "whole 16 bytes apart" in found.tried[0].plan["why_not"]
 
 
 @pytest.mark.parametrize(
@@ -440,3 +464,41 @@ def test_which_batches_are_fused(epilogue: str, sizes: tuple[int, ...], fused: b
     for each in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
         call = LinearCall(EPILOGUES[epilogue], x, each, (None,))
         assert dry_runs.dry_run(call, gpu=KNOWN["H200"].numbers).fused is fused
+        wide = dry_runs.dry_run(call._replace(x=x.float(), weight=each.float()), gpu=KNOWN["H200"].numbers)
+        assert wide.fused is (count == 34) and (not wide.fused or wide.launches == ON_SLICES)
+
+
+def test_the_recorded_product_of_kernels() -> None:
+    """Its derivatives, and those of these, where the calls that it makes are PyTorch's."""
+    x, weight, _ = draw(torch.float64, 6, 5)
+    x, weight = x[:8].requires_grad_(), weight.requires_grad_()
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return group_products.recorded(x, weight, offs())
+
+    assert torch.autograd.gradcheck(product, (x, weight))
+    assert torch.autograd.gradgradcheck(product, (x, weight))
+
+
+@pytest.mark.parametrize("sizes", [(N, K), (17, 33)], ids=str)
+def test_gradients_where_kernels_are(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]) -> None:
+    """The same as where there are none; rows behind the groups have none."""
+    tensors = [each.requires_grad_() for each in draw(torch.float32, *sizes)]
+
+    def gradients() -> tuple[Tensor, ...]:
+        result = epigemm.grouped_linear(*tensors, offs=offs(), epilogue="gelu")
+        return result, *torch.autograd.grad(result.square().sum(), tensors)
+
+    expected, taken = gradients(), list[Tensor]()
+    recorded = group_products.recorded
+
+    def watched(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        taken.append(x)
+        return recorded(x, weight, ends)
+
+    monkeypatch.setattr(plans, "has_gpu_kernels", lambda tensor: True)
+    monkeypatch.setattr(group_products, "recorded", watched)
+    found = gradients()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert len(taken) == 2 and not bool(found[1][8:].any())  # the call's product, and that of x's gradient

@@ -38,12 +38,14 @@ constexpr FP32Order invariant_orders[kFP32Orders] = {
 
 constexpr int kAllocated = 256;  // bytes: PyTorch aligns new CUDA memory to at least this
 
-// Whether TMA can read an fp32 matrix or its transpose: rows of whole 16 bytes, from multiples of them.
-bool is_readable_by_tma(const Matrix& matrix, int64_t rows, int64_t columns) {
+// Whether TMA can read an fp32 matrix or its transpose, or one for each group: rows of whole 16 bytes, from multiples
+// of them.
+bool is_readable_by_tma(const Matrix& matrix, int64_t rows, int64_t columns, const Groups& groups) {
   constexpr int64_t kRowElements = 4;
   const bool is_transposed = matrix.column_stride != 1;
   const int64_t stride = is_transposed ? matrix.column_stride : matrix.row_stride;
-  return (!is_transposed || matrix.row_stride == 1) && stride % kRowElements == 0 &&
+  const bool are_apart = groups.count <= 1 || (groups.weight_stride > 0 && groups.weight_stride % kRowElements == 0);
+  return (!is_transposed || matrix.row_stride == 1) && stride % kRowElements == 0 && are_apart &&
          stride >= (is_transposed ? rows : columns) && alignment_of(matrix.data) >= 16;
 }
 
@@ -58,14 +60,14 @@ bool are_transposed(const Matrix& x, const Matrix& weight) {
 Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packed) {
   Problem problem = prepared.problem;
   problem.arithmetic = arithmetic;
-  problem.is_weight_readable =
-      is_readable_by_tma(problem.weight, problem.n, problem.k) && !are_transposed(problem.x, problem.weight);
+  problem.is_weight_readable = is_readable_by_tma(problem.weight, problem.n, problem.k, problem.groups) &&
+                               !are_transposed(problem.x, problem.weight);
   problem.x = {nullptr, ElementType::Float32, problem.k};
   problem.weight = {nullptr, ElementType::Float32, problem.k};
   problem.out = {nullptr, ElementType::Float32, problem.n};
   problem.alignment = kAllocated;
   problem.are_operands_contiguous = true;
-  problem.is_packed = is_packed;
+  problem.is_packed = is_packed && !problem.groups;
   problem.is_tf32_allowed = order_of(prepared).is_tf32_allowed;
   return problem;
 }
@@ -88,8 +90,10 @@ bool is_storable(const Prepared& prepared) {
          problem.out.row_stride % row_elements == 0 && alignment_of(problem.out.data) >= kRowBytes;
 }
 
-// Whether copying the result from padded rows takes as long as slices save.
+// Whether copying the result from padded rows takes as long as slices save. Where groups end anywhere, nobody predicts
+// what PyTorch's products take, one for each.
 bool does_copy_take_gain(const Problem& problem, double fused_us) {
+  if (problem.groups && !problem.groups.are_alike) return false;
   constexpr double kLaunchUs = 3.0;
   constexpr double kBytesPerUs = 4.0e6;  // device memory, roughly: copies of results are rare
   const double bytes = 8.0 * static_cast<double>(problem.m) * static_cast<double>(problem.n);

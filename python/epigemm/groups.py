@@ -1,8 +1,8 @@
 """`grouped_linear`: rows in groups, each multiplied by a weight of its own, as the experts of a mixture are.
 
-On Hopper, where autograd does not record a call in 16 bits, one kernel computes all groups and the epilogue. It reads
-on the device where the groups end, so nothing waits for the host. Every other call is one of PyTorch's grouped product
-and its pointwise operators.
+On Hopper, where autograd does not record a call, one kernel computes all groups and the epilogue, in fp32 on fp16
+slices. It reads on the device where the groups end, so nothing waits for the host. Every other call is one of PyTorch's
+grouped product (in fp32 on Hopper of this kernel, `autograd/group_products.py`) and its pointwise operators.
 """
 
 from __future__ import annotations

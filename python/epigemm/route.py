@@ -39,7 +39,7 @@ from epigemm.arguments.calls import (
 )
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import DEFAULT, PROMOTED
-from epigemm.autograd import nodes
+from epigemm.autograd import group_products, nodes
 from epigemm.calls import by_reference, elementwise_kernels, entry, invariant, resolve
 from epigemm.calls import groups as by_groups
 from epigemm.calls.log import current
@@ -329,7 +329,7 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
             return resolve.linear(by_groups.readable(call))
         by_groups.refuse(call)
         found = groups.in_graph(call)
-        return by_groups.reference(call) if found is None else found
+        return by_groups.reference(call, group_products.product) if found is None else found
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:

@@ -37,8 +37,9 @@ std::string why_not_accurate(const Problem& p) {
                 ", from where on the split's error is below that of an IEEE fp32 product");
   }
   // A batch-invariant call must not depend on M.
-  if (p.arithmetic == Arithmetic::Split && p.m < kLeastRows && !p.is_batch_invariant) {
-    return text("M = ", p.m, " is below ", kLeastRows,
+  const int64_t rows = p.groups.are_alike ? p.m / p.groups.count : p.m;  // nobody knows how many others have
+  if (p.arithmetic == Arithmetic::Split && rows < kLeastRows && !p.is_batch_invariant) {
+    return text("M = ", rows, " is below ", kLeastRows,
                 ", from where on the split's error is below that of an IEEE fp32 product");
   }
   if (p.arithmetic == Arithmetic::Scaled && (p.k < kLeastScaledK || p.k > kMostScaledK)) {
@@ -55,11 +56,14 @@ int64_t workspace_bytes(const Problem& p) {
 }
 
 int64_t workspace_bytes_as_it_lies(const Problem& p) {
-  return split_bytes(p.m, p.k, slices_of(p.arithmetic), order_beside(p)) + rows_bytes(p.n);
+  return split_bytes(p.m, p.k, slices_of(p.arithmetic), order_beside(p)) + rows_bytes(p.n, weights_of(p));
 }
 
 std::string why_not_as_it_lies(const Problem& p) {
-  if (!p.is_weight_readable) return "the weight's rows are not whole 16 bytes, or x and the weight are both transposed";
+  if (!p.is_weight_readable) {
+    return p.groups ? "the weights' rows, or the weights, are not whole 16 bytes apart, or x and they are transposed"
+                    : "the weight's rows are not whole 16 bytes, or x and the weight are both transposed";
+  }
   if (p.k <= kMostCountedColumns) return std::string();
   return text("K = ", p.k, " is above ", kMostCountedColumns, ", the most of which the kernel counts a row's elements");
 }

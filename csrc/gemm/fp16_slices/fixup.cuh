@@ -1,5 +1,9 @@
 // The fixup kernel: looks at the row statistics, and recomputes the results that need it from the fp32 operands. Beside
 // it the same product without slices, of all results.
+//
+// Where rows are in groups (gemm/problem.h), each group is a product by itself, whose rows of x and of the weight end
+// where the group does. Only what may have to be recomputed is looked for by group: so nearly always no kernel asks
+// which group is where.
 #pragma once
 
 #include "device/dependent.cuh"
@@ -26,6 +30,11 @@ struct FixupArguments {
   bool is_weight_judged_late;  // FixupProblem
 };
 
+// `weight` is the first group's; `split_weight` is that of all groups' rows.
+struct GroupedFixupArguments : FixupArguments {
+  Groups groups;
+};
+
 // --- the range check -----------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ RangeStatistics across_warp(RangeStatistics statistics) {
@@ -37,12 +46,14 @@ __device__ __forceinline__ RangeStatistics across_warp(RangeStatistics statistic
   return statistics;
 }
 
-// The combined statistics of rows [first, end), the same in every thread of the CTA.
+// The combined statistics of rows [first, end), the same in every thread of the CTA. Without IsAligned there are at
+// most kThreads of them.
+template <bool IsAligned = true>
 __device__ inline RangeStatistics statistics_of_rows(const int32_t* statistics, int64_t first, int64_t end) {
   __shared__ RangeStatistics of_warp[kThreads / 32];
   RangeStatistics mine;
   // Four at a time: `first` is a multiple of the tile's size, the section of statistics is aligned.
-  const int64_t whole = first + (end - first) / 4 * 4;
+  const int64_t whole = IsAligned ? first + (end - first) / 4 * 4 : first;
   for (int64_t row = first + 4 * int64_t(threadIdx.x); row < whole; row += 4 * kThreads) {
     const int4 four = __ldcg(reinterpret_cast<const int4*>(statistics + row));
     mine = combine(combine(mine, range_statistics(four.x)), range_statistics(four.y));
@@ -187,12 +198,14 @@ __device__ inline void recompute(const FixupArguments& p, int64_t m0, int64_t n0
 
 // --- the kernel ----------------------------------------------------------------------------------------------------
 
-template <class Epilogue>
+template <class Epilogue, bool IsGrouped = false>
 __device__ inline void fixup_tile(const FixupArguments& p, int64_t m0, int64_t n0) {
   __shared__ fp32_tile::Shared shared;
-  const RangeStatistics x = statistics_of_rows(p.split_x.statistics, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
+  constexpr bool kIsAligned = !IsGrouped;
+  const RangeStatistics x =
+      statistics_of_rows<kIsAligned>(p.split_x.statistics, m0, min(m0 + fp32_tile::kTileM, p.x.rows));
   const RangeStatistics weight =
-      statistics_of_rows(p.split_weight.statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
+      statistics_of_rows<kIsAligned>(p.split_weight.statistics, n0, min(n0 + fp32_tile::kTileN, p.weight.rows));
   if (!out_of_range(x, weight, p.x.columns) && !has_non_finite(x.flags | weight.flags)) return;
   const ResultSet rejected = rejected_results(p, m0, n0, shared);
   if (!__syncthreads_or(rejected)) return;
@@ -230,6 +243,85 @@ __device__ __forceinline__ void run_fixup(const FixupArguments& p) {
   if (nothing) return;
   for_each_tile(p, [&](int64_t m0, int64_t n0) { fixup_tile<Epilogue>(p, m0, n0); });
 }
+
+// --- rows in groups ------------------------------------------------------------------------------------------------
+
+// The row behind a group that begins at row `begin`. A wrong end must not lead out of D: it counts as the beginning, or
+// as m (sm90/groups.cuh).
+__device__ __forceinline__ int64_t end_of_group(const Groups& groups, int64_t group, int64_t begin, int64_t m) {
+  if (groups.are_alike) return begin + m / groups.count;
+  return max(begin, min(int64_t(__ldcg(groups.ends + group)), m));
+}
+
+// The row behind all groups, the same in every thread of the CTA.
+__device__ inline int64_t rows_in_groups(const Groups& groups, int64_t m) {
+  __shared__ int most;
+  if (groups.are_alike) return m;
+  if (threadIdx.x == 0) most = 0;
+  __syncthreads();
+  for (int64_t group = threadIdx.x; group < groups.count; group += kThreads) {
+    atomicMax(&most, static_cast<int>(end_of_group(groups, group, 0, m)));
+  }
+  __syncthreads();
+  return most;
+}
+
+// The product of a group that ends at row `end`.
+__device__ inline FixupArguments product_of(const GroupedFixupArguments& p, int64_t group, int64_t end) {
+  FixupArguments product = p;
+  const int64_t ahead = group * p.weight.rows;
+  product.x.rows = end;
+  product.weight.data += group * p.groups.weight_stride;
+  product.split_weight.roots += ahead;
+  product.split_weight.statistics += ahead;
+  product.split_weight.tiny += ahead;
+#pragma unroll
+  for (int i = 0; i < open::kColumns; ++i) {
+    const void*& vector = product.operands.data[open::kColumn0 + i];
+    if (vector) vector = static_cast<const float*>(vector) + ahead;
+  }
+  return product;
+}
+
+// Calls f(product, m0, n0) for the tiles of this CTA. The tiles are numbered from group to group. The product is in
+// shared memory: in registers some of it would be spilled.
+template <class F>
+__device__ __forceinline__ void for_each_grouped_tile(const GroupedFixupArguments& p, F f) {
+  __shared__ FixupArguments product;
+  const int64_t across = (p.weight.rows + fp32_tile::kTileN - 1) / fp32_tile::kTileN;
+  int64_t begin = 0, ahead = 0, next = blockIdx.x;
+  for (int group = 0; group < p.groups.count; ++group) {
+    const int64_t end = end_of_group(p.groups, group, begin, p.x.rows);
+    const int64_t behind = ahead + (end - begin + fp32_tile::kTileM - 1) / fp32_tile::kTileM * across;
+    if (next < behind) {
+      __syncthreads();  // the group before has been read
+      if (threadIdx.x == 0) product = product_of(p, group, end);
+      __syncthreads();
+      for (; next < behind; next += gridDim.x) {
+        const int64_t tile = next - ahead;
+        f(product, begin + tile / across * fp32_tile::kTileM, tile % across * fp32_tile::kTileN);
+      }
+    }
+    begin = end, ahead = behind;
+  }
+}
+
+// As run_fixup, behind a GEMM that has judged the weights itself. Rows of x behind all groups, and weights of groups
+// without rows, do not count, whatever they hold.
+template <class Epilogue>
+__device__ __forceinline__ void run_grouped_fixup(const GroupedFixupArguments& p) {
+  const RangeStatistics x = statistics_of_rows(p.split_x.statistics, 0, rows_in_groups(p.groups, p.x.rows));
+  cuda::wait_for_kernel_ahead();
+  const RangeStatistics weights =
+      statistics_of_rows(statistics_of_groups(p.split_weight.roots, p.groups.count * p.weight.rows), 0,
+                         p.groups.count * groups_of(p.weight.rows));
+  if (!out_of_range(x, weights, p.x.columns) && !has_non_finite(x.flags | weights.flags)) return;
+  for_each_grouped_tile(p, [](const FixupArguments& product, int64_t m0, int64_t n0) {
+    fixup_tile<Epilogue, /*IsGrouped=*/true>(product, m0, n0);
+  });
+}
+
+// --- without slices ------------------------------------------------------------------------------------------------
 
 // The whole product in fp32 multiply-adds. Every result has the same order of additions, whatever its place.
 template <class Epilogue>

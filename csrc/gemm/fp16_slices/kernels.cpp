@@ -37,15 +37,19 @@ const char* launch_as_it_lies(Problem const& problem, Plan const& plan, open::Ke
   const int slices = slices_of(problem.arithmetic), device = problem.device.index;
   void* const x_buffer = problem.workspace;
   void* const of_weight = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices, order);
-  const Remembered remembered = remembered_roots(weight, device, problem.stream);
+  const Weights weights{weight, weights_of(problem), problem.groups.weight_stride};
+  const int64_t rows = weights.rows();
+  const Remembered remembered = remembered_roots(weights, device, problem.stream);
+  // Weights of groups without rows have no tile that writes what is known of them.
+  int32_t* const unwritten = problem.groups ? statistics_of_groups(of_weight, rows) : nullptr;
   const char* refused =
-      weight_roots_cuda(weight, remembered, first_roots(of_weight, problem.n), device, problem.stream);
+      weight_roots_cuda(weights, remembered, first_roots(of_weight, rows), unwritten, device, problem.stream);
   if (!refused) {
     refused = split_rows_cuda(x, slices, x_buffer, device, problem.stream, order, /*is_beside_kernel_ahead=*/true);
   }
   if (refused) return refused;
   const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices, order),
-                                   rows_view(of_weight, problem.n, problem.k), remembered.roots};
+                                   rows_view(of_weight, rows, problem.k), remembered.roots};
   refused = launch_gemm(split_problem, plan, kernels.handles[0]);
   if (refused) return refused;
   return launch_fixup({split_problem, x, weight, block_rows, /*is_weight_judged_late=*/true}, kernels.handles[1],

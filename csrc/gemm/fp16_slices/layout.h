@@ -87,8 +87,10 @@ constexpr int kGroupRows = 16;
 
 constexpr int64_t groups_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
 
-constexpr int64_t rows_bytes(int64_t rows) {
-  return 4 * round_up_to(4 * rows, kSectionAlignment) + round_up_to(4 * groups_of(rows), kSectionAlignment);
+// `weights`: of so many rows each, whose groups of rows are apart.
+constexpr int64_t rows_bytes(int64_t rows, int64_t weights = 1) {
+  return 4 * round_up_to(4 * weights * rows, kSectionAlignment) +
+         round_up_to(4 * weights * groups_of(rows), kSectionAlignment);
 }
 
 inline float* first_roots(void* buffer, int64_t rows) {

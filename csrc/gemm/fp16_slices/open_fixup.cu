@@ -25,7 +25,8 @@ FixupArguments fixup_arguments(FixupProblem const& fixup) {
 
 const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_dependent) {
   Problem const& problem = fixup.split.problem;
-  const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM) *
+  const int64_t more = std::min(problem.groups.count, problem.m);  // a tile of rows for each group may not be whole
+  const int64_t tiles = ((problem.m + fp32_tile::kTileM - 1) / fp32_tile::kTileM + more) *
                         ((problem.n + fp32_tile::kTileN - 1) / fp32_tile::kTileN);
   const int64_t most = int64_t(kCtasPerMultiprocessor) * problem.device.multiprocessors;
   const cuda::LaunchShape shape{/*grid=*/dim3(static_cast<unsigned>(std::min(tiles, most))),
@@ -35,7 +36,7 @@ const char* enqueue(const void* kernel, FixupProblem const& fixup, bool is_depen
                                 problem.device.index,
                                 problem.stream,
                                 is_dependent};
-  FixupArguments arguments = fixup_arguments(fixup);
+  GroupedFixupArguments arguments{fixup_arguments(fixup), problem.groups};  // other kernels read the first part
   void* parameters[] = {&arguments};
   return cuda::launch(kernel, shape, parameters);
 }

@@ -17,6 +17,9 @@ inline StridedMatrix strided(Matrix const& matrix, int64_t rows, int64_t columns
   return {static_cast<const float*>(matrix.data), rows, columns, matrix.row_stride, matrix.column_stride};
 }
 
+// The weights of all groups, of which a problem without groups has one.
+inline int64_t weights_of(Problem const& problem) { return problem.groups ? problem.groups.count : 1; }
+
 // Of x's slices beside a weight that is read as it lies.
 inline SliceOrder order_beside(Problem const& problem) {
   return problem.is_weight_transposed ? SliceOrder::Plain : SliceOrder::Turned;

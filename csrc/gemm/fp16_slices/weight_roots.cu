@@ -19,12 +19,12 @@ constexpr int kMostBlocks = 1024;    // they go on to other rows, so that a copy
 constexpr int kHeld = 4;             // vectors that a lane has on their way
 constexpr int kHeldTransposed = 16;  // the same of numbers
 
-// A weight's place: the roots that are remembered, and behind them for how many calls the weight is looked at
+// The weights' place: the roots that are remembered, and behind them for how many calls the weights are looked at
 // (weight_scale.h).
 struct Place {
   float* roots;  // or null
   bool is_new;
-  int64_t rows;
+  int64_t rows;  // of all weights
 
   __device__ int* looks() const { return reinterpret_cast<int*>(roots + rows); }
   __device__ bool is_looked_at() const { return *looks() > 0 && *looks() <= kLooks; }
@@ -39,10 +39,12 @@ struct Place {
 
 __device__ __forceinline__ float root_of(float largest) { return row_root(weight_exponent(largest)); }
 
-// By a CTA: the root of the i-th row.
-__device__ void find_root(const StridedMatrix& weight, int64_t i, const Place& place, float* roots) {
+// By a CTA: the root of the i-th row of all weights.
+__device__ void find_root(const Weights& weights, int64_t i, const Place& place, float* roots) {
   __shared__ float of_warp[kWarps];
-  const float* const row = weight.data + i * weight.row_stride;
+  const StridedMatrix& weight = weights.first;
+  const int64_t number = i / weight.rows;
+  const float* const row = weight.data + number * weights.apart + (i - number * weight.rows) * weight.row_stride;
   const auto* const vectors = reinterpret_cast<const float4*>(row);  // rows are whole 16 bytes (coverage.h)
   const int count = static_cast<int>(weight.columns / 4);
   float largest = 0.0f;
@@ -72,10 +74,13 @@ __device__ void find_root(const StridedMatrix& weight, int64_t i, const Place& p
   place.keep(i, root_of(largest));
 }
 
-// The same of a transposed weight, whose rows are neighbours in memory: the i-th 32 rows, one a lane.
-__device__ void find_roots(const StridedMatrix& weight, int64_t i, const Place& place, float* roots) {
+// The same of transposed weights, whose rows are neighbours in memory: the i-th 32 rows, one a lane, of which a weight
+// has `each`.
+__device__ void find_roots(const Weights& weights, int64_t i, int64_t each, const Place& place, float* roots) {
   __shared__ float of_warp[kWarps][32];
-  const int64_t row = i * 32 + threadIdx.x % 32;
+  const StridedMatrix& weight = weights.first;
+  const int64_t number = i / each, row = (i - number * each) * 32 + threadIdx.x % 32;
+  const float* const data = weight.data + number * weights.apart + row;
   const bool is_inside = row < weight.rows;
   float largest = 0.0f;
   for (int64_t first = threadIdx.x / 32; first < weight.columns; first += kHeldTransposed * kWarps) {
@@ -83,7 +88,7 @@ __device__ void find_roots(const StridedMatrix& weight, int64_t i, const Place& 
 #pragma unroll
     for (int j = 0; j < kHeldTransposed; ++j) {
       const int64_t k = first + j * kWarps;
-      held[j] = is_inside && k < weight.columns ? weight.data[k * weight.column_stride + row] : 0.0f;
+      held[j] = is_inside && k < weight.columns ? data[k * weight.column_stride] : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < kHeldTransposed; ++j) largest = larger(largest, finite_magnitude(held[j]));
@@ -93,27 +98,29 @@ __device__ void find_roots(const StridedMatrix& weight, int64_t i, const Place& 
   __syncthreads();
   if (threadIdx.x >= 32 || !is_inside) return;
   for (int warp = 1; warp < kWarps; ++warp) largest = larger(largest, of_warp[warp][threadIdx.x]);
-  roots[row] = root_of(largest);
-  place.keep(row, root_of(largest));
+  roots[number * weight.rows + row] = root_of(largest);
+  place.keep(number * weight.rows + row, root_of(largest));
 }
 
-// Copies what is remembered, whatever it is, or looks at the weight. CTAs may disagree about that, while another call
-// changes what is remembered.
+// Copies what is remembered, whatever it is, or looks at the weights. CTAs may disagree about that, while another call
+// changes what is remembered. `statistics`: of `groups` groups of rows, to be set; or null.
 template <bool IsTransposed>
-__global__ void __launch_bounds__(kThreads) roots_kernel(StridedMatrix weight, Place place, float* roots) {
+__global__ void __launch_bounds__(kThreads)
+    roots_kernel(Weights weights, Place place, float* roots, int32_t* statistics, int64_t groups) {
   cuda::let_dependents_start();
+  const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
+  for (int64_t group = first; statistics && group < groups; group += step) statistics[group] = kLargeMask;
   if (place.roots && !place.is_new) {
-    const int64_t step = int64_t(gridDim.x) * kThreads;
     const bool is_looked_at = place.is_looked_at();
-    for (int64_t row = int64_t(blockIdx.x) * kThreads + threadIdx.x; row < place.rows; row += step) {
+    for (int64_t row = first; row < place.rows; row += step) {
       const float root = some_root(place.roots[row]);
       if (!is_looked_at) roots[row] = root;
     }
     if (!is_looked_at) return;
   }
-  const int64_t parts = IsTransposed ? (weight.rows + 31) / 32 : weight.rows;
-  for (int64_t i = blockIdx.x; i < parts; i += gridDim.x) {
-    IsTransposed ? find_roots(weight, i, place, roots) : find_root(weight, i, place, roots);
+  const int64_t each = IsTransposed ? (weights.first.rows + 31) / 32 : weights.first.rows;
+  for (int64_t i = blockIdx.x; i < weights.count * each; i += gridDim.x) {
+    IsTransposed ? find_roots(weights, i, each, place, roots) : find_root(weights, i, place, roots);
   }
   if (blockIdx.x > 0 || threadIdx.x > 0 || !place.roots) return;
   if (place.is_new) {
@@ -140,13 +147,13 @@ constexpr int64_t kAligned = 64;               // so that two weights share no s
 
 __device__ float all_places[kPlaces];  // each device has its own
 
-using Weight = std::tuple<const void*, int64_t, int64_t, int64_t, int64_t>;
+using Key = std::tuple<const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 // What is remembered on one device.
 struct Memory {
   float* roots = nullptr;
   int64_t used = 0;
-  std::map<Weight, int64_t> places;
+  std::map<Key, int64_t> places;
 };
 
 // Never destroyed: calls may come while the process ends.
@@ -181,10 +188,12 @@ bool is_capturing(void* stream) {
 
 }  // namespace
 
-Remembered remembered_roots(const StridedMatrix& weight, int device, void* stream) {
-  const int64_t needed = (weight.rows + 1 + kAligned - 1) / kAligned * kAligned;
+Remembered remembered_roots(const Weights& weights, int device, void* stream) {
+  const int64_t needed = (weights.rows() + 1 + kAligned - 1) / kAligned * kAligned;
   if (needed > kPlaces) return {};
-  const Weight key{weight.data, weight.rows, weight.columns, weight.row_stride, weight.column_stride};
+  const StridedMatrix& first = weights.first;
+  const Key key{first.data,          first.rows,    first.columns, first.row_stride,
+                first.column_stride, weights.count, weights.apart};
   const std::lock_guard<std::mutex> lock(memories().mutex);
   Memory& memory = memories().of_device[device];
   if (const auto found = memory.places.find(key); found != memory.places.end()) {
@@ -202,14 +211,15 @@ Remembered remembered_roots(const StridedMatrix& weight, int device, void* strea
   return {memory.roots + memory.used - needed, /*is_new=*/true};
 }
 
-const char* weight_roots_cuda(const StridedMatrix& weight, const Remembered& remembered, float* roots, int device,
-                              void* stream) {
-  StridedMatrix matrix = weight;
-  Place place{remembered.roots, remembered.is_new, weight.rows};
-  void* parameters[] = {&matrix, &place, &roots};
-  const bool is_transposed = weight.column_stride != 1;
-  const int64_t parts = is_transposed ? (weight.rows + 31) / 32 : weight.rows;
-  const int64_t blocks = std::min<int64_t>(parts, kMostBlocks);
+const char* weight_roots_cuda(const Weights& weights, const Remembered& remembered, float* roots, int32_t* statistics,
+                              int device, void* stream) {
+  Weights all = weights;
+  Place place{remembered.roots, remembered.is_new, weights.rows()};
+  int64_t groups = weights.count * groups_of(weights.first.rows);
+  void* parameters[] = {&all, &place, &roots, &statistics, &groups};
+  const bool is_transposed = weights.first.column_stride != 1;
+  const int64_t each = is_transposed ? (weights.first.rows + 31) / 32 : weights.first.rows;
+  const int64_t blocks = std::min<int64_t>(weights.count * each, kMostBlocks);
   return is_transposed ? enqueue<&roots_kernel<true>>(blocks, device, stream, parameters)
                        : enqueue<&roots_kernel<false>>(blocks, device, stream, parameters);
 }

@@ -180,6 +180,8 @@ double least_gain_by_elements(const Problem& p) {
 }
 
 bool is_expected_to_gain(const Problem& problem, double fused_us, double fallback_us) {
+  constexpr double kOnSlices = 1.2;  // of batches: neither model was fitted to them
+  if (problem.groups.are_alike && is_on_slices(problem.arithmetic)) return fallback_us >= kOnSlices * fused_us;
   if (problem.groups.are_alike) return fallback_us >= fused_us && !is_fallback_one_kernel(problem);
   // In 8 bits and of groups the fallback is made by Python, and is many kernels.
   if (is_8_bits(problem.x.element) || problem.groups) return fused_us < std::numeric_limits<double>::infinity();
@@ -223,7 +225,7 @@ std::string why_not_expected(const Problem& problem, double fused_us) {
                                                                  : "PyTorch's GEMM, which adds a bias itself,";
   const char* gain = fallback_us > fused_us ? " is not expected to be slower by more than the predictions' error ("
                                             : " is expected to be at least as fast (";
-  const bool needs_pack = problem.arithmetic == Arithmetic::Split && !problem.is_packed;
+  const bool needs_pack = problem.arithmetic == Arithmetic::Split && !problem.is_packed && !problem.groups;
   const std::string of_copies =
       problem.copies.any() ? text(", of which copies take ", copies_microseconds(problem), " us") : std::string();
   return text(what, gain, fallback_us, " us against ", fused_us, " us fused", of_copies,

@@ -11,4 +11,4 @@ foreach(operand_tiles float16=10 bfloat16=10 tf32=3 split=2 scaled=3)
     DEFINITIONS EPIGEMM_OPERAND=${operand} EPIGEMM_PREFIX=${prefix} EPIGEMM_TILES=${tiles})
 endforeach()
 epigemm_open_kernel(epigemm_open_sm80_fixup gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_80
-                    DEFINITIONS EPIGEMM_RUN=run_fixup)
+                    DEFINITIONS EPIGEMM_RUN=run_fixup EPIGEMM_ARGUMENTS=FixupArguments)

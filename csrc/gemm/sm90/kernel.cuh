@@ -91,7 +91,8 @@ struct Kernel {
   static_assert(!Types::kSharesK || (!takes_turns && kCluster == 1), "a tile's cluster is of those that share its K");
 
   static constexpr bool kIsGrouped = Types::kIsGrouped;
-  static_assert(!kIsGrouped || !Types::kJudgesRows, "groups are found once");
+  static_assert(!kIsGrouped || !Types::kJudgesRows || (tile.transposed && !Types::kSharesK),
+                "rows that are judged are the weight's, and groups have no lines of clusters");
 
   using Sharing = ShareOfK<Types::kSharesK, 128 * kSharers>;
 
@@ -252,7 +253,11 @@ struct Kernel {
       for (AnyTiles tiles = all_tiles(p); tiles.is_there(); tiles = next(p, tiles)) {
         const StepsOfK steps = p.sharing.steps(p.k_steps);
         const uint32_t rank = kCluster == 1 ? 0 : cute::block_rank_in_cluster();
-        if constexpr (kIsGrouped) {
+        if constexpr (Types::kJudgesRows) {
+          const Place place = place_of(p, tiles, /*group=*/0);
+          mainloop.load(p.mainloop, pipeline, state, place.row, place.column, tiles.group().index, steps,
+                        shared.operands);
+        } else if constexpr (kIsGrouped) {
           const Place place = place_of(p, tiles, /*group=*/0);
           const int row = tile.transposed ? place.column : place.row;
           const int column = tile.transposed ? place.row : place.column;
@@ -261,13 +266,9 @@ struct Kernel {
         } else {
           const Place index = index_of(p, tiles);
           const auto coordinates = cute::make_coord(index.row, index.column, cute::_, 0);
-          if constexpr (Types::kJudgesRows) {
-            mainloop.load(p.mainloop, pipeline, state, coordinates, steps, shared.operands);
-          } else {
-            mainloop.load(p.mainloop, pipeline, state, inputs, coordinates,
-                          stages_from(steps.first, cute::shape<3>(cute::get<0>(inputs))), steps.count, lane, rank,
-                          shared.operands);
-          }
+          mainloop.load(p.mainloop, pipeline, state, inputs, coordinates,
+                        stages_from(steps.first, cute::shape<3>(cute::get<0>(inputs))), steps.count, lane, rank,
+                        shared.operands);
         }
         state.advance(steps.count);
         p.sharing.meet();
@@ -329,7 +330,8 @@ struct Kernel {
         const int steps = of_cta.count;
         if constexpr (Types::kJudgesRows) {
           const Place place = place_of(p, tiles, group);
-          mainloop.take_rows(p.mainloop, place.row, /*counts=*/place.column == 0, is_again);
+          const Group of = tiles.group();
+          mainloop.take_rows(p.mainloop, of.index, place.row, /*counts=*/place.column == of.begin, is_again);
         }
         if constexpr (Types::kHasBlockScales) mainloop.take_place(place_of(p, tiles, group), of_cta.first);
         wait_for_turn(group);
@@ -345,7 +347,9 @@ struct Kernel {
           if (!p.sharing.gather(&shared.operands, thread, sums, seen)) continue;
           consumer.finish(ring, sums, place_of(p, tiles, group));
           const Place place = place_of(p, tiles, group);
-          const bool is_wrong = mainloop.judge_rows(p.mainloop, seen, place.row, /*counts=*/place.column == 0);
+          const Group of = tiles.group();
+          const bool is_wrong =
+              mainloop.judge_rows(p.mainloop, of.index, seen, place.row, /*counts=*/place.column == of.begin);
           if (is_wrong) p.sharing.raise(shared.is_again_wanted);
         } else {
           if (!p.sharing.gather(&shared.operands, thread, sums)) continue;

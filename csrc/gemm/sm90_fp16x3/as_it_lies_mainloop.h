@@ -19,6 +19,8 @@
 //   result, depends on the weight alone.
 // - The first column of tiles also counts what the range check has to know of the rows.
 // - The weight may be transposed, as it is for the gradient of x: then its rows are neighbours in memory.
+// - Rows of x may be in groups (sm90/groups.cuh). Groups' weights are a dimension of the descriptor, so that a tile has
+//   zeros behind its own group's rows.
 #pragma once
 
 #include <cuda.h>
@@ -37,7 +39,7 @@
 
 namespace epigemm::sm90_fp16x3 {
 
-template <class TileShape, class ClusterShape, int Slices, int Stages, bool IsTransposed>
+template <class TileShape, class ClusterShape, int Slices, int Stages, bool IsTransposed, bool IsGrouped>
 struct AsItLiesMainloop {
   using Element = cutlass::half_t;
   static constexpr int kRows = cute::get<0>(TileShape{}), kColumns = cute::get<1>(TileShape{});  // of W and of x
@@ -81,7 +83,7 @@ struct AsItLiesMainloop {
     CUtensorMap weight, x;
     uint32_t tma_transaction_bytes = kStageBytes;
     bool long_sum, is_weight_read_once;
-    WeightRows rows;
+    std::conditional_t<IsGrouped, GroupedWeightRows, WeightRows> rows;
   };
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
@@ -107,13 +109,11 @@ struct AsItLiesMainloop {
     return cute::make_tuple(cute::make_shape(0, 0, 0, 0));
   }
 
-  // The producer: one thread keeps the stages filled.
-  template <class TileIndex>
-  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write, TileIndex const& tile,
-                           sm90::StepsOfK stages, TensorStorage& shared) const {
+  // The producer: one thread keeps the stages filled. row: of the group's weight; column: a row of x.
+  CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState write, int row, int column,
+                           int group, sm90::StepsOfK stages, TensorStorage& shared) const {
     using Hint = cute::TMA::CacheHintSm90;
     if (!cute::elect_one_sync()) return;
-    const int row = cute::get<0>(tile) * kRows, column = cute::get<1>(tile) * kColumns;
     const auto of_weight = static_cast<uint64_t>(params.is_weight_read_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stage = stages.first; stage < stages.first + stages.count; ++stage, ++write) {
@@ -124,8 +124,12 @@ struct AsItLiesMainloop {
       CUTLASS_PRAGMA_UNROLL
       for (int box = 0; box < kWeightBoxes; ++box) {
         const Corner corner = corner_of(stage, box, row);
-        cute::SM90_TMA_LOAD_2D::copy(&params.weight, barrier, of_weight, weight + box * kBoxHeight * kBoxK, corner.x,
-                                     corner.y);
+        float* const to = weight + box * kBoxHeight * kBoxK;
+        if constexpr (IsGrouped) {
+          cute::SM90_TMA_LOAD_3D::copy(&params.weight, barrier, of_weight, to, corner.x, corner.y, group);
+        } else {
+          cute::SM90_TMA_LOAD_2D::copy(&params.weight, barrier, of_weight, to, corner.x, corner.y);
+        }
       }
       CUTLASS_PRAGMA_UNROLL
       for (int slice = 0; slice < Slices; ++slice) {
@@ -139,10 +143,10 @@ struct AsItLiesMainloop {
     if (cute::elect_one_sync()) pipeline.producer_tail(write);
   }
 
-  // Before a tile: the scales of the thread's rows. `row`: the warpgroup's first one. `counts`: the tile is the first
-  // of its rows. `is_again`: the scales are those that judge_rows has found.
-  CUTLASS_DEVICE void take_rows(Params const& params, int row, bool counts, bool is_again) {
-    judge.take(params.rows, row, is_again);
+  // Before a tile: the scales of the thread's rows. `row`: the warpgroup's first one, of the group's weight. `counts`:
+  // the tile is the first of its rows. `is_again`: the scales are those that judge_rows has found.
+  CUTLASS_DEVICE void take_rows(Params const& params, int group, int row, bool counts, bool is_again) {
+    judge.take(params.rows.of(group), row, is_again);
     counts_rows = counts;
   }
 
@@ -150,8 +154,9 @@ struct AsItLiesMainloop {
   CUTLASS_DEVICE RowJudge::Seen seen_rows() const { return judge.seen(); }
 
   // Returns whether the tile has to be computed again.
-  CUTLASS_DEVICE bool judge_rows(Params const& params, RowJudge::Seen const& seen, int row, bool counts) const {
-    return judge.look(params.rows, seen, row, counts);
+  CUTLASS_DEVICE bool judge_rows(Params const& params, int group, RowJudge::Seen const& seen, int row,
+                                 bool counts) const {
+    return judge.look(params.rows.of(group), seen, row, counts);
   }
 
   // The consumers: each warpgroup multiplies its rows of the tile.

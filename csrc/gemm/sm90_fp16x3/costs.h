@@ -113,7 +113,7 @@ inline double beside_us(const Problem& p, const TileCost& of_tile) {
 }
 
 // The whole call: split of x (and of a weight that is not packed), GEMM, range check.
-inline double microseconds(const Problem& p, const Plan& plan) {
+inline double microseconds_of_one(const Problem& p, const Plan& plan) {
   constexpr int64_t kManyRows = 264, kShortK = 256;
   using cost::as_double;
   const bool is_split = p.arithmetic == Arithmetic::Split;
@@ -160,6 +160,23 @@ inline double microseconds(const Problem& p, const Plan& plan) {
   if (p.m > kManyRows && p.k > kShortK) us += of_tile.wide_us;
   if (reads_weight) return us + kRootsMicroseconds;
   return us + (p.is_packed ? 0 : weight_split_microseconds(p));
+}
+
+// Rows in groups: as one product of as many whole tiles as groups need whose last one is half full, but at least the
+// time in which all groups' weights are read (sm90_tma/costs.h). Not measured yet.
+inline double microseconds(const Problem& p, const Plan& plan) {
+  if (!p.groups) return microseconds_of_one(p, plan);
+  using cost::as_double;
+  const Tile& tile = tile_of(p.arithmetic, plan.tile);
+  const SharedCost& shared = p.arithmetic == Arithmetic::Split ? kSplitCost : kScaledCost;
+  const int64_t rows = ceil_div(p.m, p.groups.count);
+  Problem one = p;
+  one.groups = {};
+  one.m = p.groups.count * (p.groups.are_alike ? round_up(rows, tile.m) : std::max<int64_t>(tile.m, rows + tile.m / 2));
+  const double split_us = shared.split_share * (split_microseconds(one, one.m) - split_microseconds(p, p.m));
+  const double bytes = 4 * as_double(p.groups.count) * as_double(p.n) * as_double(p.k);
+  return std::max(microseconds_of_one(one, plan) - split_us,
+                  shared.base_us + shared.memory_factor * bytes / p.device.memory_bytes_per_us);
 }
 
 }  // namespace epigemm::sm90_fp16x3

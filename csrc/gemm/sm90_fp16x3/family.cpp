@@ -1,6 +1,7 @@
 // fp32 products on fp16 slices: three products of two slices each (fp16x3), or one (fp16x1), with slices of the weight
-// or with the weight as it lies, which the plan's tile tells. And in fp32 multiply-adds, by the fixup kernel, which
-// recomputes what slices cannot represent: for batch-invariant calls alone, which PyTorch's GEMM cannot answer.
+// or with the weight as it lies, which the plan's tile tells; rows in groups with their weights as they lie. And in
+// fp32 multiply-adds, by the fixup kernel, which recomputes what slices cannot represent: for batch-invariant calls
+// alone, which PyTorch's GEMM cannot answer.
 #include <iterator>
 
 #include "gemm/fp16_slices/coverage.h"
@@ -50,10 +51,23 @@ constexpr int64_t kLeastSharedK = 512;
 
 // CTAs share K where tiles are fewer than multiprocessors: a cluster has a single tile.
 bool may_share(const Problem& p, int index, int splits) {
+  if (p.groups) return false;
   const Tile& tile = tile_of(p.arithmetic, index);
   const Grid grid = grid_of(p, tile);
   return is_as_it_lies(p.arithmetic, index) && may_share_k(tile) && p.k >= kLeastSharedK * splits &&
          sm90::run_at_once(grid.clusters(), splits, p.device.multiprocessors);
+}
+
+bool has_groups(Arithmetic arithmetic, int index) {
+  return index_in_groups(arithmetic, index - sliced_tile_count(arithmetic)) >= 0;
+}
+
+std::string why_not_groups(const Problem& p) {
+  if (p.groups.count * p.n > kLargestExtent) {
+    return text("all groups' weights together must have at most ", kLargestExtent, " rows");
+  }
+  if (p.m > sm90::kGroupedRows) return text("rows in groups must be at most ", sm90::kGroupedRows);
+  return fp16_slices::why_not_as_it_lies(p);
 }
 
 // The weight as it lies, where it has no pack, which is read faster. A tile of few rows is not walked many times: 16
@@ -74,10 +88,25 @@ bool is_as_it_lies_candidate(const Problem& p, const Tile& tile) {
 bool is_candidate(const Problem& p, int index) {
   constexpr int64_t kLeastK = 512, kLeastKOfTwo = 2048, kMostColumnsOfTwo = 4096;
   const Tile& tile = tile_of(p.arithmetic, index);
+  if (p.groups) return has_groups(p.arithmetic, index);
   if (is_as_it_lies(p.arithmetic, index)) return is_as_it_lies_candidate(p, tile);
   if (!tile.transposed) return true;
   if (p.m <= tile.m) return p.k >= kLeastK;
   return tile.m == 16 && p.m <= 2 * tile.m && p.k >= kLeastKOfTwo && p.n < kMostColumnsOfTwo;
+}
+
+open::KernelName grouped_name(Arithmetic arithmetic, int tile, bool is_weight_transposed) {
+  constexpr open::KernelName kNames[2][2][kGroupedTileCount] = {
+      {{"epigemm_open_as_it_lies_grouped_split_0", "epigemm_open_as_it_lies_grouped_split_1",
+        "epigemm_open_as_it_lies_grouped_split_2"},
+       {"epigemm_open_as_it_lies_grouped_transposed_split_0", "epigemm_open_as_it_lies_grouped_transposed_split_1",
+        "epigemm_open_as_it_lies_grouped_transposed_split_2"}},
+      {{"epigemm_open_as_it_lies_grouped_scaled_0", "epigemm_open_as_it_lies_grouped_scaled_1",
+        "epigemm_open_as_it_lies_grouped_scaled_2"},
+       {"epigemm_open_as_it_lies_grouped_transposed_scaled_0", "epigemm_open_as_it_lies_grouped_transposed_scaled_1",
+        "epigemm_open_as_it_lies_grouped_transposed_scaled_2"}}};
+  const int index = index_in_groups(arithmetic, tile - sliced_tile_count(arithmetic));
+  return kNames[arithmetic == Arithmetic::Scaled][is_weight_transposed][index];
 }
 
 open::KernelName gemm_name(Arithmetic arithmetic, int tile, bool is_weight_transposed) {
@@ -109,6 +138,7 @@ open::KernelName gemm_name(Arithmetic arithmetic, int tile, bool is_weight_trans
 class FP16x3 final : public Family {
  public:
   bool computes(const Problem& p) const override {
+    if (p.groups && (epilogue_info(p.epilogue).has_store || !is_on_slices(p.arithmetic))) return false;
     if (is_on_slices(p.arithmetic)) return fp16_slices::computes(p);
     return !p.is_pair && p.arithmetic == Arithmetic::IEEE && p.is_batch_invariant &&
            p.x.element == ElementType::Float32 && p.weight.element == ElementType::Float32 &&
@@ -121,10 +151,15 @@ class FP16x3 final : public Family {
     std::string reason = sm90::why_not_on(p.device);
     if (!reason.empty()) return reason;
     if (p.batch != 1) return sm90::kOneProduct;
-    return fp16_slices::why_not_sizes(p);
+    reason = fp16_slices::why_not_sizes(p);
+    return reason.empty() && p.groups ? why_not_groups(p) : reason;
   }
 
   std::string why_not_planned(const Problem& p, const Plan& plan) const override {
+    if (p.groups && !has_groups(p.arithmetic, plan.tile)) {
+      return text("tile ", plan.tile, " has no kernel of rows in groups");
+    }
+    if (p.groups && plan.splits > 1) return text("splits must be 1 with rows in groups, got ", plan.splits);
     const bool reads = reads_weight(p.arithmetic, plan);
     if (plan.splits > 1 && !(reads && may_share_k(tile_of(p.arithmetic, plan.tile)))) {
       return text("splits must be 1 ", reads ? "in this tile" : "on fp16 slices", ", got ", plan.splits);
@@ -165,6 +200,7 @@ class FP16x3 final : public Family {
 
   // Along M: the CTAs that run at once then share their part of the weight, the larger operand, through L2.
   Plan invariant_plan(const Problem& problem) const override {
+    if (problem.groups) return {};
     if (problem.arithmetic == Arithmetic::IEEE) return {FamilyId::sm90_fp16x3};
     return plan_of(invariant_tile(problem.arithmetic), Raster::AlongM);
   }
@@ -176,16 +212,20 @@ class FP16x3 final : public Family {
 
   // The product in multiply-adds reduces nothing.
   int moment_rows(const Problem& problem, const Plan& plan) const override {
-    return problem.arithmetic == Arithmetic::IEEE ? 0
-                                                  : tile_of(problem.arithmetic, plan.tile).moment_rows(kResultBytes);
+    const bool has_none = problem.arithmetic == Arithmetic::IEEE || problem.groups;
+    return has_none ? 0 : tile_of(problem.arithmetic, plan.tile).moment_rows(kResultBytes);
   }
 
   bool stores() const override { return true; }
+  bool takes_groups() const override { return true; }
 
   open::KernelNames kernels(const Problem& problem, const Plan& plan) const override {
     open::KernelNames names;
     if (problem.arithmetic == Arithmetic::IEEE) {
       names.add("epigemm_open_fp32");
+    } else if (problem.groups) {
+      names.add(grouped_name(problem.arithmetic, plan.tile, problem.is_weight_transposed));
+      names.add("epigemm_open_fixup_grouped");
     } else {
       names.add(gemm_name(problem.arithmetic, plan.tile, problem.is_weight_transposed));
       names.add("epigemm_open_fixup");

@@ -41,8 +41,9 @@ struct ScaledProduct
   static constexpr Tile tile = kScaledTiles[TileIndex];
 };
 
-// The weight as it lies. `TileIndex`: among the tiles of these kernels.
-template <Arithmetic arithmetic, int TileIndex, bool IsTransposed>
+// The weight as it lies. `TileIndex`: among the tiles of these kernels. Where rows are in groups, nobody knows a tile's
+// weight before the kernel ahead is done.
+template <Arithmetic arithmetic, int TileIndex, bool IsTransposed, bool IsGrouped = false>
 struct AsItLies {
   static constexpr bool kIsSplit = arithmetic == Arithmetic::Split;
   static constexpr Tile tile = kIsSplit ? kAsItLiesSplitTiles[TileIndex] : kAsItLiesScaledTiles[TileIndex];
@@ -53,12 +54,13 @@ struct AsItLies {
   using Output = float;
   using Sums = RescaledSums;
   static constexpr int kWeights = 1;
-  static constexpr bool kPrefetchesRows = tile.m <= kFewRows, kStartsNextEarly = true, kJudgesRows = true;
-  static constexpr bool kSharesK = may_share_k(tile), kIsGrouped = false, kHasBlockScales = false;
+  static constexpr bool kPrefetchesRows = !IsGrouped && tile.m <= kFewRows, kStartsNextEarly = true;
+  static constexpr bool kJudgesRows = true, kSharesK = !IsGrouped && may_share_k(tile), kIsGrouped = IsGrouped;
+  static constexpr bool kHasBlockScales = false;
 
   template <class TileShape, class ClusterShape>
-  using Mainloop =
-      AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages, IsTransposed>;
+  using Mainloop = AsItLiesMainloop<TileShape, ClusterShape, kIsSplit ? fp16_slices::kSlices : 1, tile.stages,
+                                    IsTransposed, IsGrouped>;
 };
 
 template <Arithmetic arithmetic, int TileIndex>

@@ -18,9 +18,16 @@ foreach(tiles Split:4 Scaled:4)
     epigemm_symbols(symbols ${CMAKE_MATCH_2} ${unit}_ "")
     epigemm_open_kernel(${unit} gemm/sm90_fp16x3/open_as_it_lies.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
                         DEFINITIONS ${definitions} EPIGEMM_IS_TRANSPOSED=${is_transposed})
+    # The same of rows in groups.
+    string(REPLACE as_it_lies as_it_lies_grouped unit ${unit})
+    epigemm_symbols(symbols 3 ${unit}_ "")
+    epigemm_open_kernel(${unit} gemm/sm90_fp16x3/open_as_it_lies_grouped.cu.in ARCH lto_90a CUTLASS SYMBOLS ${symbols}
+                        DEFINITIONS ${definitions} EPIGEMM_IS_TRANSPOSED=${is_transposed})
   endforeach()
 endforeach()
 epigemm_open_kernel(epigemm_open_fixup gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_90a
-                    DEFINITIONS EPIGEMM_RUN=run_fixup)
+                    DEFINITIONS EPIGEMM_RUN=run_fixup EPIGEMM_ARGUMENTS=FixupArguments)
+epigemm_open_kernel(epigemm_open_fixup_grouped gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_90a
+                    DEFINITIONS EPIGEMM_RUN=run_grouped_fixup EPIGEMM_ARGUMENTS=GroupedFixupArguments)
 epigemm_open_kernel(epigemm_open_fp32 gemm/fp16_slices/open_fixup_unit.cu.in ARCH lto_90a
-                    DEFINITIONS EPIGEMM_RUN=run_fp32)
+                    DEFINITIONS EPIGEMM_RUN=run_fp32 EPIGEMM_ARGUMENTS=FixupArguments)

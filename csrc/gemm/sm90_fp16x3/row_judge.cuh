@@ -22,13 +22,41 @@ struct WeightRows {
   // Where the next call begins, or null: the first tile writes what was wrong, and behind all rows for how many calls
   // somebody will look.
   float* remembered = nullptr;
+
+  CUTLASS_DEVICE WeightRows const& of(int /*group*/) const { return *this; }
+  CUTLASS_DEVICE float* looks() const { return remembered + rows; }
+};
+
+// The same of groups' weights, and what is known of their rows one group behind the other. A group without rows of x
+// has no tile: nothing is written of its weight.
+struct GroupedWeightRows : WeightRows {
+  int64_t apart = 0;  // elements, from a group's weight to the next one's
+  float* all_looks = nullptr;
+
+  // Of one group.
+  struct Rows : WeightRows {
+    float* all_looks;
+
+    CUTLASS_DEVICE float* looks() const { return all_looks; }
+  };
+
+  CUTLASS_DEVICE Rows of(int group) const {
+    const int ahead = group * rows;
+    Rows part{*this, all_looks};
+    part.data += group * apart;
+    part.roots += ahead, part.found_roots += ahead, part.statistics += ahead, part.tiny += ahead;
+    part.statistics_of_groups += group * static_cast<int>(fp16_slices::groups_of(rows));
+    if (remembered) part.remembered += ahead;
+    return part;
+  }
 };
 
 // One thread's part. It has two rows, eight apart, which it shares with the three other lanes of its four.
 struct RowJudge {
   float scales[2];
 
-  CUTLASS_DEVICE void take(WeightRows const& of, int row_of_group, bool is_again) {
+  template <class Rows>
+  CUTLASS_DEVICE void take(Rows const& of, int row_of_group, bool is_again) {
     CUTLASS_PRAGMA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = row_of(row_of_group, lane(), r);
@@ -67,7 +95,8 @@ struct RowJudge {
   }
 
   // Behind a tile. Returns whether it has to be computed again: the same in all lanes of a warp.
-  CUTLASS_DEVICE bool look(WeightRows const& of, Seen const& seen, int row_of_group, bool counts) const {
+  template <class Rows>
+  CUTLASS_DEVICE bool look(Rows const& of, Seen const& seen, int row_of_group, bool counts) const {
     bool is_wrong = false;
     int32_t least_large = fp16_slices::kLargeMask, flags = 0;  // of the warp's rows
     CUTLASS_PRAGMA_UNROLL
@@ -136,7 +165,8 @@ struct RowJudge {
 
   // The warp reads a row whose scale was wrong, and writes the right one. Returns its flags: one with numbers that are
   // not finite is the fixup's, and there is no use in computing it again.
-  CUTLASS_DEVICE static int read_row(WeightRows const& of, int row, bool counts) {
+  template <class Rows>
+  CUTLASS_DEVICE static int read_row(Rows const& of, int row, bool counts) {
     const float* const data = of.data + row * of.row_stride;
     float largest = 0.0f;
     int flags = 0;
@@ -164,7 +194,7 @@ struct RowJudge {
       if (counts) {
         if (of.remembered) {
           of.remembered[row] = root;
-          if (flags == 0) of.remembered[of.rows] = __int_as_float(fp16_slices::kLooks);
+          if (flags == 0) *of.looks() = __int_as_float(fp16_slices::kLooks);
         }
         of.statistics[row] = flags;
         of.tiny[row] = 0;

@@ -48,6 +48,24 @@ constexpr Tile kAsItLiesScaledTiles[] = {
     {16, 128, 1, 1, Schedule::Cooperative, true, 6, 2, 2048},
 };
 
+// Those of rows in groups, among each of the two: as few kernels as lose little. With 32 rows of x the weights take as
+// long to be read as with 64.
+constexpr int kGroupedSplitTiles[] = {0, 1, 3}, kGroupedScaledTiles[] = {1, 2, 3};
+constexpr int kGroupedTileCount = sizeof(kGroupedSplitTiles) / sizeof(kGroupedSplitTiles[0]);
+static_assert(sizeof(kGroupedSplitTiles) == sizeof(kGroupedScaledTiles));
+
+constexpr int grouped_tile(Arithmetic arithmetic, int index) {
+  return arithmetic == Arithmetic::Split ? kGroupedSplitTiles[index] : kGroupedScaledTiles[index];
+}
+
+// Which of them a tile that reads the weight as it lies is; -1: none.
+constexpr int index_in_groups(Arithmetic arithmetic, int tile) {
+  for (int index = 0; index < kGroupedTileCount; ++index) {
+    if (grouped_tile(arithmetic, index) == tile) return index;
+  }
+  return -1;
+}
+
 constexpr int kSplitTileCount = sizeof(kSplitTiles) / sizeof(kSplitTiles[0]);
 constexpr int kScaledTileCount = sizeof(kScaledTiles) / sizeof(kScaledTiles[0]);
 constexpr int kAsItLiesSplitTileCount = sizeof(kAsItLiesSplitTiles) / sizeof(kAsItLiesSplitTiles[0]);

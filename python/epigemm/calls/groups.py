@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,12 @@ _ROW_BYTES = 16
 def of_call(call: LinearCall) -> Tensor:
     """A call whose arguments have been checked."""
     result = reference(call)
-    if call.out is None:
-        return result
+    return result if call.out is None else write(call, result)
+
+
+def write(call: LinearCall, result: Tensor) -> Tensor:
+    """Copy a result to the call's `out`, but for the rows behind the last group, which `out` keeps."""
+    assert call.out is not None
     if call.group_ends is None:
         return call.out.copy_(result)
     rows = torch.arange(call.rows, device=call.x.device)
@@ -71,12 +76,13 @@ def launches(call: LinearCall) -> list[str]:
     return [product, *([] if call.epilogue.is_bias else [f"PyTorch reference, {call.epilogue.name}"])]
 
 
-def reference(call: LinearCall) -> Tensor:
+def reference(call: LinearCall, multiply: Callable[..., Tensor] | None = None) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
     Or D[g] = epilogue(x[g] @ weight[g].T).
 
-    What is behind the last group is undefined, and has no gradient: where calls are recorded, it is zeros.
+    What is behind the last group is undefined, and has no gradient: where calls are recorded, it is zeros. `multiply`:
+    in place of `product`.
     """
     epilogue, x, weight, operands, *_ = call
     bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
@@ -103,13 +109,13 @@ def reference(call: LinearCall) -> Tensor:
         return torch.where((rows < ends[-1])[:, None], matrix, 0) if is_recorded else matrix
 
     group = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=weight.shape[0] - 1)
-    z = masked(_product(masked(x), weight, ends, group, is_recorded=is_recorded))
+    z = masked((multiply or product)(masked(x), weight, ends, group, is_recorded=is_recorded))
     if bias is not None:
         z = z + bias[group]
     return masked(epilogue.reference(z, of_rows(lambda vectors: vectors[group])))
 
 
-def _product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
+def product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
     """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host.
 
     `group`: that of each row, which is the last one behind the last end.
@@ -132,6 +138,15 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recor
     result = torch.cat([*parts, rest])
     # A compiler does not know how many rows the parts have together.
     return x.new_empty(x.shape[0], weight.shape[1]).copy_(result) if is_traced() or is_faked() else result
+
+
+def gradient_of_weights(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """Of each group's weight: its rows of the product's gradient, times those of x."""
+    if _grouped_mm is not None and x.dtype in _DTYPES and _is_whole(x) and _is_whole(grad):
+        result: Tensor = _grouped_mm(grad.mT, x, offs=ends)
+        return result
+    begins = [0, *ends.tolist()]
+    return torch.stack([grad[begin:end].mT @ x[begin:end] for begin, end in itertools.pairwise(begins)])
 
 
 def _product_of_all_rows(x: Tensor, weight: Tensor, group: Tensor) -> Tensor:

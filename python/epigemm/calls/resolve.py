@@ -100,7 +100,7 @@ class _Attempt:
         if result is out:
             return result
         if out is not None:
-            return out.copy_(result)
+            return groups.write(self.call, result) if isinstance(self.call, LinearCall) else out.copy_(result)
         return result if self.is_laid_out(result) else self.call.new_out().copy_(result)
 
 

@@ -59,7 +59,7 @@ def ran_out_of_memory(call: LinearCall, arithmetic: str, is_kept: bool, reads_we
     """
     if len(shortages) >= _MOST_SHORTAGES:
         shortages.clear()
-    n, k = call.weight.shape
+    *_, n, k = call.weight.shape  # several weights are read as they lie
     slices = weight_packs.SLICES[arithmetic]
     size = weight_packs.pack_bytes(call.rows, k, slices)
     if not is_kept and not reads_weight:

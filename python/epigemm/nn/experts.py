@@ -63,8 +63,8 @@ class Experts(nn.Module):
     `activation(x @ W1[e].T + b1[e])`; and behind that `@ down[e].T + down_bias[e]`. The layer sorts the tokens' rows by
     their experts, and calls `epigemm.grouped_linear_glu` (or `grouped_linear`) and a grouped product whose epilogue
     adds the bias and multiplies by the weights. Where rows are whole 16 bytes, nothing waits for the GPU in bf16, and
-    in fp16 if no gradient is recorded; PyTorch's grouped product, which computes the rest, waits in fp32 and fp16, and
-    breaks a compiler's graph there if a gradient is recorded.
+    in fp16 and fp32 if no gradient is recorded; PyTorch's grouped product, which computes the rest, waits in fp32 and
+    fp16, and breaks a compiler's graph there if a gradient is recorded.
     Mixtures: Shazeer et al. 2017, https://arxiv.org/abs/1701.06538.
 
     `weight` and `bias` have the rows of both products of an expert, the activated ones first, as `epigemm.linear_glu`
