@@ -20,8 +20,11 @@ from tests.support.splitting import INFINITE, NAN, TINY, split_rows
 from tests.support.watching import POISON
 
 ALIGNMENT = 256
-# One, short, at and around the interleave, rows held in registers and rows that are read twice.
+INF = float("inf")
+# One, short, at and around the interleave, rows held in registers and rows that are read twice. Of a transposed matrix:
+# strips of 8, 16 and 32 rows, whole or not, in one CTA or in up to eight.
 SIZES = [(1, 1), (3, 7), (5, 64), (2, 65), (33, 130), (16, 1000), (130, 257), (2, 20001), (300, 9000)]
+STRIPS = [(64, 64), (64, 4097), (200, 1025), (400, 300), (803, 2100), (1000, 640)]
 one_or_two = pytest.mark.parametrize("slices", [1, 2])
 
 
@@ -71,6 +74,15 @@ def wide(rng: torch.Generator, *size: int) -> Tensor:
     return normal(rng, *size) * torch.exp2(torch.randint(-40, 41, size, generator=rng).float())
 
 
+def not_finite(rng: torch.Generator, *size: int) -> Tensor:
+    """Some of it, and some zeros: a few in most rows, or all of a row."""
+    matrix, kind = normal(rng, *size), torch.randint(0, 60, size, generator=rng)
+    for value, special in enumerate((INF, -INF, float("nan"), 0.0, 2.0**-149)):
+        matrix[kind == value] = special
+        matrix[value::31] = special
+    return matrix
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     **layouts.LAYOUTS,
     "every other of both": lambda matrix: (
@@ -83,12 +95,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @one_or_two
-@pytest.mark.parametrize("draw", [normal, wide])
+@pytest.mark.parametrize("draw", [normal, wide, not_finite])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.gpu
 def test_the_kernel(layout: str, draw: Callable[..., Tensor], slices: int, rng: torch.Generator) -> None:
     """Twice, with the same bits."""
-    for size in [*SIZES, (1, 5), (5, 1), (64, 64), (70, 1000), (3, 9001), (0, 0), (0, 8), (4, 0)]:
+    for size in [*SIZES, *STRIPS, (1, 5), (5, 1), (70, 1000), (3, 9001), (0, 0), (0, 8), (4, 0)]:
         matrix = LAYOUTS[layout](draw(rng, *size).cuda())
         first, second = check(matrix, slices), split(matrix, slices)
         assert all(
@@ -122,7 +134,6 @@ def test_what_slices_keep(slices: int, device: torch.device, rng: torch.Generato
     assert bool((error <= torch.maximum(kept * matrix.double().abs(), floor * roots**2)).all())
 
 
-INF = float("inf")
 ROWS: list[tuple[list[float], int]] = [
     ([0.0, -0.0, 0.0, 0.0], 4),  # a row of zeros loses nothing: all of it counts as large
     ([1.0, 1.0, 1.0, 1.0], 4),

@@ -13,15 +13,17 @@ const char* launch(Problem const& problem, Plan const& plan, open::Kernels const
   const int slices = slices_of(problem.arithmetic);
   void* const x_buffer = problem.workspace;
   void* weight_buffer = problem.packed_weight;
-  const auto split = [&](StridedMatrix const& matrix, void* buffer) {
-    return split_rows_cuda(matrix, slices, buffer, problem.device.index, problem.stream);
+  // x's split starts beside the weight's, where there are dependent launches, and ends behind it: what waits for x's
+  // slices has the weight's, too.
+  const auto split = [&](StridedMatrix const& matrix, void* buffer, bool is_beside) {
+    return split_rows_cuda(matrix, slices, buffer, problem.device.index, problem.stream, SliceOrder::Plain, is_beside);
   };
-  // The weight is split first, so that its split has ended when the GEMM starts, during the end of x's split.
+  const bool is_beside = !weight_buffer && fixup_start == FixupStart::BesideGemm;
   if (!weight_buffer) {
     weight_buffer = static_cast<char*>(x_buffer) + split_bytes(problem.m, problem.k, slices);
-    if (const char* const refused = split(weight, weight_buffer)) return refused;
+    if (const char* const refused = split(weight, weight_buffer, /*is_beside=*/false)) return refused;
   }
-  if (const char* const refused = split(x, x_buffer)) return refused;
+  if (const char* const refused = split(x, x_buffer, is_beside)) return refused;
   const SplitProblem split_problem{problem, split_view(x_buffer, problem.m, problem.k, slices),
                                    split_view(weight_buffer, problem.n, problem.k, slices)};
   const char* const refused = launch_gemm(split_problem, plan, kernels.handles[0]);

@@ -1,8 +1,7 @@
-// The split on a GPU: one pass over memory. A row's scale depends on all of it, so a row is held on the chip between
-// finding its largest element and writing its slices.
+// The split on a GPU, along rows: one pass over memory. A row's scale depends on all of it, so a row is held on the
+// chip between finding its largest element and writing its slices. Across rows: split_strips.cuh.
 #include "gemm/fp16_slices/split_rows.h"
 
-#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include "device/launch.h"
 #include "device/query.h"
 #include "gemm/fp16_slices/slices.h"
+#include "gemm/fp16_slices/split_row.cuh"
+#include "gemm/fp16_slices/split_strips.cuh"
 
 namespace epigemm::fp16_slices {
 namespace {
@@ -58,33 +59,15 @@ struct Together {
   }
 };
 
-__device__ __forceinline__ Slices<__half> split_one(float s) {
-  return split_element<__half>(s, [](float x) { return __float2half_rn(x); }, [](__half x) { return __half2float(x); });
-}
-
-__device__ __forceinline__ void write_statistics(const SplitMatrix& out, int64_t row, float largest, Counts counts) {
-  out.roots[row] = row_root(row_exponent(largest));
-  out.tiny[row] = tiny_of(counts);
-  out.statistics[row] =
-      row_statistics(large_of(counts), flags_of(counts), tiny_of(counts), row_scale(largest), out.columns);
-}
-
-// The slices that are wanted.
-struct Form {
-  int slices;
-  SliceOrder order;
-};
-
-// Writes the slices of neighbouring elements, two or four, and returns their share in the row statistics.
-template <int Count>
-__device__ __forceinline__ Counts write_slices(const float (&x)[Count], int valid, const RowScale& scale, Form form,
+// Writes the slices of neighbouring elements and returns their share in the row statistics.
+__device__ __forceinline__ Counts write_slices(const float (&x)[kVector], int valid, const RowScale& scale, Form form,
                                                __half* row, int column) {
   int32_t large = 0, flags = 0, tiny = 0;
-  struct alignas(2 * Count) {
-    __half values[Count];
+  struct alignas(2 * kVector) {
+    __half values[kVector];
   } high, low;
 #pragma unroll
-  for (int i = 0; i < Count; ++i) {
+  for (int i = 0; i < kVector; ++i) {
     const float s = scaled(x[i], scale);
     const Slices<__half> split = split_one(s);
     high.values[i] = split.high;
@@ -165,125 +148,9 @@ __global__ void __launch_bounds__(kMostThreads) split_rows_kernel(StridedMatrix 
     statistics = Together{}(statistics, write_slices(x, row.valid(column), scale, form, halves, column));
   }
   statistics = reduce(statistics, Counts{0}, Together{});
-  if (threadIdx.x == 0) write_statistics(out, r, largest, statistics);
-  cuda::wait_for_kernel_ahead();
-}
-
-// --- rows across memory (a transposed matrix) ----------------------------------------------------------------------
-
-constexpr int kStrip = 32;  // rows a cluster takes: 128 adjacent bytes at every column
-constexpr int kStripThreads = 512;
-constexpr int kStripWarps = kStripThreads / 32;
-constexpr int kRowsOfWarp = kStrip / kStripWarps;
-constexpr int kColumnsOfWarp = kInterleave / kStripWarps;
-constexpr int kMostSharing = 8;  // CTAs of a cluster: the portable limit
-
-// The CTAs that share a strip: each takes a part of its columns.
-struct Sharing {
-#if __CUDA_ARCH__ >= 900
-  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-  __device__ int rank() const { return static_cast<int>(cluster.block_rank()); }
-  __device__ int count() const { return static_cast<int>(cluster.num_blocks()); }
-  __device__ void sync() const { cluster.sync(); }
-  template <class T>
-  __device__ const T& of(const T& shared, int rank) const {
-    return *cluster.map_shared_rank(&shared, rank);
+  if (threadIdx.x == 0) {
+    write_statistics(out, r, largest, large_of(statistics), flags_of(statistics), tiny_of(statistics));
   }
-#else
-  __device__ int rank() const { return 0; }
-  __device__ int count() const { return 1; }
-  __device__ void sync() const { __syncthreads(); }
-  template <class T>
-  __device__ const T& of(const T& shared, int) const {
-    return shared;
-  }
-#endif
-};
-
-// A strip of rows is read twice: coalesced along the strip for the largest elements, then in blocks of 64 columns that
-// turn round in shared memory. Few rows make few strips, so a cluster shares one: a CTA by itself would take 40 us for
-// a weight of 768 x 3072, which is as long as the product (H200).
-__global__ void __launch_bounds__(kStripThreads) split_strips_kernel(StridedMatrix matrix, SplitMatrix out, Form form) {
-  cuda::let_dependents_start();
-  __shared__ float block[kInterleave][kStrip + 1];  // + 1: columns of it are read without bank conflicts
-  __shared__ float largest_of_warp[kStripWarps][kStrip];
-  __shared__ float largest_of_row[kStrip];
-  __shared__ Counts statistics_of_row[kStrip];
-  const Sharing sharing;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t r0 = int64_t(blockIdx.x / sharing.count()) * kStrip;
-  const bool inside = r0 + lane < matrix.rows;
-  const float* const data = matrix.data + (r0 + lane) * matrix.row_stride;
-  const auto load = [&](int64_t column) {
-    return inside && column < matrix.columns ? data[column * matrix.column_stride] : 0.0f;
-  };
-
-  const int64_t blocks = (out.padded_columns + kInterleave - 1) / kInterleave;
-  const int64_t share = (blocks + sharing.count() - 1) / sharing.count();
-  const int64_t first = min(sharing.rank() * share, blocks), end = min(first + share, blocks);
-
-  float largest = 0.0f;
-#pragma unroll 8
-  for (int64_t column = first * kInterleave + warp; column < end * kInterleave; column += kStripWarps) {
-    largest = larger(largest, finite_magnitude(load(column)));
-  }
-  largest_of_warp[warp][lane] = largest;
-  __syncthreads();
-  if (warp == 0) {
-    for (int other = 1; other < kStripWarps; ++other) largest = larger(largest, largest_of_warp[other][lane]);
-    largest_of_row[lane] = largest;
-  }
-  sharing.sync();
-
-  float row_largest[kRowsOfWarp];
-  Counts statistics[kRowsOfWarp] = {};
-#pragma unroll
-  for (int i = 0; i < kRowsOfWarp; ++i) {
-    const float mine = lane < sharing.count() ? sharing.of(largest_of_row[warp * kRowsOfWarp + i], lane) : 0.0f;
-    row_largest[i] = reduce_warp(mine, Largest{});
-  }
-
-  float next[kColumnsOfWarp];  // loaded while the previous block is written
-  const auto load_block = [&](int64_t b) {
-#pragma unroll
-    for (int i = 0; i < kColumnsOfWarp; ++i) next[i] = load(b * kInterleave + i * kStripWarps + warp);
-  };
-  load_block(first);
-  for (int64_t b = first; b < end; ++b) {
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kColumnsOfWarp; ++i) block[i * kStripWarps + warp][lane] = next[i];
-    __syncthreads();
-    if (b + 1 < end) load_block(b + 1);
-    const int64_t column = b * kInterleave + 2 * lane;
-    const int valid = static_cast<int>(max(int64_t(0), min(int64_t(2), matrix.columns - column)));
-#pragma unroll
-    for (int i = 0; i < kRowsOfWarp; ++i) {
-      const int64_t row = r0 + warp * kRowsOfWarp + i;
-      if (row >= matrix.rows || column >= out.padded_columns) continue;
-      const float x[2] = {block[2 * lane][warp * kRowsOfWarp + i], block[2 * lane + 1][warp * kRowsOfWarp + i]};
-      auto* const halves = static_cast<__half*>(out.slices) + row * out.padded_columns * form.slices;
-      statistics[i] =
-          Together{}(statistics[i], write_slices(x, valid, row_scale(row_largest[i]), form, halves, column));
-    }
-  }
-
-#pragma unroll
-  for (int i = 0; i < kRowsOfWarp; ++i) {
-    statistics[i] = reduce_warp(statistics[i], Together{});
-    if (lane == 0) statistics_of_row[warp * kRowsOfWarp + i] = statistics[i];
-  }
-  sharing.sync();
-  if (sharing.rank() == 0) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfWarp; ++i) {
-      const int64_t row = r0 + warp * kRowsOfWarp + i;
-      const Counts mine = lane < sharing.count() ? sharing.of(statistics_of_row[warp * kRowsOfWarp + i], lane) : 0;
-      const Counts all = reduce_warp(mine, Together{});
-      if (lane == 0 && row < matrix.rows) write_statistics(out, row, row_largest[i], all);
-    }
-  }
-  sharing.sync();  // a CTA's shared memory must exist until the first CTA has read it
   cuda::wait_for_kernel_ahead();
 }
 
@@ -327,15 +194,15 @@ const char* launch_rows(const StridedMatrix& matrix, const SplitMatrix& out, For
   return launch(matrix.rows, /*cluster=*/1, threads, matrix, out, form, place);
 }
 
-// The number of CTAs for a strip: enough to fill the GPU twice, but each with two blocks of columns at least. One where
-// there are no clusters: other GPUs than Hopper run the code for sm_80.
-int ctas_sharing(int64_t strips, int64_t padded_columns, int device) {
-  constexpr int64_t kManyCtas = 264;
-  if (cuda::device(device).capability / 10 != 9) return 1;
-  const int64_t blocks = (padded_columns + kInterleave - 1) / kInterleave;
-  int ctas = 1;
-  while (ctas < kMostSharing && strips * ctas < kManyCtas && blocks >= 4 * ctas) ctas *= 2;
-  return ctas;
+template <bool Vectors>
+const char* launch_strips(const StridedMatrix& matrix, const SplitMatrix& out, Form form, Place place) {
+  const Device& device = cuda::device(place.device);
+  const strips::Grid grid =
+      strips::grid_of(matrix.rows, out.padded_columns, device.capability / 10 == 9, device.multiprocessors);
+  const auto launch = grid.row_lanes == 8   ? &enqueue<&strips::split_strips_kernel<8, Vectors>>
+                      : grid.row_lanes == 4 ? &enqueue<&strips::split_strips_kernel<4, Vectors>>
+                                            : &enqueue<&strips::split_strips_kernel<2, Vectors>>;
+  return launch(grid.strips * grid.sharing, grid.sharing, grid.threads, matrix, out, form, place);
 }
 
 }  // namespace
@@ -346,13 +213,14 @@ const char* split_rows_cuda(const StridedMatrix& matrix, int slices, void* buffe
   const SplitMatrix out = split_view(buffer, matrix.rows, matrix.columns, slices, order);
   const Form form{slices, order};
   const Place place{device, stream, is_beside_kernel_ahead};
+  const auto are_vectors = [&](int64_t other_stride) {
+    return other_stride % kVector == 0 && reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
+  };
   if (matrix.row_stride == 1 && matrix.column_stride > 1) {
-    const int64_t strips = (matrix.rows + kStrip - 1) / kStrip;
-    const int sharing = ctas_sharing(strips, out.padded_columns, device);
-    return enqueue<&split_strips_kernel>(strips * sharing, sharing, kStripThreads, matrix, out, form, place);
+    const bool vectors = are_vectors(matrix.column_stride) && matrix.rows % kVector == 0;
+    return (vectors ? launch_strips<true> : launch_strips<false>)(matrix, out, form, place);
   }
-  const bool vectors = matrix.column_stride == 1 && matrix.row_stride % kVector == 0 &&
-                       reinterpret_cast<uintptr_t>(matrix.data) % (kVector * sizeof(float)) == 0;
+  const bool vectors = matrix.column_stride == 1 && are_vectors(matrix.row_stride);
   return (vectors ? launch_rows<true> : launch_rows<false>)(matrix, out, form, place);
 }
 
