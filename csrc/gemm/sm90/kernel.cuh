@@ -92,7 +92,7 @@ struct Kernel {
 
   static constexpr bool kIsGrouped = Types::kIsGrouped;
   static_assert(!kIsGrouped || !Types::kJudgesRows || (tile.transposed && !Types::kSharesK),
-                "rows that are judged are the weight's, and groups have no lines of clusters");
+                "rows that are judged are the weight's, and CTAs that share K have one tile");
 
   using Sharing = ShareOfK<Types::kSharesK, 128 * kSharers>;
 
