@@ -32,21 +32,14 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def by_torch(x: Tensor, in_blocks: bool) -> tuple[Tensor, Tensor]:
-    if not in_blocks:
-        return eight_bits.scaled(x, of_rows=True)
-    whole, scales = eight_bits.in_blocks(x.reshape(-1, x.shape[-1]), 1)
-    return whole.view(x.shape), scales.view(*x.shape[:-1], -1)
-
-
-@pytest.mark.parametrize(("dtype", "in_blocks"), [*product(DTYPES, (False, True))], ids=str)
-def test_the_bits(dtype: torch.dtype, in_blocks: bool) -> None:
+@pytest.mark.parametrize(("dtype", "recipe"), [*product(DTYPES, eight_bits.RECIPES[1:])], ids=str)
+def test_the_bits(dtype: torch.dtype, recipe: str) -> None:
     for shape in SHAPES:
         wide = drawn((*shape[:-1], shape[-1] + 16), dtype)
         for x in (drawn(shape, dtype), wide[..., : shape[-1]]):
-            found = quantised(x, in_blocks=in_blocks)
+            found = quantised(x, recipe)
             assert found is not None
-            for mine, theirs in zip(found, by_torch(x, in_blocks), strict=True):
+            for mine, theirs in zip(found, eight_bits.by_recipe(x, recipe), strict=True):
                 assert mine.shape == theirs.shape and mine.dtype is theirs.dtype
                 assert torch.equal(mine.float().nan_to_num(7), theirs.float().nan_to_num(7))
 
@@ -55,11 +48,8 @@ def test_what_it_leaves_alone() -> None:
     """Rows that do not begin at whole 16 bytes, have gaps or other types, and traced programs."""
     x = drawn((48, 64), torch.bfloat16)
     for other in (x[:, 1:17], x.t(), x[:, :24], x[:0], x.double(), x.cpu(), x[0, 0]):
-        assert quantised(other, in_blocks=False) is None
-    assert (
-        torch.func.vmap(lambda row: row if quantised(row, in_blocks=False) is None else row[:1])(x).shape
-        == x.shape
-    )
+        assert quantised(other, "row") is None
+    assert torch.func.vmap(lambda row: row if quantised(row, "row") is None else row[:1])(x).shape == x.shape
 
 
 @pytest.mark.parametrize("recipe", ["row", "1x128"])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.arguments import eight_bits
-from epigemm.arguments.calls import BLOCKS
-from epigemm.nn.base import RECIPES, Activated, FusedLinear, Layer, require_plain
+from epigemm.arguments.eight_bits import RECIPES
+from epigemm.nn.base import FusedLinear, Layer, require_plain
 from epigemm.nn.layers import Linear
 from epigemm.results_epilogue import ResultsEpilogue
 
@@ -119,16 +119,8 @@ def _quantised(layer: nn.Linear | FusedLinear, recipe: str) -> FusedLinear:
             made._parameters[name] = nn.Parameter(each.detach(), requires_grad=False)
     names = [name for name in _WEIGHTS if made._parameters.get(name) is not None]
     weights: list[Tensor] = [getattr(made, name) for name in names]
-    if recipe == BLOCKS:
-        products = made._products if isinstance(made, Activated) and not weights[1:] else 1
-        pairs = [
-            eight_bits.in_blocks(each, eight_bits.BLOCK) for of in weights for each in of.chunk(products)
-        ]
-        whole, scale = (torch.cat(each) for each in zip(*pairs, strict=True))
-    else:
-        joined = torch.cat(weights) if weights[1:] else weights[0]
-        whole, scale = eight_bits.scaled(joined, of_rows=recipe == "row")
-        scale = scale.flatten() if scale.dim() else scale
+    products = [each for of in weights for each in of.chunk(made._products // len(weights))]
+    whole, scale = eight_bits.of_weights(products, recipe)
     for name, part in zip(names, whole.chunk(len(names)), strict=True):
         made._parameters[name] = nn.Parameter(part.clone() if weights[1:] else part, requires_grad=False)
     made.register_buffer("weight_scale", scale)
