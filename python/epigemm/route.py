@@ -118,11 +118,7 @@ def linear(
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
         is_native = not is_8_bits and function.is_compiled and offs is None
-        if (
-            is_native
-            and getattr(weight, "ndim", 2) != 3
-            and (not function.is_choice or _are_like(x, operands))
-        ):
+        if is_native and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
     elif not is_8_bits or (fold is None and blocks_of(memory) is None):
