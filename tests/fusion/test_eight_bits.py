@@ -14,7 +14,7 @@ from epigemm.fusion import FusionReport, profit
 from epigemm.fusion.profit import Way
 from tests.fusion.eager import fuse_eagerly
 from tests.fusion.test_profit import chain_of
-from tests.ops.test_eight_bits import close
+from tests.ops.eight_bits import close
 from tests.support.thorough import in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

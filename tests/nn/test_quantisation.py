@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import epigemm
 from epigemm import Matrix, PerColumn
 from tests.fusion.eager import fuse_eagerly
-from tests.ops.test_eight_bits import close
+from tests.ops.eight_bits import close
 from tests.support.thorough import in_turn
 
 ours = epigemm.nn
