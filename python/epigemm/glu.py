@@ -158,15 +158,7 @@ def _require_fused(
     dtype = x.dtype if scaled is None else operand_dtype(scaled)
     operands = (bias, x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype))
     epilogue = forms.of_types(function, x, operands, dtype)
-    asked = DEFAULT if scaled is None else scaled.accumulate
-    call = LinearCall(
-        epilogue,
-        rows,
-        weight,
-        operands,
-        asked if precision is None else precision,
-        strict=True,
-        eight_bits=scaled,
-    )
+    asked = precision or (DEFAULT if scaled is None else scaled.accumulate)
+    call = LinearCall(epilogue, rows, weight, operands, asked, strict=True, eight_bits=scaled)
     if not call.is_empty:
         forecast.require_fused(call)

@@ -300,11 +300,7 @@ def adds_bias_first(x: Tensor) -> bool:
 
 
 def _options(
-    route: Reason | None,
-    x: Tensor,
-    weight: Tensor,
-    precision: str | None,
-    strict: bool,
+    route: Reason | None, x: Tensor, weight: Tensor, precision: str | None, strict: bool
 ) -> tuple[str, bool, bool, bool]:
     """The checked options of a call: precision, whether it uses a pack, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from epigemm._native import cuda_status, no_entry, operator, ops
 from epigemm.arguments.calls import BLOCKS, FoldCall
 from epigemm.arguments.eight_bits import RECIPES, RESULTS, blocks
+from epigemm.calls.layouts import flattens
 from epigemm.calls.log import current
 from epigemm.compilers import is_faked, is_traced, is_transformed, keeps_numbers
 from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
@@ -92,6 +93,7 @@ def fold_batch_norm(call: FoldCall) -> Tensor:
 
 
 _ROW = 16  # bytes, and elements of x
+_MOST_BLOCKS = 2 * 65535  # of a row: a CTA has two of them, and CUDA's grids so many along their second axis
 
 
 def quantised(x: Tensor, recipe: str) -> tuple[Tensor, Tensor] | None:
@@ -106,15 +108,13 @@ def quantised(x: Tensor, recipe: str) -> tuple[Tensor, Tensor] | None:
         return None
     if is_faked() or is_transformed() or keeps_numbers() or x.shape[-1] % _ROW or x.data_ptr() % _ROW:
         return None
-    columns = x.shape[-1]
-    try:
-        rows = x.view(-1, columns)
-    except RuntimeError:  # no view has its strides
+    columns, each = x.shape[-1], blocks(x.shape[-1]) if recipe == BLOCKS else 1  # row
+    if each > _MOST_BLOCKS or not flattens(x):
         return None
+    rows = x.view(-1, columns)
     if rows.stride(1) != 1 or (len(rows) > 1 and rows.stride(0) * x.element_size() % _ROW):
         return None
     out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    each = blocks(columns) if recipe == BLOCKS else 1  # row
     scales = torch.empty((each, len(rows)), dtype=torch.float32, device=x.device)
     _quantise_out(rows, out.view(-1, columns), scales)
     return out, scales.view(each, *x.shape[:-1]).movedim(0, -1)

@@ -18,6 +18,8 @@ from epigemm.arguments.precision import PROMOTED
 from epigemm.calls import elementwise_kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Unpack
 
 _Layer = TypeVar("_Layer", bound="Layer")
@@ -139,6 +141,17 @@ class FusedLinear(Layer):
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.training = linear.training
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Of 8 bits the weight and its scale keep their types: they stand for the same numbers in any other."""
+        scale = self._buffers.get("weight_scale")
+
+        def apply(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            is_kept = tensor is scale or (scale is not None and tensor.dtype is eight_bits.E4M3)
+            return tensor.to(found.device) if is_kept and found.dtype is not tensor.dtype else found
+
+        return super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
 
     def _set_scalar(self, name: str, value: float | Tensor) -> None:
         if isinstance(value, Tensor):  # it follows the layer; a linear layer's state has no such tensor
@@ -271,7 +284,7 @@ def require_plain(name: str, layer: object) -> None:
     if state.get("_compiled_call_impl") is not None:
         added.append("compile()")
     tensors = {**layer._parameters, **layer._buffers}.items()
-    added += [f"a {key} of type {type(each).__name__}" for key, each in tensors if _is_special(each)]
+    added += [f"a {key} of type {type(each).__name__}" for key, each in tensors if is_special(each)]
     added += sorted((layer._parameters.keys() ^ parameters) | ({*layer._buffers, *layer._modules} ^ others))
     if added:
         found = ", ".join(dict.fromkeys(added))
@@ -281,7 +294,7 @@ def require_plain(name: str, layer: object) -> None:
         )
 
 
-def _is_special(tensor: Tensor | None) -> bool:
+def is_special(tensor: Tensor | None) -> bool:
     """Whether operators on a tensor may do something else: a quantised or distributed tensor, or another subclass."""
     if tensor is None:
         return False
