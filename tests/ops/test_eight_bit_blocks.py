@@ -10,8 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
+from epigemm.arguments import eight_bits
+from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.calls import eight_bits as by_torch
+from epigemm.epilogues.library import BIAS
 from tests.ops.eight_bits import (
     BF16,
     BLOCK,
@@ -220,6 +225,31 @@ def test_explain(rng: torch.Generator) -> None:
     found = epigemm.explain(epigemm.linear_gelu, **of_linear(rng))
     assert found.path == "reference" and found.arithmetic == "ieee float32"
     assert "of each 128 columns" in found.kernels[0] and "in fp32" in found.kernels[0]
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0)], ids=str)
+def test_what_torch_multiplies(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no kernel of ours does: on Hopper sizes that cuBLAS takes, of which torch's own checks accept each."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    taken = set()
+    with FakeTensorMode():
+        for m, n, k in itertools.product(
+            (1, 4, 6, 256), (8, 16, 208, 512), (16, 128, 272, 512, 640, 1040, 1536)
+        ):
+            x, weight = (torch.empty(each, k, dtype=E4M3, device="cuda") for each in (m, n))
+            scales = (
+                torch.empty(count(k), m, device="cuda").t(),
+                torch.empty(count(n), count(k), device="cuda"),
+            )
+            about = eight_bits.checked(x, weight, EightBits(*scales))
+            call = LinearCall(BIAS, x, weight, precision="promoted", eight_bits=about)
+            if by_torch.runs_scaled_mm(call):
+                result = by_torch.of_call(call, lambda call: call.x)
+                assert result.shape == (m, n) and result.dtype is BF16
+                taken.add((m, n, k))
+    hopper = itertools.product((4, 256), (16, 208, 512), (512, 1536))
+    assert taken == (set(hopper) if capability == (9, 0) else set())
 
 
 def ones(*shape: int) -> Tensor:
