@@ -124,16 +124,9 @@ def glu(
         found = groups.pair(pair_call(function, pair, out, scaled and scaled._replace(out_scale=memory)))
         if isinstance(found, Tensor):
             return eight_bits.with_blocks(found, memory)
-    first, of_gate = UNSCALED, UNSCALED
-    wide: EightBits | None = None
-    if scaled is not None:
-        scale: Tensor = scaled.weight_scale  # type: ignore[assignment]
-        scales = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
-        first = scaled._replace(weight_scale=scales[0])
-        wide = first._replace(out_dtype=operand_dtype(scaled), out_scale=None)
-        of_gate = wide._replace(weight_scale=scales[1])
+    first, of_gate = (UNSCALED, UNSCALED) if scaled is None else eight_bits.of_products(scaled)
     if strict and entry.sees(x, weight) is not entry.NOT_PLAIN:
-        _require_fused(function, pair, precision, wide)
+        _require_fused(function, pair, precision, scaled and EightBits(*of_gate))
     assert weight2 is not None
     gate = _route.linear(BIAS, x, weight2, (bias2,), None, precision, False, of_gate, offs=offs)
     return _route.linear(function, x, weight, (bias, gate), out, precision, strict, first, offs=offs)
@@ -165,15 +158,7 @@ def _require_fused(
     dtype = x.dtype if scaled is None else operand_dtype(scaled)
     operands = (bias, x.new_empty((rows.shape[0], weight.shape[0]), dtype=dtype))
     epilogue = forms.of_types(function, x, operands, dtype)
-    asked = DEFAULT if scaled is None else scaled.accumulate
-    call = LinearCall(
-        epilogue,
-        rows,
-        weight,
-        operands,
-        asked if precision is None else precision,
-        strict=True,
-        eight_bits=scaled,
-    )
+    asked = precision or (DEFAULT if scaled is None else scaled.accumulate)
+    call = LinearCall(epilogue, rows, weight, operands, asked, strict=True, eight_bits=scaled)
     if not call.is_empty:
         forecast.require_fused(call)

@@ -118,11 +118,7 @@ def linear(
         found = _OPERATOR
         # Others are checked below: the operator would name an operand as the package's epilogue does.
         is_native = not is_8_bits and function.is_compiled and offs is None
-        if (
-            is_native
-            and getattr(weight, "ndim", 2) != 3
-            and (not function.is_choice or _are_like(x, operands))
-        ):
+        if is_native and (not function.is_choice or _are_like(x, operands)):
             epilogue, given = forms.seen(function, x, operands)
             found = graphs.native(epilogue, x, weight, given, fold, out, precision, strict)
     elif not is_8_bits or (fold is None and blocks_of(memory) is None):
@@ -304,11 +300,7 @@ def adds_bias_first(x: Tensor) -> bool:
 
 
 def _options(
-    route: Reason | None,
-    x: Tensor,
-    weight: Tensor,
-    precision: str | None,
-    strict: bool,
+    route: Reason | None, x: Tensor, weight: Tensor, precision: str | None, strict: bool
 ) -> tuple[str, bool, bool, bool]:
     """The checked options of a call: precision, whether it uses a pack, strict, and whether it is batch-invariant."""
     asked = DEFAULT if precision is None else checks.precision(precision)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal import two_tensor
 
 import epigemm
 from epigemm.arguments import eight_bits
 from epigemm.calls.elementwise_kernels import quantised
 from tests.gpu.launching import DEVICE
+from tests.ops.eight_bits import same
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -22,44 +25,31 @@ DTYPES = eight_bits.RESULTS[:3]
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Rows of very different magnitudes; one of zeros, and a NaN and infinities in two others."""
-    x = (
-        torch.randn(shape, device=DEVICE)
-        * torch.randint(-12, 12, (*shape[:-1], 1), device=DEVICE).float().exp2()
-    )
+    magnitudes = torch.randint(-12, 12, (*shape[:-1], 1), device=DEVICE).float().exp2()
+    x = torch.randn(shape, device=DEVICE) * magnitudes
     rows = x.view(-1, shape[-1])
     if len(rows) > 3:
         rows[0], rows[1, 5], rows[2, 3], rows[2, 9] = 0, math.nan, math.inf, -math.inf
     return x.to(dtype)
 
 
-def by_torch(x: Tensor, in_blocks: bool) -> tuple[Tensor, Tensor]:
-    if not in_blocks:
-        return eight_bits.scaled(x, of_rows=True)
-    whole, scales = eight_bits.in_blocks(x.reshape(-1, x.shape[-1]), 1)
-    return whole.view(x.shape), scales.view(*x.shape[:-1], -1)
-
-
-@pytest.mark.parametrize(("dtype", "in_blocks"), [*product(DTYPES, (False, True))], ids=str)
-def test_the_bits(dtype: torch.dtype, in_blocks: bool) -> None:
+@pytest.mark.parametrize(("dtype", "recipe"), [*product(DTYPES, eight_bits.RECIPES[1:])], ids=str)
+def test_the_bits(dtype: torch.dtype, recipe: str) -> None:
     for shape in SHAPES:
         wide = drawn((*shape[:-1], shape[-1] + 16), dtype)
         for x in (drawn(shape, dtype), wide[..., : shape[-1]]):
-            found = quantised(x, in_blocks=in_blocks)
-            assert found is not None
-            for mine, theirs in zip(found, by_torch(x, in_blocks), strict=True):
-                assert mine.shape == theirs.shape and mine.dtype is theirs.dtype
-                assert torch.equal(mine.float().nan_to_num(7), theirs.float().nan_to_num(7))
+            found = quantised(x, recipe)
+            assert found is not None and same(found, eight_bits.by_recipe(x, recipe))
 
 
 def test_what_it_leaves_alone() -> None:
-    """Rows that do not begin at whole 16 bytes, have gaps or other types, and traced programs."""
+    """Rows that do not begin at whole 16 bytes, have gaps, other types or too many blocks; wrappers, traces."""
     x = drawn((48, 64), torch.bfloat16)
-    for other in (x[:, 1:17], x.t(), x[:, :24], x[:0], x.double(), x.cpu(), x[0, 0]):
-        assert quantised(other, in_blocks=False) is None
-    assert (
-        torch.func.vmap(lambda row: row if quantised(row, in_blocks=False) is None else row[:1])(x).shape
-        == x.shape
-    )
+    wrapped: Any = two_tensor.TwoTensor
+    for other in (x[:, 1:17], x.t(), x[:, :24], x[:0], x.double(), x.cpu(), x[0, 0], wrapped(x, x)):
+        assert quantised(other, "row") is None
+    assert quantised(x, "tensor") is None and quantised(x.new_empty(1, 2**24), "1x128") is None
+    assert torch.func.vmap(lambda row: row if quantised(row, "row") is None else row[:1])(x).shape == x.shape
 
 
 @pytest.mark.parametrize("recipe", ["row", "1x128"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.examples import EXAMPLES, load
 from tests.support.pieces import road
 
 __all__ = ["road"]
 
-FOLDER = Path(__file__).parents[2] / "examples" / "kernelbench"
+FOLDER = EXAMPLES / "kernelbench"
 EXPECTED = {
     "gemm_add_relu",
     "gemm_sigmoid_scaling_residual_add",
@@ -36,14 +36,6 @@ EARLIER: dict[str, tuple[tuple[Any, ...], tuple[int, int]]] = {
     "gemm_relu_divide": ((1024, 512, 2.0), (128, 1024)),
     "sigmoid": ((), (16, 16384)),
 }
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"kernelbench_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def pair(path: Path, device: torch.device | str = "cpu") -> tuple[nn.Module, nn.Module, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import runpy
 import sys
@@ -16,9 +15,9 @@ from torch import Tensor, nn
 
 from benchmarks.models.networks import ViTLayer
 from tests.models.example import package
+from tests.support.examples import EXAMPLES as FOLDER
+from tests.support.examples import load
 from tests.support.pretended import without_gpu
-
-FOLDER = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="examples are not at hand")
 
@@ -35,27 +34,18 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="examples are not at
     ],
 )
 def test_script(name: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    script(name).main()
+    load(FOLDER / f"{name}.py").main()
     assert printed in capsys.readouterr().out
 
 
 def test_a_model_with_batch_norm_learns(capsys: pytest.CaptureFixture[str]) -> None:
     """In both ways the same; the script itself raises an error where a model has learned nothing."""
-    script("batch_norm").main(["--quick"])
+    load(FOLDER / "batch_norm.py").main(["--quick"])
     printed = capsys.readouterr().out
     first, second = re.findall(r"ms a step, loss ([\d.]+) to [\d.]+$", printed, re.M)
     assert float(first) == pytest.approx(float(second), rel=1e-2)
     assert re.search(r"^eager takes [\d.]+ times as long$", printed, re.M)
     assert "batch statistics" in printed
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dynamo imports the modules of what it traces
-    spec.loader.exec_module(module)
-    return module
 
 
 class VisionTransformer(nn.Module):

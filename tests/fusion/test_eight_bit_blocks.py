@@ -15,8 +15,8 @@ import epigemm
 from epigemm.fusion import matmuls, profit
 from tests.fusion.eager import graph_of
 from tests.fusion.test_profit import chain_of
+from tests.ops.eight_bits import BF16, E4M3, E5M2, FP32, close
 from tests.ops.test_eight_bit_blocks import count, meant
-from tests.ops.test_eight_bits import BF16, E4M3, E5M2, FP32, close
 
 M, N, K = 6, 256, 384  # lists of torch have whole blocks
 _torch: Any = torch

@@ -14,13 +14,12 @@ from epigemm.fusion import FusionReport, profit
 from epigemm.fusion.profit import Way
 from tests.fusion.eager import fuse_eagerly
 from tests.fusion.test_profit import chain_of
-from tests.ops.test_eight_bits import close
+from tests.ops.eight_bits import check_quantised, close
 from tests.support.thorough import in_turn
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BF16, HALF, FP32 = torch.bfloat16, torch.float16, torch.float32
 M, N, K = 6, 32, 48
-LARGEST = 448.0
 _torch: Any = torch
 
 
@@ -257,9 +256,7 @@ def test_quantised_results(value: str, text: str, backend: str) -> None:
     assert found.dtype is E4M3 and found.shape == expected.shape and found.stride() == expected.stride()
     (site,) = report.sites
     assert site.formula == f"e4m3(({VALUES[value]}) / scale)" and report.chains == (1, 1), report
-    exact = (Layer(value.replace(".float()", "")).exact() / 0.03).clamp(-LARGEST, LARGEST)
-    bound = (exact.abs() * 2.0**-4).clamp(min=2.0**-10) * 1.001 + 1e-3
-    assert bool(((found.double() - exact).abs() <= bound).all())
+    check_quantised(found, Layer(value.replace(".float()", "")).exact(), 0.03)
     if "BF16" not in value and "own" not in value:
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
@@ -273,8 +270,7 @@ def test_other_scales_are_of_the_epilogue(dtype: str, text: str) -> None:
     formula = IN_EPILOGUE[text].format("relu(acc)" if dtype == "FP32" else "copy(relu(acc))")
     assert [each.formula for each in report.sites] == [formula], report
     exact = Layer(text.format(value.replace(".float()", "")).replace(".to(E4M3)", "")).exact()
-    bound = (exact.abs() * 2.0**-4).clamp(min=2.0**-10) * 1.001 + 1e-3
-    assert bool(((found.double() - exact).abs() <= bound).all())
+    check_quantised(found, exact, 1.0)
 
 
 @pytest.mark.parametrize("text", NOT_QUANTISED)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +11,9 @@ from torch import Tensor, nn
 
 from benchmarks.models import unseen, vision
 from benchmarks.models.networks import DLRM, Images, ResidualBlock, RMSNorm, T5Layer, Tokens, ViTLayer
+from tests.support.examples import EXAMPLES, load
 
-KERNELBENCH = Path(__file__).parents[2] / "examples" / "kernelbench"
+KERNELBENCH = EXAMPLES / "kernelbench"
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,7 @@ def mlp_batch_norm() -> nn.Module:
 
 def problem(file: str, *arguments: Any) -> nn.Module:
     """A model of KernelBench as that writes it."""
-    spec = importlib.util.spec_from_file_location(f"plain_{file}", KERNELBENCH / f"{file}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dynamo looks for it there
-    spec.loader.exec_module(module)
-    model: nn.Module = module.Model(*arguments)
+    model: nn.Module = load(KERNELBENCH / f"{file}.py").Model(*arguments)
     return model
 
 

@@ -20,7 +20,7 @@ from epigemm.epilogues.formulas import BIAS2
 from epigemm.epilogues.library import FUNCTIONS, gelu_epilogue
 from epigemm.planner import dry_runs
 from tests.gpu.launching import DEVICE, Frame, Sizes, gated, in_float64
-from tests.ops.test_eight_bit_results import LARGEST, same
+from tests.ops.eight_bits import LARGEST, same
 from tests.support import plans
 from tests.support.reference import Bounded, assert_within
 
@@ -144,11 +144,6 @@ def full(acc: Tensor, bias: PerColumn, row: PerRow, a: Matrix, b: Matrix, s: Sca
 def parts(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A result, and the scales of its blocks if it has some."""
     return found if isinstance(found, tuple) else (found,)
-
-
-def same_parts(found: Tensor | tuple[Tensor, ...], expected: Tensor | tuple[Tensor, ...]) -> bool:
-    """Bit for bit."""
-    return all(same(a.cpu(), b.cpu()) for a, b in zip(parts(found), parts(expected), strict=True))
 
 
 def random(*shape: int) -> Tensor:
@@ -294,7 +289,7 @@ class TestEveryKernel:
             about = (kernel, (number % 2, 1 + 7 * (number % 2)), scale)
             found = product.run(given, *about)
             product.check(found, given.expected, given.by_sums)
-            assert same_parts(product.run(given, *about), found)
+            assert same(product.run(given, *about), found)
 
 
 class TestSharedK:

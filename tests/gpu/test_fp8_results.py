@@ -35,10 +35,10 @@ from tests.gpu.test_fp8 import (
     behind,
     parts,
     random,
-    same_parts,
     wide,
 )
-from tests.ops.test_eight_bit_results import cast, in_blocks, matrix_itself, special
+from tests.ops.eight_bits import cast, in_blocks, same
+from tests.ops.test_eight_bit_results import matrix_itself, special
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 
@@ -74,7 +74,7 @@ class TestWhatIsQuantised:
             if kernel.scale != BLOCKS:
                 given = given._replace(function=BIAS.traced, operands=(random(sizes[1]),))
             (y,) = product.run(given, like(kernel))
-            assert same_parts(product.run(given), quantised(y, kernel))
+            assert same(product.run(given), quantised(y, kernel))
 
 
 class TestQuantised:
@@ -90,7 +90,7 @@ class TestQuantised:
             product = Product(kernel, (200, 272, 32), 0)
             product.x.view(torch.uint8).zero_()
             itself = Behind(matrix_itself.traced, (matrix.to(DEVICE),), *product.exact, *product.magnitudes)
-            assert same_parts(product.run(itself, scale=scale), quantised(matrix, kernel, scale))
+            assert same(product.run(itself, scale=scale), quantised(matrix, kernel, scale))
 
     def test_columns_beyond_the_result(self, kernel: Kernel) -> None:
         """They are computed, of zeros, and do not count in a block's scale."""
@@ -107,7 +107,7 @@ class TestQuantised:
             return
         assert bool(scales[0].isfinite().all())
         (y,) = product.run(given, like(kernel))
-        assert same_parts(found, quantised(y, kernel))
+        assert same(found, quantised(y, kernel))
 
 
 @epigemm.epilogue
@@ -203,7 +203,7 @@ def test_captured(scale: Any, accumulate: str) -> None:
     graph = captured(call)
     options["x_scale"].mul_(3)
     graph.replay()
-    assert same_parts(found[-1], epigemm.linear_gelu(product.x, product.weight, **options))
+    assert same(found[-1], epigemm.linear_gelu(product.x, product.weight, **options))
 
 
 @pytest.mark.parametrize("accumulate", ["fast", "blocks"])
@@ -215,7 +215,7 @@ def test_batch_invariance(scale: Any, accumulate: str) -> None:
     with epigemm.batch_invariant():
         whole = epigemm.linear_gelu(product.x, product.weight, **options)
         alone = epigemm.linear_gelu(product.x[17:18], product.weight, **row)
-    assert same_parts(tuple(each[17:18] for each in parts(whole)), alone)
+    assert same(tuple(each[17:18] for each in parts(whole)), alone)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing._internal import two_tensor
 
 import epigemm
 from epigemm import Matrix, PerColumn
 from tests.fusion.eager import fuse_eagerly
-from tests.ops.test_eight_bits import close
+from tests.ops.eight_bits import close
 from tests.support.thorough import in_turn
 
 ours = epigemm.nn
+TwoTensor: Any = two_tensor.TwoTensor
 M, K, N = 5, 144, 160  # a block of 128 and a part of one
 E4M3 = torch.float8_e4m3fn
 RECIPES = ("row", "tensor", "1x128")
@@ -40,31 +43,20 @@ Made = tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Tensor], bool]
 LAYERS: dict[str, Made] = {
     "torch's": (nn.Linear, lambda z, m: z, False),
     "Linear": (ours.Linear, lambda z, m: z, False),
-    "a user's": (
-        lambda *sizes, **o: ours.Linear(*sizes, epilogue=summed, **o),
-        lambda z, m: z.relu() + m,
-        True,
-    ),
+    "a user's": (lambda *sizes, **o: ours.Linear(*sizes, epilogue=summed, **o), lambda z, m: z.relu() + m, True),
     "GELU": (ours.LinearGELU, lambda z, m: F.gelu(z), False),
-    "scale": (
-        lambda k, n, **o: ours.LinearSigmoidScaleResidual(k, n, 2.0, **o),
-        lambda z, m: z + 2 * z.sigmoid(),
-        False,
-    ),
+    "scale": (lambda k, n, **o: ours.LinearSigmoidScaleResidual(k, n, 2.0, **o),
+              lambda z, m: z + 2 * z.sigmoid(), False),
     "residual": (ours.LinearResidual, lambda z, m: z + m, True),
     "gated": (ours.LinearGated, lambda z, m: F.silu(z) * m, True),
-    "layer scale": (
-        lambda *sizes, **o: ours.LinearLayerScaleResidual(*sizes, init_values=0.5, **o),
-        lambda z, m: m + 0.5 * z,
-        True,
-    ),
+    "layer scale": (lambda *sizes, **o: ours.LinearLayerScaleResidual(*sizes, init_values=0.5, **o),
+                    lambda z, m: m + 0.5 * z, True),
     "GLU": (ours.LinearGLU, lambda z, m: F.silu(z[..., :N]) * z[..., N:], False),
     "GLU of two": (
         lambda *sizes, **o: ours.LinearGLU.from_linears(nn.Linear(*sizes, **o), nn.Linear(*sizes, **o)),
-        lambda z, m: F.silu(z[..., :N]) * z[..., N:],
-        False,
+        lambda z, m: F.silu(z[..., :N]) * z[..., N:], False,
     ),
-}
+}  # fmt: skip
 
 
 def rounded(tensor: Tensor, recipe: str, height: int = 1) -> Tensor:
@@ -152,9 +144,7 @@ def test_states() -> None:
     for recipe in RECIPES:
         made, x = ours.quantise(model(), recipe), torch.randn(M, K)
         state = made.state_dict()
-        assert [*state] == [
-            f"{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias", "weight_scale")
-        ]
+        assert [*state] == [f"{at}.{name}" for at in (0, 2) for name in ("weight", "bias", "weight_scale")]
         assert state["0.weight"].dtype is E4M3 and state["0.weight_scale"].dtype is torch.float32
         other = ours.quantise(model(), recipe)
         assert not torch.equal(other(x), made(x))
@@ -169,6 +159,34 @@ def test_states() -> None:
             made.load_state_dict(model().state_dict())
     with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight_scale"):
         made.load_state_dict(ours.quantise(model(), "row").state_dict())
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), itertools.product(RECIPES, DTYPES[1:]), ids=str)
+def test_casts(recipe: str, dtype: torch.dtype) -> None:
+    """They leave the numbers of 8 bits and their scales as they are; a cast model loads what another one saves."""
+    plain, *others = (nn.Sequential(model(), ours.LinearGLU(N, N)) for _ in range(3))
+    made, x = ours.quantise(plain, recipe), torch.randn(M, K).to(dtype)
+    before = copy.deepcopy(made.state_dict())
+    state = saved(made.to(dtype).state_dict())
+    for name, each in before.items():
+        expected = each.to(dtype) if "bias" in name else each
+        assert state[name].dtype is expected.dtype and torch.equal(state[name].float(), expected.float())
+    for same in (
+        ours.quantise(others[0].to(dtype), recipe),
+        ours.quantise(others[1], recipe).to("cpu", dtype),
+    ):
+        same.load_state_dict(state)
+        assert torch.equal(same(x), made(x))
+    away = made.float().to("meta", dtype).state_dict()
+    assert all(away[name].dtype is each.dtype and away[name].is_meta for name, each in state.items())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_wrapped_tensors(recipe: str) -> None:
+    """An x that wraps others is quantised by what it wraps."""
+    made, x = ours.quantise(model(), recipe), torch.randn(M, K)
+    found = made(TwoTensor(x, 2 * x))
+    assert type(found) is TwoTensor and torch.equal(found.a, made(x)) and torch.equal(found.b, made(2 * x))
 
 
 def test_which_layers() -> None:
@@ -219,18 +237,25 @@ def test_what_stays(name: str) -> None:
         ours.quantise(stays)
 
 
-def hooked() -> nn.Module:
-    made = model()
+def hook(made: Any) -> None:
     made[2].register_forward_hook(lambda module, given, result: result)
-    return made
 
 
-def test_nothing_is_changed_by_an_error() -> None:
-    made = hooked()
+def wrap(made: Any) -> None:
+    layer = made[2] = ours.Linear.from_linear(made[2])
+    layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"), [(hook, "in 2 got .*_forward_hooks"), (wrap, "in 2 got a weight of type Two")]
+)
+def test_nothing_is_changed_by_an_error(change: Callable[[Any], None], error: str) -> None:
+    made = model()
+    change(made)
     before = [*made.children()]
-    with pytest.raises(ValueError, match="hooks"):
+    with pytest.raises(ValueError, match=f"^module: {error}.*accepted"):
         ours.quantise(made)
-    assert [*made.children()] == before
+    assert [*made.children()] == before and made[2].weight.requires_grad
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -10,13 +10,37 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import epigemm
-from epigemm._native import ops
+from epigemm.arguments import eight_bits
+from epigemm.arguments.calls import EightBits, LinearCall
+from epigemm.calls import eight_bits as by_torch
+from epigemm.epilogues.library import BIAS
+from tests.ops.eight_bits import (
+    BF16,
+    BLOCK,
+    E4M3,
+    E5M2,
+    FP32,
+    HALF,
+    Case,
+    called,
+    check_compiled_and_exported,
+    check_error,
+    check_operators,
+    check_quantised,
+    check_vmap,
+    close,
+    in_blocks,
+    same,
+    scaled,
+    takes_8_bits,
+    variant,
+    widen,
+)
 from tests.ops.op import Arguments, Op, wide
 from tests.ops.table import few, rows
-from tests.ops.test_eight_bit_results import BLOCK, LARGEST, check_compiled_and_exported, in_blocks, same
-from tests.ops.test_eight_bits import BF16, E4M3, E5M2, FP32, HALF, close, scaled, takes_8_bits
 
 M, N, K = 9, 208, 272  # two blocks of K and a part of one, a block of N and a part of one
 
@@ -64,30 +88,16 @@ def drawn(
     return given | {"out_dtype": dtype}, reference
 
 
-def check_quantised(got: Tensor, expected: Tensor, scale: float) -> None:
-    """Within a rounding of e4m3, and some of fp32 of what it is computed from."""
-    exact = (expected / scale).clamp(-LARGEST, LARGEST)
-    by_sums = 3e-5 * (1 + float(expected.abs().max())) / scale
-    bound = (exact.abs() * 2.0**-4).clamp(min=2.0**-10) * 1.001 + by_sums
-    assert got.dtype is E4M3 and bool(((got.double() - exact).abs() <= bound).all())
-
-
 @rows("eight_bit_blocks_values", takes_8_bits)
 def test_values(op: Op, rng: torch.Generator) -> None:
     """Every type of results, scales in both orders, fp32 operands, `out`."""
     for number, (dtype, is_turned) in enumerate(itertools.product((BF16, HALF, FP32), (True, False))):
-        options = {} if number % 2 else [*op.variants()][number // 2 % len([*op.variants()])]
-        given, reference = drawn(op, rng, dtype, is_turned=is_turned, **options)
+        given, reference = drawn(op, rng, dtype, is_turned=is_turned, **variant(op, number))
         if number % 3 == 0:
-            for name in op.wide_beside_16_bits():
-                given[name] = None if given[name] is None else given[name].float()
-        result = op.call(**given)
+            widen(op, given)
+        result = called(op, given)
         assert result.dtype is dtype and result.shape == (M, N)
         close(result, op.reference(**reference))
-        if op.takes_out:
-            out = torch.full_like(result, float("nan"))
-            assert op.call(**given, out=out) is out
-            assert torch.equal(out, result)
 
 
 @rows("eight_bit_blocks_results", takes_8_bits)
@@ -96,7 +106,7 @@ def test_results_of_8_bits(op: Op, rng: torch.Generator) -> None:
     result = op.call(**given | {"out_dtype": E4M3, "out_scale": 0.03})
     check_quantised(result, op.reference(**reference), 0.03)
     found = op.call(**given | {"out_dtype": E4M3, "out_scale": "1x128"})
-    assert all(same(*each) for each in zip(found, in_blocks(op.call(**given)), strict=True))
+    assert same(found, in_blocks(op.call(**given)))
 
 
 SIZES = [
@@ -176,7 +186,7 @@ def test_pairs(half: int, is_one: bool, activation: str, rng: torch.Generator) -
         )  # fmt: skip
     options = {"out_dtype": E4M3, "out_scale": "1x128"}
     y = epigemm.linear_glu(**given | {"out_dtype": BF16})
-    assert all(same(*each) for each in zip(epigemm.linear_glu(**given | options), in_blocks(y), strict=True))
+    assert same(epigemm.linear_glu(**given | options), in_blocks(y))
 
 
 def test_batch_invariance(rng: torch.Generator) -> None:
@@ -189,18 +199,7 @@ def test_batch_invariance(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"out_dtype": E4M3, "out_scale": "1x128"}], ids=["bf16", "blocks"])
 def test_vmap(options: Arguments, rng: torch.Generator) -> None:
-    given, scales = of_linear(rng, **options), scaled((3, M, 3), rng)
-    x = given.pop("x")
-    given.pop("x_scale")
-
-    def call(x: Tensor, x_scale: Tensor) -> Any:
-        found: Any = epigemm.linear_relu(x, x_scale=x_scale, **given)
-        return found if isinstance(found, tuple) else (found,)
-
-    found = torch.vmap(call, (None, 0))(x, scales)
-    for number, each in enumerate(scales):
-        for got, expected in zip(found, call(x, each), strict=True):
-            assert same(got[number].contiguous(), expected.contiguous())
+    check_vmap(of_linear(rng, **options), scaled((3, M, 3), rng))
 
 
 def test_compiled_for_any_sizes(rng: torch.Generator) -> None:
@@ -219,21 +218,7 @@ def test_compiled_and_exported(op: Op, options: Arguments, rng: torch.Generator)
 
 
 def test_the_operators(rng: torch.Generator) -> None:
-    given = of_linear(rng)
-    head: tuple[Any, ...] = (
-        "bias_relu",
-        given["x"],
-        given["weight"],
-        scaled((N,), rng).bfloat16(),
-        [],
-        [],
-        "promoted",
-    )
-    scales = {"x_scale": given["x_scale"], "weight_scale": given["weight_scale"]}
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.linear.default, head, scales | {"out_dtype": BF16}, test_utils=checks)
-    rest = (True, False, False, *scales.values())
-    torch.library.opcheck(ops.linear_in_blocks.default, (*head, *rest), {}, test_utils=checks)
+    check_operators(of_linear(rng), scaled((N,), rng).bfloat16(), "promoted", {"out_dtype": BF16})
 
 
 def test_explain(rng: torch.Generator) -> None:
@@ -242,12 +227,37 @@ def test_explain(rng: torch.Generator) -> None:
     assert "of each 128 columns" in found.kernels[0] and "in fp32" in found.kernels[0]
 
 
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (10, 0)], ids=str)
+def test_what_torch_multiplies(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no kernel of ours does: on Hopper sizes that cuBLAS takes, of which torch's own checks accept each."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    taken = set()
+    with FakeTensorMode():
+        for m, n, k in itertools.product(
+            (1, 4, 6, 256), (8, 16, 208, 512), (16, 128, 272, 512, 640, 1040, 1536)
+        ):
+            x, weight = (torch.empty(each, k, dtype=E4M3, device="cuda") for each in (m, n))
+            scales = (
+                torch.empty(count(k), m, device="cuda").t(),
+                torch.empty(count(n), count(k), device="cuda"),
+            )
+            about = eight_bits.checked(x, weight, EightBits(*scales))
+            call = LinearCall(BIAS, x, weight, precision="promoted", eight_bits=about)
+            if by_torch.runs_scaled_mm(call):
+                result = by_torch.of_call(call, lambda call: call.x)
+                assert result.shape == (m, n) and result.dtype is BF16
+                taken.add((m, n, k))
+    hopper = itertools.product((4, 256), (16, 208, 512), (512, 1536))
+    assert taken == (set(hopper) if capability == (9, 0) else set())
+
+
 def ones(*shape: int) -> Tensor:
     return torch.ones(shape)
 
 
 PAIRS = "accepted are scales of blocks of both, [9, 3] with [2, 3], or of none: [] or [9] with [] or [208]"
-ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
+ERRORS: dict[str, Case] = {
     "fast": (ValueError, "accumulate: got 'fast' with scales of blocks; accepted", {"accumulate": "fast"}),
     "e5m2 x": (RuntimeError, "x: got dtype torch.float8_e5m2 with scales of blocks", {"x": ones(M, K).to(E5M2)}),
     "e5m2": (RuntimeError, "weight: got dtype torch.float8_e5m2 with scales of", {"weight": ones(N, K).to(E5M2)}),
@@ -273,20 +283,10 @@ ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str, rng: torch.Generator) -> None:
-    """Each names the argument, what was got and what is accepted."""
-    check_error(epigemm.linear_relu, ERRORS[name], rng)
+    check_error(epigemm.linear_relu, of_linear(rng), ERRORS[name])
 
 
-def check_error(
-    function: Any, expected: tuple[type[Exception], str, Arguments], rng: torch.Generator
-) -> None:
-    error, text, other = expected
-    with pytest.raises(error) as caught:
-        function(**of_linear(rng, **other))
-    assert text in str(caught.value) and "accept" in str(caught.value), caught.value
-
-
-OF_PAIRS: dict[str, tuple[type[Exception], str, Arguments]] = {
+OF_PAIRS: dict[str, Case] = {
     "parts of blocks": (RuntimeError, "weight: got 208 rows for each product with scales of blocks; accepted are",
                         {"weight": ones(2 * N, K).to(E4M3), "weight_scale": ones(4, 3)}),
     "a part of one": (RuntimeError, "weight: got 104 rows for each product", {"weight_scale": ones(2, 3)}),
@@ -301,4 +301,4 @@ OF_PAIRS: dict[str, tuple[type[Exception], str, Arguments]] = {
 
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_errors_of_pairs(name: str, rng: torch.Generator) -> None:
-    check_error(epigemm.linear_glu, OF_PAIRS[name], rng)
+    check_error(epigemm.linear_glu, of_linear(rng), OF_PAIRS[name])

@@ -10,52 +10,34 @@ import torch
 from torch import Tensor
 
 import epigemm
-from epigemm._native import ops
-from epigemm.arguments.calls import EightBits, LinearCall
-from epigemm.epilogues.library import FUNCTIONS, gelu_epilogue
-from epigemm.epilogues.registry import typed
-from epigemm.planner import dry_runs
-from epigemm.planner.dry_runs import DryRun
-from tests.ops.op import Arguments, Op
-from tests.ops.table import few, rows
-from tests.ops.test_eight_bits import (
+from tests.ops.eight_bits import (
     BF16,
+    BLOCK,
     E4M3,
     E5M2,
     FP32,
     HALF,
-    HOPPER,
-    drawn,
-    of_linear,
+    LARGEST,
+    Case,
+    called,
+    cast,
+    check_compiled_and_exported,
+    check_error,
+    check_operators,
+    check_quantised,
+    check_vmap,
+    in_blocks,
+    planned,
+    same,
     scaled,
     takes_8_bits,
+    widen,
 )
+from tests.ops.op import Arguments, Op
+from tests.ops.table import few, rows
+from tests.ops.test_eight_bits import drawn, of_linear
 
-BLOCK, LARGEST = 128, 448.0
 M, N, K = 9, 300, 48  # two blocks and a part of one
-
-
-def cast(y: Tensor) -> Tensor:
-    """As torch casts, saturated."""
-    return y.clamp(-LARGEST, LARGEST).to(E4M3)
-
-
-def in_blocks(y: Tensor) -> tuple[Tensor, Tensor]:
-    """A bf16 result, quantised, and the scales: block after block."""
-    results, scales = [], []
-    for part in torch.split(y.float(), BLOCK, dim=-1):
-        scale = part.abs().amax(-1, keepdim=True).clamp(min=2.0**-100) / LARGEST
-        results.append(cast(part / scale))
-        scales.append(scale)
-    return torch.cat([each.view(torch.uint8) for each in results], -1).view(E4M3), torch.cat(scales, -1)
-
-
-def same(got: Tensor, expected: Tensor) -> bool:
-    """Bit for bit, but for the signs of NaN."""
-    a, b = got.float(), expected.float()
-    is_nan = torch.equal(a.isnan(), b.isnan())
-    bits = [each.nan_to_num(0).view(torch.int32) for each in (a, b)]
-    return got.dtype == expected.dtype and is_nan and torch.equal(*bits)
 
 
 @rows("eight_bit_results_values", takes_8_bits)
@@ -64,29 +46,17 @@ def test_values(op: Op, rng: torch.Generator) -> None:
     given, reference = drawn(op, rng)
     expected = op.reference(**reference)
     for scale in (0.03, torch.tensor(0.03)):
-        result = op.call(**given | {"out_dtype": E4M3, "out_scale": scale})
-        exact = (expected / 0.03).clamp(-LARGEST, LARGEST)
-        bound = (exact.abs() * 2.0**-4).clamp(min=2.0**-10) * 1.001 + 3e-5 * (
-            1 + float(expected.abs().max())
-        ) / 0.03
-        assert result.dtype is E4M3 and bool(((result.double() - exact).abs() <= bound).all())
-        if op.takes_out:
-            out = torch.empty_like(result)
-            assert op.call(**given | {"out_dtype": E4M3, "out_scale": scale}, out=out) is out
-            assert same(out, result)
+        check_quantised(called(op, given | {"out_dtype": E4M3, "out_scale": scale}), expected, 0.03)
     found = op.call(**given | {"out_dtype": E4M3, "out_scale": "1x128"})
-    for got, wanted in zip(found, in_blocks(op.call(**given)), strict=True):
-        assert same(got, wanted)
+    assert same(found, in_blocks(op.call(**given)))
 
 
 @rows("eight_bit_results_wide_operands", takes_8_bits)
 def test_fp32_operands(op: Op, rng: torch.Generator) -> None:
-    names = op.wide_beside_16_bits()
     given, _ = drawn(op, rng)
-    for name in names:
-        given[name] = None if given[name] is None else given[name].float()
+    widen(op, given)
     found = op.call(**given | {"out_dtype": E4M3, "out_scale": "1x128"})
-    assert all(same(*each) for each in zip(found, in_blocks(op.call(**given)), strict=True))
+    assert same(found, in_blocks(op.call(**given)))
 
 
 @epigemm.epilogue
@@ -136,7 +106,7 @@ def test_special_blocks(rng: torch.Generator) -> None:
         -math.inf,
     )
     result, scales = of_matrix(matrix, out_scale="1x128")
-    assert all(same(*each) for each in zip((result, scales), in_blocks(matrix.bfloat16()), strict=True))
+    assert same((result, scales), in_blocks(matrix.bfloat16()))
     assert bool(result[2, :BLOCK].isnan().all()) and not bool(result[2, BLOCK:].isnan().any())
     assert bool((scales[:2] == torch.tensor(2.0**-100) / LARGEST).all()) and bool((result[:2] == 0).all())
     assert math.isinf(float(scales[3, 1])) and bool(result[3, 200].isnan()) and float(result[3, 201]) == 0
@@ -151,7 +121,7 @@ def test_leading_axes(lead: tuple[int, ...], rng: torch.Generator) -> None:
     result, scales = epigemm.linear_silu(x, weight, **options, out_dtype=E4M3, out_scale="1x128")
     y = epigemm.linear_silu(x, weight, **options)
     assert result.shape == (*lead, N) and scales.shape == (*lead, 3) and scales.dtype is FP32
-    assert all(same(*each) for each in zip((result, scales), in_blocks(y), strict=True))
+    assert same((result, scales), in_blocks(y))
     count = math.prod(lead)
     if lead and count:
         flat = scales.reshape(count, 3)
@@ -163,7 +133,7 @@ def test_out_beside_blocks(rng: torch.Generator) -> None:
     expected = epigemm.linear_gelu(**given)
     out = torch.empty_like(expected[0])
     found = epigemm.linear_gelu(**given, out=out)
-    assert found[0] is out and all(same(*each) for each in zip(found, expected, strict=True))
+    assert found[0] is out and same(found, expected)
 
 
 def test_batch_invariance(rng: torch.Generator) -> None:
@@ -178,23 +148,12 @@ def test_autocast_casts_nothing(rng: torch.Generator) -> None:
     given = of_linear(rng, out_dtype=E4M3, out_scale="1x128")
     expected = epigemm.linear_gelu(**given)
     with torch.autocast("cpu", torch.bfloat16):
-        assert all(same(*each) for each in zip(epigemm.linear_gelu(**given), expected, strict=True))
+        assert same(epigemm.linear_gelu(**given), expected)
 
 
 @pytest.mark.parametrize("out_scale", [0.1, "1x128"])
 def test_vmap(out_scale: float | str, rng: torch.Generator) -> None:
-    given, scales = of_linear(rng, out_dtype=E4M3, out_scale=out_scale), scaled((3, M), rng)
-    x = given.pop("x")
-    given.pop("x_scale")
-
-    def call(x: Tensor, x_scale: Tensor) -> Any:
-        found = epigemm.linear_relu(x, x_scale=x_scale, **given)
-        return found if isinstance(found, tuple) else (found,)
-
-    found = torch.vmap(call, (None, 0))(x, scales)
-    for number, each in enumerate(scales):
-        for got, expected in zip(found, call(x, each), strict=True):
-            assert same(got[number].contiguous(), expected.contiguous())
+    check_vmap(of_linear(rng, out_dtype=E4M3, out_scale=out_scale), scaled((3, M), rng))
 
 
 @pytest.mark.parametrize("out_scale", [0.1, torch.tensor(0.1), "1x128"], ids=["number", "tensor", "blocks"])
@@ -205,43 +164,10 @@ def test_compiled_and_exported(op: Op, out_scale: Any, rng: torch.Generator) -> 
     check_compiled_and_exported(op, given)
 
 
-def check_compiled_and_exported(op: Op, given: Arguments) -> None:
-    """A compiled and an exported call give the same bits as the call."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    rest = {name: value for name, value in given.items() if name not in tensors}
-
-    class Program(torch.nn.Module):
-        def forward(self, *values: Tensor) -> Any:
-            found = op.call(**dict(zip(tensors, values, strict=True)), **rest)
-            return found if isinstance(found, tuple) else (found,)
-
-    expected = op.call(**given)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    torch.compiler.reset()
-    with torch.no_grad():
-        compiled = torch.compile(Program(), fullgraph=True, backend="aot_eager")
-        exported = torch.export.export(Program(), tuple(tensors.values())).module()
-        for program in (compiled, exported):
-            assert all(same(*each) for each in zip(program(*tensors.values()), expected, strict=True))
-
-
 def test_the_operators(rng: torch.Generator) -> None:
-    given = of_linear(rng)
-    head: tuple[Any, ...] = (
-        "bias_relu",
-        given["x"],
-        given["weight"],
-        torch.randn(40).bfloat16(),
-        [],
-        [],
-        "fast",
-    )
-    scales = {"x_scale": scaled((M,), rng), "weight_scale": given["weight_scale"]}
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    one = {"out_dtype": E4M3, "out_scale": torch.tensor(0.5)}
-    torch.library.opcheck(ops.linear.default, head, scales | one, test_utils=checks)
-    rest = (True, False, False, *scales.values())
-    torch.library.opcheck(ops.linear_in_blocks.default, (*head, *rest), {}, test_utils=checks)
+    given = of_linear(rng, x_scale=scaled((M,), rng))
+    options = {"out_dtype": E4M3, "out_scale": torch.tensor(0.5)}
+    check_operators(given, torch.randn(40).bfloat16(), "fast", options)
 
 
 @pytest.mark.parametrize("out_scale", [0.1, "1x128"])
@@ -256,26 +182,6 @@ def test_explain(out_scale: float | str, rng: torch.Generator) -> None:
 # --- plans ------------------------------------------------------------------------------------------------------------
 
 
-def planned(
-    result: torch.dtype, accumulate: str, scale: Any, n: int, *, is_pair: bool, m: int = 256
-) -> DryRun:
-    """What an H100 would run, whatever this machine has."""
-
-    def meta(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    if scale == "1x128":
-        scale = meta(-(-n // BLOCK), m)
-    scales = EightBits(meta(m), meta(), result, accumulate, scale)
-    epilogue, operands = gelu_epilogue("none"), (None,)
-    if is_pair:
-        epilogue, operands = typed(FUNCTIONS["gated_silu"], [False] * 2), (None, None)  # type: ignore[assignment]
-    weight2 = meta(n, 512, dtype=E4M3) if is_pair else None
-    factors = meta(m, 512, dtype=E4M3), meta(n, 512, dtype=E4M3)
-    call = LinearCall(epilogue, *factors, operands, accumulate, False, weight2=weight2, eight_bits=scales)
-    return dry_runs.dry_run(call, gpu=HOPPER, tried=True)
-
-
 RESULTS = [(BF16, None, "bfloat16"), (HALF, None, "float16"), (FP32, None, "float32"),
            (E4M3, 0.1, "bfloat16_to_e4m3"), (E4M3, "1x128", "bfloat16_to_blocks")]  # fmt: skip
 
@@ -285,7 +191,7 @@ RESULTS = [(BF16, None, "bfloat16"), (HALF, None, "float16"), (FP32, None, "floa
 def test_one_kernel_on_hopper(is_pair: bool, accumulate: str) -> None:
     for dtype, scale, name in RESULTS:
         for m in (1, 256, 4096):
-            found = planned(dtype, accumulate, scale, 512, is_pair=is_pair, m=m)
+            found = planned(dtype, accumulate, 512, scale=scale, is_pair=is_pair, m=m)
             if is_pair and accumulate == "promoted" and scale == "1x128":
                 assert not found.fused and "by two weights in this arithmetic" in found.tried[0].why_not
                 continue
@@ -293,11 +199,11 @@ def test_one_kernel_on_hopper(is_pair: bool, accumulate: str) -> None:
             assert [f"sm90_tma_e4m3_e4m3_{name}_{accumulate}_" in each for each in found.missing] == [True]
             assert [each.endswith("_pair") for each in found.missing] == [is_pair]
         if not is_pair:  # rows that are no whole 16 bytes are padded, and copied
-            launches = planned(dtype, accumulate, scale, 511, is_pair=False).launches
+            launches = planned(dtype, accumulate, 511, scale=scale).launches
             assert launches == ["fused", "copy_of_result"]
 
 
-ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
+ERRORS: dict[str, Case] = {
     "no scale": (RuntimeError, "out_scale: got None with out_dtype=torch.float8_e4m3fn", {"out_scale": None}),
     "another result": (
         RuntimeError,
@@ -343,14 +249,10 @@ ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("function", [epigemm.linear_relu, epigemm.linear_glu], ids=["one product", "a pair"])
 def test_errors(function: Any, name: str, rng: torch.Generator) -> None:
-    """Each names the argument, what was got and what is accepted."""
     error, text, other = ERRORS[name]
-    given: Arguments = of_linear(rng, out_dtype=E4M3, out_scale=0.5)
     if function is epigemm.linear_glu and "out" in other:
         other = {"out": other["out"][:, :20]}
-    with pytest.raises(error) as caught:
-        function(**given | other)
-    assert text in str(caught.value) and "accept" in str(caught.value), caught.value
+    check_error(function, of_linear(rng, out_dtype=E4M3, out_scale=0.5), (error, text, other))
 
 
 def test_eps_that_rounds_to_0(rng: torch.Generator) -> None:

@@ -8,35 +8,36 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import epigemm
-from epigemm.arguments.calls import EightBits, LinearCall
-from epigemm.epilogues.library import gelu_epilogue
-from epigemm.planner import dry_runs
-from epigemm.planner.dry_runs import DryRun
-from tests.ops.op import TWO_WEIGHTS, Arguments, Op, Result, wide
+from tests.ops.eight_bits import (
+    BF16,
+    E4M3,
+    E5M2,
+    FP32,
+    HALF,
+    Case,
+    called,
+    check_compiled_and_exported,
+    check_error,
+    check_operators,
+    check_vmap,
+    close,
+    planned,
+    scaled,
+    takes_8_bits,
+    variant,
+    widen,
+)
+from tests.ops.op import Arguments, Op, wide
 from tests.ops.table import few, rows
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 M, N, K = 9, 40, 48
 SCALES: dict[str, Callable[[int], tuple[int, ...]]] = {
     "tensor": lambda count: (),
     "rows": lambda count: (count,),
     "matrix": lambda count: (count, 1),
 }
-
-
-def takes_8_bits(op: Op) -> bool:
-    """Functions of one product and one result."""
-    of_user = not op.name.startswith("@") or isinstance(op.function, epigemm.UserEpilogue)
-    is_single = not op.of_kind(TWO_WEIGHTS) and "weight2" not in op.operands and op.results == (Result(),)
-    return op.is_linear and op.function is not None and is_single and of_user
-
-
-def scaled(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=rng) + 0.5
 
 
 def drawn(
@@ -58,31 +59,17 @@ def drawn(
     return {**given, "x_scale": scales[0], "weight_scale": of_weight, "out_dtype": dtype}, reference
 
 
-def close(got: Tensor, expected: Tensor) -> None:
-    """Within a rounding of the result, and some of fp32 of what it is computed from."""
-    largest = max(float(expected.abs().max()), 1.0)
-    rtol = torch.finfo(got.dtype).eps / 2
-    torch.testing.assert_close(got.double(), expected, rtol=rtol, atol=3e-5 * largest, check_dtype=False)
-
-
 @rows("eight_bits_values", takes_8_bits)
 def test_values(op: Op, rng: torch.Generator) -> None:
     """Every type of results, every pair of scales, fp32 operands, `out`."""
     recipes = itertools.product((BF16, HALF, FP32), SCALES, SCALES)
     for number, (dtype, x, weight) in enumerate(recipes):
-        options = {} if number % 2 else [*op.variants()][number // 2 % len([*op.variants()])]
-        given, reference = drawn(op, rng, dtype, x, weight, **options)
+        given, reference = drawn(op, rng, dtype, x, weight, **variant(op, number))
         if number % 3 == 0:
-            for name in op.wide_beside_16_bits():
-                given[name] = None if given[name] is None else given[name].float()
-        given["accumulate"] = ("promoted", "fast")[number % 2]
-        result = op.call(**given)
+            widen(op, given)
+        result = called(op, given | {"accumulate": ("promoted", "fast")[number % 2]})
         assert result.dtype is dtype and result.shape == (M, N)
         close(result, op.reference(**reference))
-        if op.takes_out:
-            out = torch.full_like(result, float("nan"))
-            assert op.call(**given, out=out) is out
-            assert torch.equal(out, result)
 
 
 def of_linear(rng: torch.Generator, **other: Any) -> Arguments:
@@ -144,15 +131,7 @@ def test_batch_invariance(rng: torch.Generator) -> None:
 
 
 def test_vmap(rng: torch.Generator) -> None:
-    given, scales = of_linear(rng), scaled((3, M), rng)
-    x = given.pop("x")
-    given.pop("x_scale")
-
-    def call(x: Tensor, x_scale: Tensor) -> Tensor:
-        return epigemm.linear_relu(x, x_scale=x_scale, **given)
-
-    found = torch.vmap(call, (None, 0))(x, scales)
-    assert torch.equal(found, torch.stack([call(x, each) for each in scales]))
+    check_vmap(of_linear(rng), scaled((3, M), rng))
 
 
 def test_compiled_for_any_sizes(rng: torch.Generator) -> None:
@@ -165,41 +144,12 @@ def test_compiled_for_any_sizes(rng: torch.Generator) -> None:
 
 @rows("eight_bits_compiled", lambda op: takes_8_bits(op) and few(op) and op.is_exported)
 def test_compiled_and_exported(op: Op, rng: torch.Generator) -> None:
-    given, _ = drawn(op, rng)
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-    rest = {name: value for name, value in given.items() if name not in tensors}
-
-    class Program(torch.nn.Module):
-        def forward(self, *values: Tensor) -> Tensor:
-            result: Tensor = op.call(**dict(zip(tensors, values, strict=True)), **rest)
-            return result
-
-    expected = op.call(**given)
-    with torch.no_grad():
-        compiled = torch.compile(Program(), fullgraph=True, backend="aot_eager")
-        assert torch.equal(compiled(*tensors.values()), expected)
-        exported = torch.export.export(Program(), tuple(tensors.values()))
-        assert torch.equal(exported.module()(*tensors.values()), expected)
+    check_compiled_and_exported(op, drawn(op, rng)[0])
 
 
 def test_the_operator(rng: torch.Generator) -> None:
-    given = of_linear(rng)
-    arguments: tuple[Any, ...] = (
-        "bias_relu",
-        given["x"],
-        given["weight"],
-        torch.randn(N).bfloat16(),
-        [],
-        [],
-        "fast",
-    )
-    options = {"x_scale": scaled((M,), rng), "weight_scale": given["weight_scale"], "out_dtype": BF16}
-    checks = (
-        "test_autograd_registration",
-        "test_faketensor",
-        "test_aot_dispatch_dynamic",
-    )  # schema: not of 8 bits
-    torch.library.opcheck(torch.ops.epigemm.linear.default, arguments, options, test_utils=checks)
+    given = of_linear(rng, x_scale=scaled((M,), rng))
+    check_operators(given, torch.randn(N).bfloat16(), "fast", {"out_dtype": BF16})
 
 
 def test_explain(rng: torch.Generator) -> None:
@@ -208,40 +158,25 @@ def test_explain(rng: torch.Generator) -> None:
     assert found.arithmetic == "ieee float32"
 
 
-HOPPER = (90, 132, 1755, 3350000)
-
-
-def planned(x: torch.dtype, weight: torch.dtype, result: torch.dtype, accumulate: str, n: int) -> DryRun:
-    """What an H100 would run, whatever this machine has."""
-
-    def meta(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    scales = EightBits(meta(256), meta(), result, accumulate)
-    factors = meta(256, 512, dtype=x), meta(n, 512, dtype=weight)
-    call = LinearCall(gelu_epilogue("none"), *factors, (None,), accumulate, False, eight_bits=scales)
-    return dry_runs.dry_run(call, gpu=HOPPER, tried=True)
-
-
 @pytest.mark.parametrize("accumulate", ["promoted", "fast"])
 def test_one_kernel_on_hopper(accumulate: str) -> None:
-    for x, weight in ((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)):
+    for types in ((E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)):
         for result in (BF16, HALF, FP32):
-            found = planned(x, weight, result, accumulate, 512)
-            if E5M2 in (x, weight) and result is not BF16:
+            found = planned(result, accumulate, 512, types=types)
+            if E5M2 in types and result is not BF16:
                 assert not found.fused and f"to {str(result)[6:]}" in found.tried[0].why_not
                 continue
             assert found.launches == ["fused"]
             names = "_".join(
-                str(each)[6:].removeprefix("float8_").removesuffix("fn") for each in (x, weight, result)
+                str(each)[6:].removeprefix("float8_").removesuffix("fn") for each in (*types, result)
             )
             assert [f"sm90_tma_{names}_{accumulate}_" in each for each in found.missing] == [True]
             # Rows that are no whole 16 bytes are padded, and copied.
-            assert planned(x, weight, result, accumulate, 511).launches == ["fused", "copy_of_result"]
+            assert planned(result, accumulate, 511, types=types).launches == ["fused", "copy_of_result"]
 
 
 ONE = torch.tensor(1.0)
-ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
+ERRORS: dict[str, Case] = {
     "no scale of x": (RuntimeError, "x_scale: got None", {"x_scale": None}),
     "no scale of weight": (RuntimeError, "weight_scale: got None", {"weight_scale": None}),
     "no scale": (RuntimeError, "x_scale: got None", {"x_scale": None, "weight_scale": None}),
@@ -280,11 +215,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Arguments]] = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str, rng: torch.Generator) -> None:
-    """Each names the argument, what was got and what is accepted."""
-    error, text, other = ERRORS[name]
-    with pytest.raises(error) as caught:
-        epigemm.linear_relu(**of_linear(rng, **other))
-    assert text in str(caught.value) and "accept" in str(caught.value), caught.value
+    check_error(epigemm.linear_relu, of_linear(rng), ERRORS[name])
 
 
 def test_elementwise_functions_refuse_8_bits(rng: torch.Generator) -> None:

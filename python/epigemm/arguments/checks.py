@@ -67,13 +67,8 @@ def arguments(call: LinearCall | ElementwiseCall) -> None:
     if call.eight_bits is None and call.precision != DEFAULT and call.precision not in ARITHMETIC:
         raise unknown_precision(call.precision)
     if out is not None:
-        require_out(
-            out,
-            (*x.shape[:-1], columns),
-            x,
-            "x",
-            None if call.eight_bits is None else call.dtype,
-        )
+        dtype = None if call.eight_bits is None else call.dtype
+        require_out(out, (*x.shape[:-1], columns), x, "x", dtype)
 
 
 def product(x: Tensor, weight: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.arguments import checks
+from epigemm.arguments import calls, checks
 from epigemm.arguments.calls import BLOCKS, EIGHT_BITS, EightBits, OutScale, Scaled, blocks_of, is_in_blocks
 from epigemm.arguments.precision import FAST, PROMOTED
 
@@ -27,6 +27,8 @@ _DEVICES = ("cpu", "cuda", "meta")
 _ACCUMULATE = (PROMOTED, FAST)
 BLOCK = 128
 """Columns of a block; of the weight also its rows."""
+RECIPES = ("tensor", "row", BLOCKS)
+"""What one scale is for in a layer of 8 bits, by the number of axes of its weight's scale."""
 _LEAST_FP32 = 2.0**-149
 _OUT_SCALES = f"a number > 0, a 0-d float32 tensor on x's device, or {BLOCKS!r}"
 
@@ -115,6 +117,40 @@ def quantised(y: Tensor, scale: Tensor | float) -> Tensor:
     whole, found = in_blocks(y.reshape(scale.shape[1], y.shape[-1]), height=1)
     scale.copy_(found.t())
     return whole.view(y.shape)
+
+
+def of_products(about: EightBits) -> tuple[EightBits, EightBits]:
+    """What each product of a pair has; the second one's result is an operand of the call of the first one."""
+    scale: Tensor = about.weight_scale  # type: ignore[assignment]
+    first, second = (scale, scale) if scale.dim() == 0 else scale.chunk(2)
+    operand = about._replace(weight_scale=second, out_dtype=calls.operand_dtype(about), out_scale=None)
+    return about._replace(weight_scale=first), operand
+
+
+def by_recipe(x: Tensor, recipe: str) -> tuple[Tensor, Tensor]:
+    """x in e4m3, and its `x_scale`."""
+    if recipe != BLOCKS or not x.dim():  # the call refuses the latter
+        return scaled(x, of_rows=recipe != RECIPES[0])
+    whole, scale = in_blocks(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), height=1)
+    return whole.view(x.shape), scale.t().contiguous().t()  # in the order in which kernels give them
+
+
+def of_weights(products: Sequence[Tensor], recipe: str) -> tuple[Tensor, Tensor]:
+    """The weights of products, one below the other, in e4m3, and their `weight_scale`; a block has rows of one."""
+    if recipe == BLOCKS:
+        whole, scale = map(torch.cat, zip(*[in_blocks(each, BLOCK) for each in products], strict=True))
+        return whole, scale
+    whole, scale = scaled(torch.cat([*products]), of_rows=recipe != RECIPES[0])
+    return whole, scale.flatten() if scale.dim() else scale
+
+
+def check_unquantised(x: Tensor) -> None:
+    """An error unless a layer of 8 bits takes this x."""
+    checks.tensors(x=x)
+    if x.dtype not in RESULTS[:3]:
+        accepted = "torch.bfloat16, torch.float16 and torch.float32"
+        raise RuntimeError(f"x: got dtype {x.dtype} beside a quantised weight; accepted are {accepted}")
+    refuse_gradients([("x", x)])
 
 
 def in_blocks(matrix: Tensor, height: int, width: int = BLOCK) -> tuple[Tensor, Tensor]:

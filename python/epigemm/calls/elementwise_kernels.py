@@ -6,10 +6,12 @@ import enum
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from epigemm._native import cuda_status, no_entry, operator, ops
-from epigemm.arguments.calls import FoldCall
-from epigemm.arguments.eight_bits import BLOCK, RESULTS
+from epigemm.arguments.calls import BLOCKS, FoldCall
+from epigemm.arguments.eight_bits import RECIPES, RESULTS, blocks
+from epigemm.calls.layouts import flattens
 from epigemm.calls.log import current
 from epigemm.compilers import is_faked, is_traced, is_transformed, keeps_numbers
 from epigemm.epilogues.registry import Epilogue, compute_dtype, fold_batch_norm_reference
@@ -91,34 +93,28 @@ def fold_batch_norm(call: FoldCall) -> Tensor:
 
 
 _ROW = 16  # bytes, and elements of x
+_MOST_BLOCKS = 2 * 65535  # of a row: a CTA has two of them, and CUDA's grids so many along their second axis
 
 
-def quantised(x: Tensor, *, in_blocks: bool) -> tuple[Tensor, Tensor] | None:
-    """x in e4m3 and its fp32 scales by one kernel: as `eight_bits.scaled` makes them of rows, or `in_blocks` of blocks.
+def quantised(x: Tensor, recipe: str) -> tuple[Tensor, Tensor] | None:
+    """x in e4m3 and its fp32 scales by one kernel: as `eight_bits.by_recipe` makes them.
 
-    None where PyTorch's operators have to: on other devices, in programs that are traced or transformed, for an x that
-    a kernel would have to copy first.
+    None where PyTorch's operators have to: of one scale for all, on other devices, in programs that are traced or
+    transformed, for an x of another class than Tensor, or that a kernel would have to copy first.
     """
-    if (
-        is_traced()
-        or not x.is_cuda
-        or not x.dim()
-        or not x.numel()
-        or x.dtype not in RESULTS[:3]
-        or not has_native(x)
-    ):
+    if recipe == RECIPES[0] or is_traced() or not x.is_cuda or not x.dim() or not x.numel():
+        return None
+    if type(x) not in (Tensor, Parameter) or x.dtype not in RESULTS[:3] or not has_native(x):
         return None
     if is_faked() or is_transformed() or keeps_numbers() or x.shape[-1] % _ROW or x.data_ptr() % _ROW:
         return None
-    columns = x.shape[-1]
-    try:
-        rows = x.view(-1, columns)
-    except RuntimeError:  # no view has its strides
+    columns, each = x.shape[-1], blocks(x.shape[-1]) if recipe == BLOCKS else 1  # row
+    if each > _MOST_BLOCKS or not flattens(x):
         return None
+    rows = x.view(-1, columns)
     if rows.stride(1) != 1 or (len(rows) > 1 and rows.stride(0) * x.element_size() % _ROW):
         return None
     out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    blocks = -(-columns // BLOCK) if in_blocks else 1
-    scales = torch.empty((blocks, len(rows)), dtype=torch.float32, device=x.device)
+    scales = torch.empty((each, len(rows)), dtype=torch.float32, device=x.device)
     _quantise_out(rows, out.view(-1, columns), scales)
-    return out, scales.view(blocks, *x.shape[:-1]).movedim(0, -1)
+    return out, scales.view(each, *x.shape[:-1]).movedim(0, -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
@@ -14,18 +13,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from epigemm import functional
 from epigemm import route as _route
 from epigemm.arguments import checks, eight_bits, invariance
-from epigemm.arguments.calls import BLOCKS
 from epigemm.arguments.forms import Function
 from epigemm.arguments.precision import PROMOTED
 from epigemm.calls import elementwise_kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Unpack
 
 _Layer = TypeVar("_Layer", bound="Layer")
-
-RECIPES = ("tensor", "row", BLOCKS)
-"""Of `quantise`, by the number of axes of a weight's scale."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -102,6 +99,7 @@ class FusedLinear(Layer):
 
     weight: Tensor
     bias: Tensor | None
+    _products: ClassVar[int] = 1  # in its weights
 
     @property
     def _function(self) -> Function:
@@ -143,6 +141,17 @@ class FusedLinear(Layer):
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.training = linear.training
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Of 8 bits the weight and its scale keep their types: they stand for the same numbers in any other."""
+        scale = self._buffers.get("weight_scale")
+
+        def apply(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            is_kept = tensor is scale or (scale is not None and tensor.dtype is eight_bits.E4M3)
+            return tensor.to(found.device) if is_kept and found.dtype is not tensor.dtype else found
+
+        return super()._apply(apply, recurse)  # type: ignore[no-untyped-call]
 
     def _set_scalar(self, name: str, value: float | Tensor) -> None:
         if isinstance(value, Tensor):  # it follows the layer; a linear layer's state has no such tensor
@@ -190,33 +199,21 @@ class FusedLinear(Layer):
         """The constructor's arguments, as `nn.Linear` prints them."""
         features = f"in_features={self.in_features}, out_features={self.out_features}"
         scale = self._buffers.get("weight_scale")
-        quantised = "" if scale is None else f", quantised={RECIPES[scale.dim()]!r}"
+        quantised = "" if scale is None else f", quantised={eight_bits.RECIPES[scale.dim()]!r}"
         return f"{features}, bias={self.bias is not None}, {super().extra_repr()}{quantised}"
 
 
 def in_8_bits(x: Tensor, weight_scale: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """x for a layer that `quantise` has made, and what its call gets besides."""
-    checks.tensors(x=x)
-    if x.dtype not in eight_bits.RESULTS[:3]:
-        accepted = "torch.bfloat16, torch.float16 and torch.float32"
-        raise RuntimeError(f"x: got dtype {x.dtype} beside a quantised weight; accepted are {accepted}")
-    eight_bits.refuse_gradients([("x", x)])
-    are_blocks = RECIPES[weight_scale.dim()] == BLOCKS
-    if weight_scale.dim() and (made := elementwise_kernels.quantised(x, in_blocks=are_blocks)):
-        x8, x_scale = made
-    elif are_blocks and x.dim():  # the call refuses others
-        whole, scale = eight_bits.in_blocks(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), height=1)
-        # In the order in which kernels give them.
-        x8, x_scale = whole.view(x.shape), scale.t().contiguous().t()
-    else:
-        x8, x_scale = eight_bits.scaled(x, of_rows=weight_scale.dim() > 0)
+    eight_bits.check_unquantised(x)
+    recipe = eight_bits.RECIPES[weight_scale.dim()]
+    x8, x_scale = elementwise_kernels.quantised(x, recipe) or eight_bits.by_recipe(x, recipe)
     return x8, {"x_scale": x_scale, "weight_scale": weight_scale, "out_dtype": x.dtype}
 
 
 class Activated(FusedLinear):
     """A layer with an activation that its caller names."""
 
-    _products: ClassVar[int] = 1  # in its weight
     _shown: ClassVar[tuple[str, ...]] = ("activation",)
 
     def __init__(
@@ -287,7 +284,7 @@ def require_plain(name: str, layer: object) -> None:
     if state.get("_compiled_call_impl") is not None:
         added.append("compile()")
     tensors = {**layer._parameters, **layer._buffers}.items()
-    added += [f"a {key} of type {type(each).__name__}" for key, each in tensors if _is_special(each)]
+    added += [f"a {key} of type {type(each).__name__}" for key, each in tensors if is_special(each)]
     added += sorted((layer._parameters.keys() ^ parameters) | ({*layer._buffers, *layer._modules} ^ others))
     if added:
         found = ", ".join(dict.fromkeys(added))
@@ -297,7 +294,7 @@ def require_plain(name: str, layer: object) -> None:
         )
 
 
-def _is_special(tensor: Tensor | None) -> bool:
+def is_special(tensor: Tensor | None) -> bool:
     """Whether operators on a tensor may do something else: a quantised or distributed tensor, or another subclass."""
     if tensor is None:
         return False

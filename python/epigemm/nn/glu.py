@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from epigemm import docstrings, glu
-from epigemm.arguments.calls import BLOCKS
-from epigemm.nn.base import RECIPES, Activated, CallOptions, in_8_bits, reset_linear
+from epigemm.nn.base import Activated, CallOptions, in_8_bits, reset_linear
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -92,7 +91,7 @@ class LinearGLU(Activated):
         if (scale := self._buffers.get("weight_scale")) is not None:
             x, scales = in_8_bits(x, scale)
             options.update(scales)
-            if second[0] is None and RECIPES[scale.dim()] == BLOCKS:  # each half has blocks of its own
+            if second[0] is None:  # each half has blocks of its own
                 (weight, weight2), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
                 bias, second = biases[0], (weight2, biases[1])
         return glu.linear_glu(x, weight, bias, weight2=second[0], bias2=second[1], **options)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.arguments import eight_bits
-from epigemm.arguments.calls import BLOCKS
-from epigemm.nn.base import RECIPES, Activated, FusedLinear, Layer, require_plain
+from epigemm.arguments.eight_bits import RECIPES
+from epigemm.nn.base import FusedLinear, Layer, is_special, require_plain
 from epigemm.nn.layers import Linear
 from epigemm.results_epilogue import ResultsEpilogue
 
@@ -39,9 +39,9 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
     model, give that.
 
     The layers have no gradients: their parameters do not require one, and an x that does is an error. A state dict has
-    the weights in 8 bits with their scales. A model that has been quantised in the same way loads it. Casting a
-    quantised layer to another dtype is not supported, nor is a model that casts x to the dtype of a layer's weight, as
-    transformers' T5 does. Layers that share a weight get a copy each.
+    the weights in 8 bits with their scales. A model that has been quantised in the same way loads it. Casts of the
+    model, as `.bfloat16()`, leave both as they are. A model that casts x to the dtype of a layer's weight, as
+    transformers' T5 does, is not supported. Layers that share a weight get a copy each.
 
     Args:
         module: the model, which is changed in place.
@@ -53,7 +53,8 @@ def quantise(module: nn.Module, recipe: str = "row") -> nn.Module:
     Raises:
         TypeError: `module` is no module; `recipe` is no string.
         ValueError: unknown `recipe`; no layer of `module` can be quantised; a `torch.nn.Linear` has hooks, a `forward`
-            of its own, or other parameters, buffers or modules. Nothing is changed then.
+            of its own, or other parameters, buffers or modules; a layer's parameter is a quantised or distributed
+            tensor, or another wrapper. Nothing is changed then.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 32), nn.GELU()).eval()
@@ -98,10 +99,14 @@ def _is_taken(module: nn.Module, path: str) -> bool:
     if not is_own and type(module) is not nn.Linear:
         return False
     weight = module._parameters.get("weight")
-    if weight is None or weight.dtype not in _DTYPES:
+    columns = 0 if weight is None or weight.dtype not in _DTYPES else weight.shape[1]
+    if not columns or columns % eight_bits.MULTIPLE:
         return False
-    if not weight.shape[1] or weight.shape[1] % eight_bits.MULTIPLE:
-        return False
+    for name, each in module._parameters.items() if is_own else ():
+        if is_special(each):
+            raise ValueError(
+                f"module: in {path or 'it'} got a {name} of type {type(each).__name__}; accepted is a torch.Tensor"
+            )
     if not is_own:
         try:
             require_plain("linear", module)
@@ -119,16 +124,8 @@ def _quantised(layer: nn.Linear | FusedLinear, recipe: str) -> FusedLinear:
             made._parameters[name] = nn.Parameter(each.detach(), requires_grad=False)
     names = [name for name in _WEIGHTS if made._parameters.get(name) is not None]
     weights: list[Tensor] = [getattr(made, name) for name in names]
-    if recipe == BLOCKS:
-        products = made._products if isinstance(made, Activated) and not weights[1:] else 1
-        pairs = [
-            eight_bits.in_blocks(each, eight_bits.BLOCK) for of in weights for each in of.chunk(products)
-        ]
-        whole, scale = (torch.cat(each) for each in zip(*pairs, strict=True))
-    else:
-        joined = torch.cat(weights) if weights[1:] else weights[0]
-        whole, scale = eight_bits.scaled(joined, of_rows=recipe == "row")
-        scale = scale.flatten() if scale.dim() else scale
+    products = [each for of in weights for each in of.chunk(made._products // len(weights))]
+    whole, scale = eight_bits.of_weights(products, recipe)
     for name, part in zip(names, whole.chunk(len(names)), strict=True):
         made._parameters[name] = nn.Parameter(part.clone() if weights[1:] else part, requires_grad=False)
     made.register_buffer("weight_scale", scale)
