@@ -199,13 +199,6 @@ def decompose_in_inductor(functions: Mapping[Any, Callable[..., Any]]) -> None:
     when_imported("torch._inductor.lowering", add)
 
 
-def mark_caches(mark: str) -> None:
-    """Make a text part of the keys under which torch stores what this thread compiles."""
-    config = torch.compiler.config
-    if mark not in config.cache_key_tag:
-        config.cache_key_tag += mark
-
-
 # --- modules that take long to import ---------------------------------------------------------------------------------
 
 

@@ -76,7 +76,12 @@ from epigemm.epilogues.library import (
     SIGMOID_SCALE_RESIDUAL,
     gelu_epilogue,
 )
-from epigemm.folds import linear_batch_norm_relu, linear_scale, linear_scale_batch_norm, scale_batch_norm
+from epigemm.folds import (
+    linear_batch_norm_relu,
+    linear_scale,
+    linear_scale_batch_norm,
+    scale_batch_norm,
+)
 from epigemm.packs.weight_packs import PackedWeight
 
 __all__ = [

@@ -12,7 +12,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import epigemm
 from epigemm import PerColumn
-from epigemm.operators.graphs import VERSION
 from tests.ops.bounds import assert_right
 from tests.ops.op import COUNT, MATRIX, NUMBER, Op, results_of
 from tests.ops.table import few, rows, some
@@ -131,24 +130,6 @@ def test_inductor(op: Op, device: torch.device, rng: torch.Generator) -> None:
 
     compiled: Any = torch.compile(call, fullgraph=True)
     torch.testing.assert_close(compiled(*inputs), call(*inputs), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_what_torch_stores_is_of_a_version(is_recorded: bool, rng: torch.Generator) -> None:
-    """The operators' own is part of torch's key when a backend gets the graph: others do not load it."""
-    x, weight = torch.ones(3, 16), torch.randn(24, 16, generator=rng, requires_grad=is_recorded)
-    config: Any = torch.compiler.config
-    seen = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        seen.append(config.cache_key_tag)
-        return graph.forward
-
-    for tag in ("of a user ", VERSION):
-        torch.compiler.reset()
-        with config.patch(cache_key_tag=tag):
-            torch.compile(lambda x: epigemm.linear_gelu(x, weight), backend=backend)(x)
-    assert seen == [f"of a user {VERSION}", VERSION]
 
 
 @rows("compiled vmap", lambda op: op.is_vmappable and op.function is not None and few(op))

@@ -64,7 +64,11 @@ def seen(
 
 
 def converted(
-    function: Function, x: Tensor, operands: Operands, first: str = "x", dtype: torch.dtype | None = None
+    function: Function,
+    x: Tensor,
+    operands: Operands,
+    first: str = "x",
+    dtype: torch.dtype | None = None,
 ) -> tuple[Epilogue, Operands]:
     """The epilogue of a call that the entry has not made, and its operands as calls have them.
 

@@ -23,7 +23,7 @@ from epigemm.arguments import precision as _precision
 from epigemm.arguments.calls import ElementwiseCall, FoldCall, LinearCall
 from epigemm.autograd import nodes
 from epigemm.calls import by_reference, elementwise_kernels, one_kernel, resolve
-from epigemm.compilers import at_trace_time, is_exporting, mark_caches, untraced
+from epigemm.compilers import at_trace_time, is_exporting, untraced
 from epigemm.epilogues.kinds import SCALAR
 from epigemm.epilogues.library import BIAS, SCALE_BATCH_NORM
 from epigemm.epilogues.registry import EPILOGUES, FOLDED, LINKED, Epilogue, Operands, compute_dtype
@@ -379,12 +379,7 @@ def _addmm_relu(bias: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
     _addmm_activation(bias, a, b, use_gelu=False, out=out)
 
 
-VERSION = f"epigemm {_digest_of(ops._build_info() + str(_into._schema)):x}"
-"""Of what graphs call. Those that torch stores hold `_into` in place of operators that its keys have."""
-
-
 def _fake(*arguments: Any) -> None:
-    mark_caches(VERSION)
     call = _call(*arguments)
     if _fold(call, arguments) is None:
         checks.arguments(call)

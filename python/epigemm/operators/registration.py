@@ -17,12 +17,18 @@ from torch.autograd import forward_ad
 
 from epigemm._native import ops
 from epigemm.arguments import checks, eight_bits
-from epigemm.arguments.calls import BLOCKS, EightBits, ElementwiseCall, LinearCall, operator_arguments
+from epigemm.arguments.calls import (
+    BLOCKS,
+    EightBits,
+    ElementwiseCall,
+    LinearCall,
+    operator_arguments,
+)
 from epigemm.arguments.precision import DEFAULT, PROMOTED
 from epigemm.autograd import gradient_products, gradients, nodes
 from epigemm.calls import elementwise_kernels, entry, resolve
 from epigemm.calls.log import current
-from epigemm.compilers import decompose_in_inductor, mark_caches, when_imported
+from epigemm.compilers import decompose_in_inductor, when_imported
 from epigemm.epilogues.registry import Epilogue, Operands, compute_dtype
 from epigemm.operators import graphs, vmap
 from epigemm.planner.reasons import Reason
@@ -285,7 +291,6 @@ def _fake(operator: _Operator) -> Callable[[Any], Any]:
     """The shape of a call's result; an open log is told of the call."""
 
     def fake(call: Any) -> Any:
-        mark_caches(graphs.VERSION)
         shaped = operator.fake(call)
         return shaped if current.log is None else current.log.without_values(operator.implementation, call)
 
