@@ -24,7 +24,7 @@ import locate
 
 MODULE = "epigemm/_C.so"
 OPEN_KERNELS = "epigemm/ir/"
-LARGEST_WHEEL_MB = 28
+LARGEST_WHEEL_MB = 30
 PRELINKED = "epigemm/cubins/"
 GEMM_KERNEL = re.compile("epigemm_open_(sm90|as_it_lies)_")
 OF_MULTIPLY_ADDS = re.compile("epigemm_open_sm90_few_rows_")
