@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
+from benchmarks.gradings import bounds
 
 OURS, BLOCKS = "epigemm", "1x128"
 _E4M3 = torch.float8_e4m3fn
@@ -46,6 +47,7 @@ class Contest:
         ratios: by the record's key, whose time is divided by ours.
         exact: the result in float64 of the same rows, and how far a result may be from it.
         read: makes a matrix of what a run of ours returns.
+        errors: by contestant, how far its result is from float64: the root of the mean square, relative.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Contest:
     ratios: Mapping[str, str]
     exact: Callable[[], tuple[Tensor, Tensor]]
     read: Callable[[Any], Tensor] = lambda result: result
+    errors: Callable[[], dict[str, float]] = dict
 
     def part_of_bound(self) -> float:
         """The largest error of ours over what is allowed; infinite for a NaN."""
@@ -76,7 +79,7 @@ def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Ten
 
 
 def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
-    """GELU behind products of e4m3, by every recipe and accumulation; SwiGLU to blocks of e4m3; quantised MLPs."""
+    """GELU behind products of e4m3, by every recipe and accumulation; SwiGLU to blocks of e4m3; quantised layers."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     drawn = [
@@ -94,6 +97,8 @@ def of_8_bits(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
         yield gelu_of_8_bits(*whole, BLOCKS, "promoted", device)
     for tokens, recipe in itertools.product(TOKENS_OF_MLPS, ("row", BLOCKS)):
         yield quantised_mlp(tokens, *SIZES_OF_MLPS, recipe, device)
+    for tokens, recipe in itertools.product(TOKENS_OF_MLPS[1:], ("row", BLOCKS)):
+        yield quantised_block(tokens, *SIZES_OF_MLPS, recipe, device)
 
 
 def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device: torch.device) -> Contest:
@@ -182,32 +187,21 @@ def swiglu_to_blocks(m: int, n: int, k: int, device: torch.device) -> Contest:
 def quantised_mlp(m: int, hidden: int, between: int, recipe: str, device: torch.device) -> Contest:
     """A SwiGLU MLP in bf16 by `epigemm.nn.quantise`, against `_scaled_mm` with PyTorch's operators, and bf16."""
     in_bf16: Any = {"bias": False, "device": device, "dtype": torch.bfloat16}
-    first, second = nn.Linear(hidden, 2 * between, **in_bf16), nn.Linear(between, hidden, **in_bf16)
+    first = nn.Linear(hidden, 2 * between, **in_bf16).requires_grad_(False)
+    second = nn.Linear(between, hidden, **in_bf16).requires_grad_(False)
     x = torch.randn(m, hidden, device=device, dtype=torch.bfloat16)
     layers = [epigemm.nn.LinearGLU.from_linear(first), epigemm.nn.Linear.from_linear(second)]
     ours = epigemm.nn.quantise(copy.deepcopy(nn.Sequential(*layers)), recipe)
-    columns = _BLOCK if recipe == BLOCKS else None
-    weights = [_quantised(each.weight.detach(), columns, columns or 1) for each in (first, second)]
-
-    def product(rows: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
-        numbers, scale = _quantised(rows, columns, 1)
-        if columns:  # as `_scaled_mm` reads them
-            scale = scale.t().contiguous().t()
-        result: Tensor = _scaled_mm(numbers, weight[0].t(), scale, weight[1].t(), out_dtype=torch.bfloat16)
-        return result
-
-    def gated(sums: Tensor) -> Tensor:
-        gate, up = sums.chunk(2, -1)
-        return F.silu(gate) * up
+    up_8, down_8 = (_composed_product(each.weight.detach(), recipe) for each in (first, second))
 
     def composed(rows: Tensor) -> Tensor:
-        return product(gated(product(rows, weights[0])), weights[1])
+        return down_8(_gated(up_8(rows)))
 
     def exact() -> tuple[Tensor, Tensor]:
         """Of the numbers before they were quantised: e4m3 has 2^-4 of each, and both products have two of them."""
         rows, up = x[:512].double(), first.weight.double()
         sums, magnitudes = rows @ up.t(), rows.abs() @ up.abs().t()
-        between_them, steepest = gated(sums), 1.1
+        between_them, steepest = _gated(sums), 1.1
         errors = (
             2.0**-3
             * steepest
@@ -226,11 +220,105 @@ def quantised_mlp(m: int, hidden: int, between: int, recipe: str, device: torch.
         "ours in eager": lambda: ours(x),
         "composed in eager": lambda: composed(x),
         "composed, compiled": lambda: compiled(x),
-        "bf16 in eager": lambda: second(gated(first(x))),
+        "bf16 in eager": lambda: second(_gated(first(x))),
     }
     ratios = {"vs_ours_eager": "ours in eager", "vs_composed_eager": "composed in eager"}
     ratios |= {"vs_composed_compiled": "composed, compiled", "vs_bf16": "bf16 in eager"}
-    return Contest(f"{m}x{hidden}x{between}/mlp/{recipe}", runs, ratios, exact)
+
+    def errors() -> dict[str, float]:
+        up, down = first.weight.double(), second.weight.double()
+        exact = _gated(x.double() @ up.t()) @ down.t()
+        ways: dict[str, Any] = {OURS: ours, "composed": composed, "bf16": lambda x: second(_gated(first(x)))}
+        return {name: _relative(way(x), exact) for name, way in ways.items()}
+
+    return Contest(f"{m}x{hidden}x{between}/mlp/{recipe}", runs, ratios, exact, errors=errors)
+
+
+def quantised_block(m: int, hidden: int, between: int, recipe: str, device: torch.device) -> Contest:
+    """A layer of Llama-3-8B, of one sequence: attention, four heads of queries for one of keys; the MLP; RMSNorms."""
+    head, keys = 128, hidden // 4
+    in_bf16: Any = {"bias": False, "device": device, "dtype": torch.bfloat16}
+    sizes = ((hidden, hidden + 2 * keys), (hidden, hidden), (hidden, 2 * between), (between, hidden))
+    layers = [nn.Linear(*size, **in_bf16).requires_grad_(False) for size in sizes]
+    x = torch.randn(1, m, hidden, device=device, dtype=torch.bfloat16)
+
+    def block(x: Tensor, read: _Layer, project: _Layer, gate: _Layer, down: _Layer) -> Tensor:
+        parts = torch.split(read(F.rms_norm(x, (hidden,))), [hidden, keys, keys], -1)
+        q, k, v = (each.view(1, m, -1, head).transpose(1, 2) for each in parts)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + project(attended.transpose(1, 2).flatten(2))
+        return x + down(gate(F.rms_norm(x, (hidden,))))
+
+    def of_pytorch(products: list[_Layer]) -> Callable[[Tensor], Tensor]:
+        read, project, gate, down = products
+        return lambda x: block(x, read, project, lambda rows: _gated(gate(rows)), down)
+
+    made: list[nn.Module] = [epigemm.nn.Linear.from_linear(each) for each in layers]
+    made[2:3] = [epigemm.nn.LinearGLU.from_linear(layers[2])]
+    quantised: Any = epigemm.nn.quantise(nn.ModuleList(copy.deepcopy(made)), recipe)
+    composed = of_pytorch([_composed_product(each.weight.detach(), recipe) for each in layers])
+    in_float64 = of_pytorch([copy.deepcopy(each).double() for each in layers])
+    ways: dict[str, _Layer] = {
+        OURS: lambda x: block(x, *quantised),
+        "composed": composed,
+        "bf16": of_pytorch(list(layers)),
+    }
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(composed, dynamic=False)
+    ours_compiled: Any = torch.compile(ways[OURS], backend="epigemm", dynamic=False)
+    of_bf16: Any = torch.compile(ways["bf16"], dynamic=False)
+    runs = {
+        OURS: lambda: ours_compiled(x),
+        "ours in eager": lambda: ways[OURS](x),
+        "composed in eager": lambda: composed(x),
+        "composed, compiled": lambda: compiled(x),
+        "bf16, compiled": lambda: of_bf16(x),
+    }
+    keys_of = {"ours in eager": "ours_eager", "composed in eager": "composed_eager"}
+    keys_of |= {"composed, compiled": "composed_compiled", "bf16, compiled": "bf16_compiled"}
+
+    def errors() -> dict[str, float]:
+        exact = in_float64(x.double())
+        return {name: _relative(way(x), exact) for name, way in ways.items()}
+
+    def exact() -> tuple[Tensor, Tensor]:
+        """As far as PyTorch's composition may be: eight times the root of its mean square."""
+        expected = in_float64(x.double())
+        mean = (composed(x).double() - expected).square().mean().sqrt()
+        return expected[0], (8 * mean).expand_as(expected[0])
+
+    ratios = {f"vs_block_{key}": name for name, key in keys_of.items()}
+    name = f"{m}x{hidden}x{between}/block/{recipe}"
+    return Contest(name, runs, ratios, exact, lambda result: result[0], errors)
+
+
+_Layer = Callable[[Tensor], Tensor]
+
+
+def _gated(sums: Tensor) -> Tensor:
+    gate, up = sums.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def _composed_product(weight: Tensor, recipe: str) -> _Layer:
+    """By `_scaled_mm`, of a weight that is quantised once; x is by PyTorch's operators."""
+    columns = _BLOCK if recipe == BLOCKS else None
+    in_8_bits, of_weight = _quantised(weight, columns, columns or 1)
+
+    def product(x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        numbers, scale = _quantised(rows, columns, 1)
+        if columns:  # as `_scaled_mm` reads them
+            scale = scale.t().contiguous().t()
+        result: Tensor = _scaled_mm(numbers, in_8_bits.t(), scale, of_weight.t(), out_dtype=torch.bfloat16)
+        return result.view(*x.shape[:-1], -1)
+
+    return product
+
+
+def _relative(found: Tensor, exact: Tensor) -> float:
+    error = (found.double() - exact).square().mean() / exact.square().mean()
+    return round(float(error.sqrt()), 5)
 
 
 def _quantised(matrix: Tensor, columns: int | None, rows: int) -> tuple[Tensor, Tensor]:
@@ -242,7 +330,7 @@ def _quantised(matrix: Tensor, columns: int | None, rows: int) -> tuple[Tensor, 
 
 
 def of_experts(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
-    """SwiGLU of all experts in bf16, at layers of models and random routings, against PyTorch's grouped product."""
+    """SwiGLU of all experts in bf16, at layers of models and random routings, and products in fp32 at these."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
     for name, (tokens, experts, chosen, hidden, between) in LAYERS.items():
@@ -254,6 +342,7 @@ def of_experts(seed: int, count: int, device: torch.device) -> Iterator[Contest]
         rows = [draw.randint(0, most) if draw.random() > 0.1 else 0 for _ in range(experts)]
         n, k = 8 * draw.randint(8, 360), 8 * draw.randint(8, 512)
         yield swiglu_of_experts(f"random {number}, {experts} experts", rows, n, k, device)
+        yield product_of_experts(f"random {number}, {experts} experts", rows, n, k, device)
 
 
 def swiglu_of_experts(name: str, rows: list[int], n: int, k: int, device: torch.device) -> Contest:
@@ -288,6 +377,25 @@ def swiglu_of_experts(name: str, rows: list[int], n: int, k: int, device: torch.
     }
     ratios = {"vs_grouped_mm": "grouped_mm", "vs_torch": "eager"}
     return Contest(f"{name}: {m}x{2 * n}x{k}", runs, ratios, exact)
+
+
+def product_of_experts(name: str, rows: list[int], n: int, k: int, device: torch.device) -> Contest:
+    """In fp32, against PyTorch's grouped product, which waits for the host and loops over experts."""
+    x = torch.randn(sum(rows), k, device=device)
+    weight = torch.randn(len(rows), n, k, device=device)
+    offs = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
+
+    def exact() -> tuple[Tensor, Tensor]:
+        own = list(zip(torch.split(x.double(), rows), weight.double().mT, strict=True))
+        expected = torch.cat([a @ b for a, b in own])
+        magnitudes = torch.cat([a.abs() @ b.abs() for a, b in own])
+        return expected, _bound(expected, magnitudes, bounds.split(k), torch.finfo(torch.float32).eps)
+
+    runs = {
+        OURS: lambda: epigemm.grouped_linear(x, weight, offs=offs),
+        "grouped_mm": lambda: F.grouped_mm(x, weight.transpose(1, 2), offs=offs),
+    }
+    return Contest(f"{name}, fp32: {len(x)}x{n}x{k}", runs, {"vs_grouped_mm_in_fp32": "grouped_mm"}, exact)
 
 
 CONTESTS = {"fp8": of_8_bits, "experts": of_experts}

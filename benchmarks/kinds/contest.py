@@ -66,7 +66,9 @@ def measure(contest: Contest, bench: Bench) -> dict[str, Any]:
     medians = (round(1e3 * statistics.median(each), 2) for each in samples)
     us = dict(zip(contest.runs, medians, strict=True))
     torch.cuda.empty_cache()
-    return {"us": us} | {key: round(us[other] / us[OURS], 4) for key, other in contest.ratios.items()}
+    ratios = {key: round(us[other] / us[OURS], 4) for key, other in contest.ratios.items()}
+    errors = contest.errors()
+    return {"us": us} | ratios | ({"relative_errors": errors} if errors else {})
 
 
 def geomeans(cases: dict[str, Any]) -> dict[str, tuple[float, float]]:

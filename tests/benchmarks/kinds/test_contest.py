@@ -20,6 +20,8 @@ CPU = torch.device("cpu")
 SMALL: dict[str, Callable[[torch.device], Contest]] = {
     "blocks": lambda device: contests.swiglu_to_blocks(64, 128, 64, device),
     "experts": lambda device: contests.swiglu_of_experts("", [30, 0, 66, 32], 48, 64, device),
+    "experts in fp32": lambda device: contests.product_of_experts("", [30, 0, 66, 32], 48, 64, device),
+    "block": lambda device: contests.quantised_block(48, 512, 256, "row", device),
     **{
         f"{recipe} {sums}": partial(lambda *of: contests.gelu_of_8_bits(64, 128, 64, *of), recipe, sums)
         for recipe, sums in itertools.product(("tensor", "rows"), ("fast", "promoted"))
@@ -39,7 +41,8 @@ def test_all_compute_the_same(kind: str) -> None:
     wrong = Contest(each.name, {**each.runs, contests.OURS: lambda: found + 1}, {}, each.exact)
     assert wrong.part_of_bound() > 5
     measured = contest.measure(each, Bench(CPU, Effort(rounds=1)))
-    assert measured.keys() == {"us", *each.ratios} and measured["us"].keys() == each.runs.keys()
+    assert measured.keys() - {"relative_errors"} == {"us", *each.ratios}
+    assert measured["us"].keys() == each.runs.keys()
 
 
 def test_the_figures() -> None:
