@@ -28,7 +28,6 @@ struct Multiplied {
 };
 constexpr Multiplied kMultiplied[] = {
     {"16_bits", Arithmetic::IEEE, ElementType::BFloat16, 2},
-    {"fp32", Arithmetic::IEEE, ElementType::Float32, 1},
     {"tf32", Arithmetic::TF32, ElementType::Float32, 1},
     {"split", Arithmetic::Split, ElementType::Float32, 1},
     {"scaled", Arithmetic::Scaled, ElementType::Float32, 1},

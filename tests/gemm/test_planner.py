@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from epigemm._native import ops
 from tests.gemm.query import ALL_TYPES, H200, ROWS, SIZES, SWAP_AB, WINS, Query, assert_well_formed, tile_size
 from tests.support.cases import LINEAR
-from tests.support.plans import FP16X3
+from tests.support.plans import FEW_ROWS, FP16X3
 
 
 def test_long_tf32_sums_are_split_or_left_to_cublas() -> None:
     for m, k in [(16, 16384), (512, 16384), (4096, 32768), (64, 200_000)]:
         plan = Query(m=m, n=512, k=k, dtype="float32", arithmetic="tf32").plan()
         for candidate in plan["candidates"]:
+            if candidate["family"] == FEW_ROWS:  # in fp32, by no tensor core
+                continue
             assert k / candidate["splits"] <= 4096, candidate
         assert plan["fused"] or plan["why_not"]
     assert (

@@ -115,7 +115,7 @@ def as_it_lies(arithmetics: Collection[Arithmetic], splits: Sequence[int] = (1,)
 
 def counted_as(arithmetic: Arithmetic) -> str:
     """The name under which a family's tiles are counted."""
-    of_fp32 = "fp32" if arithmetic.name == "ieee" else arithmetic.name
+    of_fp32 = "tf32" if arithmetic.name == "ieee" else arithmetic.name
     return "16_bits" if arithmetic.dtype.itemsize == 2 else of_fp32
 
 

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fused_kernels")]
 FEW = (1, 4, 8, 16)
 """Rows of the tiles (csrc/gemm/sm90_few_rows/tiles.h)."""
 STAGE = 512
-KERNELS = (*every_tile(plans.FEW_ROWS, [FP32]), *every_tile(plans.FEW_ROWS, [FP32], splits=(2, 4, 8)))
+KERNELS = every_tile(plans.FEW_ROWS, [FP32], splits=(1, 2, 4, 8))
 of_every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=str)
 
 

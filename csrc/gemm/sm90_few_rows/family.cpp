@@ -14,9 +14,12 @@ static_assert(sizeof(kNames) / sizeof(kNames[0]) == kTileCount, "a kernel a tile
 
 class FewRows final : public Family {
  public:
+  // Where TF32 is allowed, fp32 is, too; with more rows TF32 has other kernels.
   bool computes(const Problem& p) const override {
     constexpr ElementType kElement = ElementType::Float32;
-    return p.arithmetic == Arithmetic::IEEE && !p.is_pair && !p.is_batch_invariant && p.x.element == kElement &&
+    const bool is_asked_for =
+        p.arithmetic == Arithmetic::IEEE || (p.arithmetic == Arithmetic::TF32 && std::min(p.m, p.n) <= kMostFew);
+    return is_asked_for && !p.is_pair && !p.is_batch_invariant && p.x.element == kElement &&
            p.weight.element == kElement && p.out.element == kElement;
   }
 
