@@ -37,7 +37,7 @@ from benchmarks.harness.runner import describe_error, matmul_precision
 from benchmarks.harness.sampling import SampledReference
 from epigemm.arguments import precision
 from epigemm.epilogues.registry import EPILOGUES, typed
-from epigemm.tuner.tuner import SWAP_AB
+from epigemm.tuner.tuner import ONE_ORDER
 from tools.run_every_kernel import divides_k, family_number, kernels
 from tools.run_linked_kernels import everything
 
@@ -128,7 +128,7 @@ class Launch:
             return None
         family, tile = every[int(self.kernel * len(every))]
         raster, swizzle, splits = self.order
-        if family == family_number(SWAP_AB):
+        if family in map(family_number, ONE_ORDER):
             return family, tile, 0, 1, 1 << splits
         divides = divides_k(family, tile, "16_bits" if is_16_bits else self.arithmetic)
         return family, tile, raster, 1 << swizzle, 1 << splits if divides else 1

@@ -72,11 +72,12 @@ Problem on_slices(const Prepared& prepared, Arithmetic arithmetic, bool is_packe
   return problem;
 }
 
-double tf32_microseconds(const Prepared& prepared) {
+// Of a fused kernel that multiplies the tensors themselves, instead of one on slices; infinite if none is chosen.
+double microseconds_instead(const Prepared& prepared, Arithmetic of_slices) {
   Problem problem = prepared.problem;
   if (!prepared.are_matrices() || !problem.are_operands_contiguous) return std::numeric_limits<double>::infinity();
-  problem.arithmetic = Arithmetic::TF32;
-  problem.is_tf32_allowed = true;
+  problem.is_tf32_allowed = of_slices == Arithmetic::Scaled;
+  problem.arithmetic = problem.is_tf32_allowed ? Arithmetic::TF32 : Arithmetic::IEEE;
   return choose(problem).microseconds;
 }
 
@@ -120,8 +121,8 @@ Tried try_slices(const Prepared& prepared, Arithmetic arithmetic) {
   } else if (tried.is_padded && does_copy_take_gain(tried.problem, fused_us)) {
     tried.verdict = Verdict::CopyTakesGain;
   } else {
-    tried.tf32_microseconds = arithmetic == Arithmetic::Scaled ? tf32_microseconds(prepared) : fused_us;
-    tried.verdict = tried.tf32_microseconds < fused_us ? Verdict::TF32IsFaster : Verdict::Runs;
+    tried.other_microseconds = microseconds_instead(prepared, arithmetic);
+    tried.verdict = tried.other_microseconds < fused_us ? Verdict::OtherIsFaster : Verdict::Runs;
   }
   return tried;
 }

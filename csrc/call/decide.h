@@ -43,14 +43,14 @@ struct Prepared {
 };
 
 // The outcome for one arithmetic: it runs, or the reason why not.
-enum class Verdict { Runs, NotRepresentable, NoKernels, NotPlanned, MemoryIsShort, CopyTakesGain, TF32IsFaster };
+enum class Verdict { Runs, NotRepresentable, NoKernels, NotPlanned, MemoryIsShort, CopyTakesGain, OtherIsFaster };
 
 struct Tried {
   Verdict verdict = Verdict::NotPlanned;
   Problem problem;   // as given to the planner, with the copies on which a fused plan runs
   Candidate chosen;  // if it was planned
   bool is_padded = false;
-  double tf32_microseconds = 0;  // if it was compared
+  double other_microseconds = 0;  // of a kernel without slices, if it was compared
 };
 
 // A batch-invariant call runs in the first arithmetic that is accurate enough for its K. Predicted times are not used.

@@ -74,8 +74,10 @@ Answer recorder_of(const LinearCall& call) {
   if (!is_ready(*call.x)) return Answer::NotReady;
   if (prepare(call, &prepared) != Answer::Done) return Answer::Recorded;
   const Problem& p = prepared.problem;
-  // The plan is remembered, so it is asked first.
-  if (decide(prepared).plan.is_fused() || !is_bound_by_host(prepared)) return Answer::Recorded;
+  // The plan is remembered, so it is asked first. What a kernel of few rows saves is less than our node costs.
+  const Plan plan = decide(prepared).plan;
+  const bool is_worth_it = plan.is_fused() && plan.family != FamilyId::sm90_few_rows;
+  if (is_worth_it || !is_bound_by_host(prepared)) return Answer::Recorded;
   const bool is_any_fused = is_fused(prepared, p.m, p.k, p.n, /*is_x_transposed=*/false) ||
                             is_fused(prepared, p.n, p.k, p.m, /*is_x_transposed=*/true);
   return is_any_fused ? Answer::Recorded : Answer::RecordedByTorch;

@@ -96,9 +96,12 @@ std::string why_not(const call::Prepared& prepared, const Tried& tried) {
       return "the last call of these sizes found no memory for fp16 slices, and there is not enough yet";
     case Verdict::CopyTakesGain:
       return "out is no matrix with rows of whole 16 bytes, and copying the result takes what was gained";
-    case Verdict::TF32IsFaster:
-      return "the fused TF32 kernel is expected to be faster (" + microseconds(tried.tf32_microseconds) + " against " +
-             microseconds(tried.chosen.microseconds) + " on scaled fp16)";
+    case Verdict::OtherIsFaster: {
+      const bool is_split = tried.problem.arithmetic == Arithmetic::Split;
+      return std::string("the fused ") + (is_split ? "kernel of fp32 multiply-adds" : "TF32 kernel") +
+             " is expected to be faster (" + microseconds(tried.other_microseconds) + " against " +
+             microseconds(tried.chosen.microseconds) + (is_split ? " on fp16 slices)" : " on scaled fp16)");
+    }
     default:
       return std::string();
   }

@@ -69,8 +69,8 @@ ROOMS = (
         FAMILY, (*PLAIN, "gemm", "gemm/planner", "gemm/fp16_slices", "gemm/sm90", "gemm/sm80"),
         ("CUDA", "CUTLASS"),
         "a family of kernels: tiles, costs, names, launch. `sm90_tma`: large tiles; `sm90_swap_ab`: few rows or few "
-        "tiles; `sm90_fp16x3`: fp32 on fp16 slices; `sm80_mma`: every GPU since Ampere; on Hopper only "
-        "for rows that TMA refuses",
+        "tiles; `sm90_fp16x3`: fp32 on fp16 slices; `sm90_few_rows`: fp32 with few rows; `sm80_mma`: every GPU "
+        "since Ampere; on Hopper only for rows that TMA refuses",
     ),
     Room("link", ("epilogue", "open"), ("CUDA",), "linked kernels: loaded, and found by name"),
     Room(

@@ -45,13 +45,18 @@ void print_kernels(const Problem& problem) {
 
 // Those of rows in groups, with weights in either order.
 void print_grouped(Problem problem) {
-  const Family& family = family_of(FamilyId::sm90_tma);
+  const bool is_of_slices = is_on_slices(problem.arithmetic);
+  const FamilyId id = is_of_slices ? FamilyId::sm90_fp16x3 : FamilyId::sm90_tma;
+  const Family& family = family_of(id);
   problem.groups.count = 1;
+  problem.m = problem.n = problem.k = 1024;
   if (!family.computes(problem)) return;
   for (bool is_transposed : {false, true}) {
     problem.is_weight_transposed = is_transposed;
     for (int tile = 0; tile < family.tile_count(problem); ++tile) {
-      print(*family.kernels(problem, {FamilyId::sm90_tma, tile}).begin());
+      const Plan plan{id, tile};
+      if (is_of_slices && !family.why_not_planned(problem, plan).empty()) continue;
+      for (auto name : family.kernels(problem, plan)) print(name);
     }
   }
 }
@@ -87,6 +92,9 @@ int main() {
       print_grouped(problem);
     }
   }
+  Problem few;
+  few.x.element = few.weight.element = few.out.element = ElementType::Float32;
+  print_kernels(few);
   constexpr auto kE4M3 = ElementType::Float8E4M3, kE5M2 = ElementType::Float8E5M2;
   for (auto x : {kE4M3, kE5M2}) {
     for (auto weight : {kE4M3, kE5M2}) {
@@ -117,7 +125,10 @@ SOURCES = [
     "gemm/planner/families.cpp",
     "gemm/planner/copies.cpp",
     "gemm/fp16_slices/coverage.cpp",
-    *[f"gemm/{family}/family.cpp" for family in ("sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma")],
+    *[
+        f"gemm/{family}/family.cpp"
+        for family in ("sm90_tma", "sm90_swap_ab", "sm90_fp16x3", "sm80_mma", "sm90_few_rows")
+    ],
     "gemm/sm80/cublas.cpp",
     "gemm/sm90/coverage.cpp",
     "gemm/sm90/cublas.cpp",
@@ -163,16 +174,23 @@ def names_of_the_build() -> list[str]:
         for arithmetic in ("split", "scaled")
         for i in range(4)
     ]
-    return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "sm80_fixup", "fp32"])
+    names += [
+        f"as_it_lies_grouped_{order}{arithmetic}_{i}"
+        for order in ("", "transposed_")
+        for arithmetic in ("split", "scaled")
+        for i in range(3)
+    ]
+    names += [f"sm90_few_rows_{i}" for i in range(4)]
+    return sorted(f"epigemm_open_{name}" for name in [*names, "fixup", "fixup_grouped", "sm80_fixup", "fp32"])
 
 
 def test_families_name_the_kernels_that_are_built(tmp_path: Path) -> None:
     lines = printed(compiled(PROGRAM, tmp_path, *(str(CSRC / name) for name in SOURCES)))
     # Behind every tile on slices.
-    fixups = [lines.count(f"epigemm_open_{name}") for name in ("fixup", "sm80_fixup")]
-    assert fixups == [4 + 3 + 4 + 4, 2 + 3]
+    fixups = [lines.count(f"epigemm_open_{name}") for name in ("fixup", "sm80_fixup", "fixup_grouped")]
+    assert fixups == [4 + 3 + 4 + 4, 2 + 3, 2 * (3 + 3)]
     assert sorted(set(lines)) == names_of_the_build()
-    assert len(lines) - sum(fixups) + 2 == len(set(lines)), "two kernels have one name"
+    assert len(lines) - sum(fixups) + len(fixups) == len(set(lines)), "two kernels have one name"
 
 
 def test_the_index_of_this_build_has_every_name() -> None:

@@ -136,7 +136,7 @@ def test_every_family_is_in_the_module() -> None:
         rows = re.findall(r"^ *\{\d+, \d+, .*\},", text, re.M)
         # Those of TF32 are the first of 16 bits, but where it has rows of its own; those of pairs and 8-bit results
         # with scales of blocks are those of promoted sums.
-        has_own = family == "sm80_mma"
+        has_own = family in ("sm80_mma", "sm90_few_rows")
         listed = [
             count
             for arithmetic, count in tiles.items()

@@ -203,13 +203,13 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     backends.cuda.matmul.fp32_precision = setting
     backends.mkldnn.matmul.fp32_precision = "bf16" if setting == "tf32" else "ieee"
     size = 2048 if packed else 512  # packs are for large weights; others the stand-in splits at every call
-    x, weight, bias = draw(m=16, n=size, k=size, dtype=torch.float32)
+    x, weight, bias = draw(m=24, n=size, k=size, dtype=torch.float32)
     given: Any = epigemm.pack(weight) if packed else weight
     found = epigemm.tune("linear_relu_div", x, given, bias, 2.0)
     roads = {entry.arithmetic: entry for entry in found.entries}
     assert set(roads) == ({"scaled", "tf32"} if setting == "tf32" else {"split"})
     for name, entry in roads.items():
-        assert entry.dtype == "float32" and entry.m == 16
+        assert entry.dtype == "float32" and entry.m == 24
         assert entry.packed == (packed and name != "tf32")
         assert entry.tf32_allowed == (setting == "tf32")
     assert {arithmetic for arithmetic, _ in stage.ran} == set(roads)
@@ -218,6 +218,16 @@ def test_fp32_is_measured_on_every_road(stage: Stage, setting: str, packed: bool
     taken = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0))).found.tried[0]
     assert taken.arithmetic == first and not taken.why_not and taken.packed == packed
     assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == roads[first].plan
+
+
+def test_few_rows_are_measured_beside_sgemm(stage: Stage) -> None:
+    """In fp32, with TF32 allowed to nobody."""
+    x, weight, bias = draw(m=4, n=4096, k=4096, dtype=torch.float32)
+    found = epigemm.tune("linear_relu_div", x, weight, bias, 2.0)
+    assert [(each.arithmetic, each.tf32_allowed) for each in found.entries] == [("ieee", False)]
+    taken = consider(LinearCall(RELU_DIV, x, weight, (bias, 2.0))).found.tried[-1]
+    assert taken.plan["source"] == "cache" and tuple(taken.plan["plan"]) == found.entries[0].plan
+    assert len(found.candidates) == 5, "one order of the tiles, and SGEMM"
 
 
 def test_a_gated_call(stage: Stage) -> None:

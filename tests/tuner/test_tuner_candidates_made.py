@@ -85,7 +85,7 @@ def test_where_nothing_can_be_linked_the_call_stays(stage: Stage, links: Linking
 
 
 def test_fp32_is_measured_on_slices(stage: Stage, links: Linking) -> None:
-    x, weight, bias = draw(m=16, n=64, dtype=torch.float32)
+    x, weight, bias = draw(m=24, n=64, dtype=torch.float32)
     found = epigemm.tune(doubled_relu, x, epigemm.pack(weight), bias)
     assert {entry.arithmetic for entry in found.entries} == {"split"}
     assert "epigemm_open_fixup" in links.loaded

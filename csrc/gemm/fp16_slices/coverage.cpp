@@ -36,9 +36,10 @@ std::string why_not_accurate(const Problem& p) {
     return text("K = ", p.k, " is below ", kLeastK,
                 ", from where on the split's error is below that of an IEEE fp32 product");
   }
-  // A batch-invariant call must not depend on M.
-  const int64_t rows = p.groups.are_alike ? p.m / p.groups.count : p.m;  // nobody knows how many others have
-  if (p.arithmetic == Arithmetic::Split && rows < kLeastRows && !p.is_batch_invariant) {
+  // A batch-invariant call must not depend on M, and of groups that are not alike nobody knows how many rows they have.
+  const bool does_m_count = !p.is_batch_invariant && (!p.groups || p.groups.are_alike);
+  const int64_t rows = p.groups.are_alike ? p.m / p.groups.count : p.m;
+  if (p.arithmetic == Arithmetic::Split && rows < kLeastRows && does_m_count) {
     return text("M = ", rows, " is below ", kLeastRows,
                 ", from where on the split's error is below that of an IEEE fp32 product");
   }

@@ -153,6 +153,7 @@ using Key = std::tuple<const void*, int64_t, int64_t, int64_t, int64_t, int64_t,
 struct Memory {
   float* roots = nullptr;
   int64_t used = 0;
+  int without = 0;  // calls whose weight got no place
   std::map<Key, int64_t> places;
 };
 
@@ -202,9 +203,13 @@ Remembered remembered_roots(const Weights& weights, int device, void* stream) {
   if (is_capturing(stream)) return {};
   if (!memory.roots) memory.roots = find_places(device);
   if (!memory.roots) return {};
+  // A model whose weights have more rows than there are places keeps those of some: if all were forgotten in each turn,
+  // no call would find its own. After many weights that got none, which may be those of another model, all are.
+  constexpr int kMostWithout = 4096;
   if (memory.used + needed > kPlaces) {
+    if (++memory.without < kMostWithout) return {};
     memory.places.clear();
-    memory.used = 0;
+    memory.used = 0, memory.without = 0;
   }
   memory.places[key] = memory.used;
   memory.used += needed;

@@ -26,13 +26,15 @@ void for_each_family(const Problem& problem, Visit visit) {
   }
 }
 
-// Why the kernels of no family run on the device; empty if some do.
+// Why the kernels of no family run on the device; empty if some do. Those that are linked at first use run on most
+// devices: their reason is given.
 std::string why_not_on_device(const Problem& problem) {
   std::string reason;
   for (int id = 0; id < kFamilyCount; ++id) {
     const Family& family = family_of(static_cast<FamilyId>(id));
-    reason = family.why_not_on(problem.device);
-    if (reason.empty()) break;
+    const std::string own = family.why_not_on(problem.device);
+    if (own.empty()) return own;
+    if (reason.empty() || !family.is_prelinked()) reason = own;
   }
   return reason;
 }

@@ -23,14 +23,15 @@ class FewRows final : public Family {
            p.weight.element == kElement && p.out.element == kElement;
   }
 
-  std::string why_not_on(const Device& device) const override { return sm90::why_not_on(device); }
+  std::string why_not_on(const Device& device) const override {
+    return sm90::why_not_on(device).empty() ? std::string() : "fp32 multiply-adds are fused on Hopper alone";
+  }
 
   std::string why_not(const Problem& p) const override {
-    if (std::string reason = sm90::why_not_on(p.device); !reason.empty()) return reason;
+    if (std::string reason = why_not_on(p.device); !reason.empty()) return reason;
     if (std::min(p.m, p.n) > kMostFew) {
-      return text("the precision in force asks for IEEE fp32 products, which are fused for at most ", kMostFew,
-                  " rows of x or of the weight (M = ", p.m, ", N = ", p.n,
-                  "); on fp16 slices, precision 'highest', one is as accurate");
+      return text("fp32 multiply-adds are fused for at most ", kMostFew, " rows of x or of the weight (M = ", p.m,
+                  ", N = ", p.n, ")");
     }
     return sm90::why_not_matrices(p);
   }

@@ -23,14 +23,14 @@ __device__ __forceinline__ float4 load_four(const float* from, bool is_there) {
   float4 x = {0, 0, 0, 0};
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %5, 0;"
-      " @p ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];}"
+      " @p ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];}"
       : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
       : "l"(from), "r"(static_cast<int>(is_there)));
   return x;
 }
 __device__ __forceinline__ float load_one(const float* from, bool is_there) {
   float x = 0;
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.L1::no_allocate.f32 %0, [%1];}"
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.L1::no_allocate.f32 %0, [%1];}"
                : "+f"(x)
                : "l"(from), "r"(static_cast<int>(is_there)));
   return x;
@@ -203,7 +203,11 @@ struct Kernel {
     constexpr int kKept = kRows * tile.few > 32 ? kRows * tile.few / 32 : 1;
 #pragma unroll
     for (int i = 0; i < kKept; ++i) shared.sums[warp * kRows * tile.few + first + i] = sums[i];
-    cluster.sync();
+    if (ctas > 1) {
+      cluster.sync();
+    } else {
+      __syncthreads();  // without a fence of the whole GPU
+    }
 
     // Neighbouring threads have neighbours in memory: of D's row, if the few rows are x's.
     constexpr int kResults = tile.many * tile.few;
@@ -216,7 +220,7 @@ struct Kernel {
       for (int cta = 0; cta < ctas; ++cta) sum += cluster.map_shared_rank(shared.sums, cta)[row * tile.few + few];
       finish<Epilogue>(p, first_row + row, few, sum);
     }
-    cluster.sync();  // a CTA's shared memory must exist until the others have read it
+    if (ctas > 1) cluster.sync();  // a CTA's shared memory must exist until the others have read it
   }
 };
 

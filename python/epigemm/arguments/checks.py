@@ -350,6 +350,7 @@ def has_memory(tensor: object) -> bool:
         and tensor.layout is _STRIDED
         and not tensor.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._functorch.is_legacy_batchedtensor(tensor)
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall
 from epigemm.calls import groups, resolve
 from epigemm.compilers import in_forward_mode, is_faked, is_traced, is_transformed
@@ -31,6 +32,10 @@ def recorded(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return result
 
 
+def _by_operators(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return groups.product(x, weight, ends, groups.of_rows_of(x, ends), is_recorded=True)
+
+
 class _Product(torch.autograd.Function):
     """Its derivatives are recorded, too. Rows behind the last end are undefined in all of them."""
 
@@ -44,8 +49,10 @@ class _Product(torch.autograd.Function):
         x, weight, ends = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
         grad = grad.contiguous()  # that of a sum is one number
+        # Of several gradients at once, which are no memory: by operators.
+        times = recorded if checks.has_memory(grad) else _by_operators
         return (
-            recorded(grad, weight.mT, ends) if of_x else None,
+            times(grad, weight.mT, ends) if of_x else None,
             groups.gradient_of_weights(grad, x, ends) if of_weight else None,
             None,
         )

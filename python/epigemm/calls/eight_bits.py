@@ -136,7 +136,7 @@ def _product(x: Tensor, weight: Tensor, about: EightBits) -> Tensor:
     """The product of all, or of each block, times its scales."""
     x_scale, weight_scale, multiplied = about.x_scale, about.weight_scale, torch.nn.functional.linear
     assert x_scale is not None and weight_scale is not None
-    # Not the numbers, the sums are multiplied, as in the kernels: no product is lost that is in range.
+    # Not the numbers, the sums are multiplied, as in the kernels, of blocks by the product of both scales.
     if not is_in_blocks(about):
         scales = x_scale.reshape(-1, 1) if x_scale.dim() else x_scale
         return multiplied(x.float(), weight.float()) * scales * weight_scale
@@ -144,5 +144,5 @@ def _product(x: Tensor, weight: Tensor, about: EightBits) -> Tensor:
     of_columns = weight_scale.repeat_interleave(BLOCK, 0)[: len(weight)]
     for number, (of_x, of_weight) in enumerate(zip(x_scale.unbind(1), of_columns.unbind(1), strict=True)):
         block = slice(number * BLOCK, (number + 1) * BLOCK)
-        total += multiplied(x[:, block].float(), weight[:, block].float()) * of_x[:, None] * of_weight
+        total += multiplied(x[:, block].float(), weight[:, block].float()) * (of_x[:, None] * of_weight)
     return total

@@ -59,8 +59,8 @@ def refuse(call: LinearCall) -> None:
     """Raise for what is not accepted of a call that autograd records or a compiler traces."""
     if call.strict:
         raise RuntimeError(
-            "strict: got True with a weight of several matrices in a recorded or traced call, for which there is no "
-            "fused kernel; accepted there is False"
+            "strict: got True with a weight of several matrices in a recorded or traced call, of which no kernel "
+            "computes more than the product; accepted there is False"
         )
     if call.out is not None:
         raise RuntimeError(
@@ -108,17 +108,23 @@ def reference(call: LinearCall, multiply: Callable[..., Tensor] | None = None) -
         # PyTorch's product leaves its rows there undefined, and their gradient.
         return torch.where((rows < ends[-1])[:, None], matrix, 0) if is_recorded else matrix
 
-    group = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=weight.shape[0] - 1)
+    group = of_rows_of(x, ends)
     z = masked((multiply or product)(masked(x), weight, ends, group, is_recorded=is_recorded))
     if bias is not None:
         z = z + bias[group]
     return masked(epilogue.reference(z, of_rows(lambda vectors: vectors[group])))
 
 
+def of_rows_of(x: Tensor, ends: Tensor) -> Tensor:
+    """The group of each row, which is the last one behind the last end; `ends` do not fall."""
+    rows = torch.arange(x.shape[0], device=x.device)
+    return torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=len(ends) - 1)
+
+
 def product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
     """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host.
 
-    `group`: that of each row, which is the last one behind the last end.
+    `group`: that of each row (`of_rows_of`).
     """
     # Its derivative reads rows as long as the result's.
     is_result_whole = weight.shape[1] * x.element_size() % _ROW_BYTES == 0

@@ -35,7 +35,7 @@ class Entry:
 
     epilogue: str  # its name, which for an epilogue made at run time has a digest of the functor
     dtype: str  # of x: "float16", "bfloat16" or "float32"
-    arithmetic: str  # "ieee" for 16 bits; "tf32", "split" or "scaled" for fp32
+    arithmetic: str  # "ieee" for 16 bits; that, "tf32", "split" or "scaled" for fp32
     packed: bool  # on fp16 slices: whether the weight had a pack
     bias: bool  # whether there was one
     tf32_allowed: bool  # fp32: whether torch's GEMM could use TF32

@@ -243,8 +243,8 @@ def _entry(call: LinearCall, family: Family, us: dict[tuple[int, ...], float]) -
 TORCH: tuple[int, ...] = ()
 """In place of a plan: the fallback, torch's GEMM and one elementwise kernel where that does not do everything."""
 
-SWAP_AB = "sm90_swap_ab"
-"""The family of kernels with one order of the tiles only."""
+ONE_ORDER = ("sm90_swap_ab", "sm90_few_rows")
+"""The families of kernels with one order of the tiles only."""
 _RASTERS = ("along_m", "along_n")
 _HOPELESS = 1.7  # times the best predicted time
 
@@ -316,7 +316,7 @@ def families(call: LinearCall, *, within: float = _HOPELESS) -> Iterator[Family]
     for found, number, texts in wanted:
         # The planner compares the fused TF32 kernel with a TF32 GEMM, whatever torch's setting is.
         allowed = call.order.tf32_allowed
-        is_switched = call.x.dtype == torch.float32 and not allowed and not found.is_on_slices
+        is_switched = not allowed and found.arithmetic == _precision.TF32
         now = tuple(found.plan.get("plan", TORCH))
         why = {plan: why_not.get((number, *plan), "") for plan in texts}
         linked_to = [plan for plan in texts if not why[plan]]
@@ -342,7 +342,7 @@ def _every_plan(found: dict[str, Any], within: float) -> dict[tuple[int, ...], s
             continue
         family, tile, raster, swizzle, splits = answer["plan"]
         orders = [(raster, swizzle)]
-        if answer["family"] != SWAP_AB:  # nearly all of its tiles are computed at once
+        if answer["family"] not in ONE_ORDER:  # nearly all of its tiles are computed at once
             orders = list(product(range(len(_RASTERS)), sorted({1, max(1, swizzle // 2), swizzle})))
         for raster, swizzle in orders:
             walked = {**answer, "raster": _RASTERS[raster], "swizzle": swizzle, "splits": splits}
