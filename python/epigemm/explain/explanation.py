@@ -217,7 +217,7 @@ def _why(call: LinearCall, tried: Tried, choice: Choice | None) -> list[str]:
     source = plan.get("source", "model")
     how = "by prediction" if source == "model" else "as measured"
     fastest = f"fastest {how} of {len(plan['candidates'])} fused kernels: {plans.fused_us(plan):.1f} us"
-    if "fallback_us" in plan:
+    if "fallback_us" in plan and call.group_ends is None:  # else it is that of one product
         other = "the fallback" if call.weight2 is None else "two calls"
         if choice is not None:
             other = "torch's TF32 GEMM" if tried.tf32_allowed else "torch's fp32 GEMM"
