@@ -215,7 +215,7 @@ def test_batch_invariance(scale: Any, accumulate: str) -> None:
     with epigemm.batch_invariant():
         whole = epigemm.linear_gelu(product.x, product.weight, **options)
         alone = epigemm.linear_gelu(product.x[17:18], product.weight, **row)
-    assert same(tuple(each[17:18] for each in parts(whole)), alone)
+    assert same(tuple(each[17:18] for each in parts(whole)), parts(alone))
 
 
 @pytest.mark.parametrize(
