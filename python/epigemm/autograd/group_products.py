@@ -33,7 +33,8 @@ def recorded(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _by_operators(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return groups.product(x, weight, ends, groups.of_rows_of(x, ends), is_recorded=True)
+    rows = torch.arange(x.shape[0], device=x.device)
+    return groups.product(x, weight, ends, groups.group_of(rows, ends), is_recorded=True)
 
 
 class _Product(torch.autograd.Function):

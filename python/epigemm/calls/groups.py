@@ -108,23 +108,22 @@ def reference(call: LinearCall, multiply: Callable[..., Tensor] | None = None) -
         # PyTorch's product leaves its rows there undefined, and their gradient.
         return torch.where((rows < ends[-1])[:, None], matrix, 0) if is_recorded else matrix
 
-    group = of_rows_of(x, ends)
+    group = group_of(rows, ends)
     z = masked((multiply or product)(masked(x), weight, ends, group, is_recorded=is_recorded))
     if bias is not None:
         z = z + bias[group]
     return masked(epilogue.reference(z, of_rows(lambda vectors: vectors[group])))
 
 
-def of_rows_of(x: Tensor, ends: Tensor) -> Tensor:
-    """The group of each row, which is the last one behind the last end; `ends` do not fall."""
-    rows = torch.arange(x.shape[0], device=x.device)
+def group_of(rows: Tensor, ends: Tensor) -> Tensor:
+    """The group of each row by its number, which is the last one behind the last end; `ends` do not fall."""
     return torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=len(ends) - 1)
 
 
 def product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
     """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host.
 
-    `group`: that of each row (`of_rows_of`).
+    `group`: that of each row (`group_of`).
     """
     # Its derivative reads rows as long as the result's.
     is_result_whole = weight.shape[1] * x.element_size() % _ROW_BYTES == 0

@@ -91,7 +91,7 @@ class LinearGLU(Activated):
         if (scale := self._buffers.get("weight_scale")) is not None:
             x, scales = in_8_bits(x, scale)
             options.update(scales)
-            if second[0] is None:  # each half has blocks of its own
+            if second[0] is None:  # each half has blocks of its own, if there are blocks
                 (weight, weight2), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
                 bias, second = biases[0], (weight2, biases[1])
         return glu.linear_glu(x, weight, bias, weight2=second[0], bias2=second[1], **options)
