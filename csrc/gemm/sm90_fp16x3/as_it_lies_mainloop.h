@@ -357,7 +357,8 @@ struct AsItLiesMainloop {
 
   // Two accumulators in place of three, of 64 registers each: with three, and operand A, sums are spilled. The tensor
   // cores sum a promotion's small products, then the large ones on top of them; no sum is rounded more often. Between
-  // the two a warpgroup waits, and the other one's MMAs run.
+  // the two a warpgroup waits, and the other one's MMAs run. Each step has buffers of its own, so that none waits for
+  // the MMAs of the one before the last.
   template <bool Counts, int StepsPerPromotion, class Fragment>
   CUTLASS_DEVICE void multiply_in_turn(MainloopPipeline pipeline, PipelineState read, Fragment& accumulator,
                                        int k_tile_count, int thread, TensorStorage& shared) {
@@ -365,8 +366,7 @@ struct AsItLiesMainloop {
     TiledMma mma;
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);
-    Tensor high = operand_weight<StepsPerPromotion>();
-    Tensor low = operand_weight<2>();
+    Tensor high = operand_weight<StepsPerPromotion>(), low = operand_weight<StepsPerPromotion>();
     Tensor part = make_fragment_like(accumulator);
     clear(accumulator);
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
@@ -379,12 +379,12 @@ struct AsItLiesMainloop {
         for (int i = 0; i < StepsPerPromotion; ++i) {
           Numbers numbers;
           load_numbers(weight, read.index(), first + i, numbers);
-          warpgroup_wait<1>();  // all but the step before
+          warpgroup_wait<StepsPerPromotion - 1>();  // for none: without it the compiler would wait for each MMA
           keep_behind(numbers);
-          convert<Counts>(numbers, words_of(high, i), words_of(low, i % 2));
+          convert<Counts>(numbers, words_of(high, i), words_of(low, i));
           warpgroup_fence_operand(part);
           warpgroup_arrive();
-          gemm(mma, low(_, _, i % 2), x(_, _, first + i, slice), part);
+          gemm(mma, low(_, _, i), x(_, _, first + i, slice), part);
           mma.accumulate_ = GMMA::ScaleOut::One;
           gemm(mma, high(_, _, i), x(_, _, first + i, slice + 1), part);
           warpgroup_commit_batch();
@@ -416,21 +416,20 @@ struct AsItLiesMainloop {
     TiledMma mma;
     const uint32_t weight = first_number(shared, thread);
     Tensor const x = operand_x(shared);
-    Tensor high = operand_weight<2>();
+    Tensor high = operand_weight<kSteps>();
     clear(accumulator);
     for (int k_tile = 0; k_tile < k_tile_count; ++k_tile, ++read) {
       pipeline.consumer_wait(read);
       CUTLASS_PRAGMA_UNROLL
       for (int step = 0; step < kSteps; ++step) {
-        const int buffer = step % 2;
         Numbers numbers;
         load_numbers(weight, read.index(), step, numbers);
-        warpgroup_wait<1>();
+        warpgroup_wait<kSteps - 1>();  // for none, as above
         keep_behind(numbers);
-        convert<Counts>(numbers, words_of(high, buffer), words_of(high, buffer));
+        convert<Counts>(numbers, words_of(high, step), words_of(high, step));
         warpgroup_fence_operand(accumulator);
         warpgroup_arrive();
-        gemm(mma, high(_, _, buffer), x(_, _, step, read.index()), accumulator);
+        gemm(mma, high(_, _, step), x(_, _, step, read.index()), accumulator);
         warpgroup_commit_batch();
       }
       warpgroup_wait<0>();
