@@ -1,4 +1,4 @@
-"""What has no operand of the five models: 8-bit products, and experts. A case is its contestants, ours first."""
+"""What has no operand of the five models: 8-bit products. A case is its contestants, ours first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import epigemm
-from benchmarks.gradings import bounds
 
 OURS, BLOCKS = "epigemm", "1x128"
 _E4M3 = torch.float8_e4m3fn
@@ -28,13 +27,6 @@ SIZES_OF_8_BITS = (
 )
 # A layer of Llama-3-8B: hidden size, size between the products.
 SIZES_OF_MLPS, TOKENS_OF_MLPS = (4096, 14336), (16, 512, 4096)
-# Tokens, experts, experts of a token, hidden size, size between the products of an expert.
-LAYERS = {
-    "Qwen3-30B-A3B, 4096 tokens": (4096, 128, 8, 2048, 768),
-    "Qwen3-30B-A3B, 32768 tokens": (32768, 128, 8, 2048, 768),
-    "Mixtral 8x7B, 8192 tokens": (8192, 8, 2, 4096, 14336),
-    "gpt-oss-20b, 8192 tokens": (8192, 32, 4, 2880, 2880),
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ sum has 128.
 """
 
 
-def _bound(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Tensor:
+def rounded(expected: Tensor, magnitudes: Tensor, sums: float, eps: float) -> Tensor:
     """A rounding of the result, and the truncated additions of the sums. GELU and SiLU are no steeper than 1.13."""
     return expected.abs() * eps * 0.51 + magnitudes * sums * 1.13 + 1e-6
 
@@ -131,7 +123,7 @@ def gelu_of_8_bits(m: int, n: int, k: int, recipe: str, accumulate: str, device:
         rows, columns = dequantised(x[:512], x_scale, 1), dequantised(weight, of_weight, down)
         sums, magnitudes = rows @ columns.t(), rows.abs() @ columns.abs().t()
         expected = F.gelu(sums)
-        return expected, _bound(expected, magnitudes, _SUMS[accumulate], torch.finfo(torch.bfloat16).eps)
+        return expected, rounded(expected, magnitudes, _SUMS[accumulate], torch.finfo(torch.bfloat16).eps)
 
     key = f"vs_scaled_mm_{'blocks' if recipe == BLOCKS else accumulate}"
     runs = {OURS: ours, "scaled_mm": product, "eager": lambda: F.gelu(product())}
@@ -168,7 +160,7 @@ def swiglu_to_blocks(m: int, n: int, k: int, device: torch.device) -> Contest:
         silu = F.silu(first)
         expected = silu * second
         sums = second.abs() * magnitudes[0] + silu.abs() * magnitudes[1]
-        bound = _bound(expected, sums, _SUMS["fast"], torch.finfo(torch.bfloat16).eps)
+        bound = rounded(expected, sums, _SUMS["fast"], torch.finfo(torch.bfloat16).eps)
         largest = (
             (expected.abs() + bound).reshape(len(expected), -1, _BLOCK).amax(2).repeat_interleave(_BLOCK, 1)
         )
@@ -327,76 +319,3 @@ def _quantised(matrix: Tensor, columns: int | None, rows: int) -> tuple[Tensor, 
     blocks = matrix.view(down, rows, across, -1).float()
     scale = blocks.abs().amax((1, 3), keepdim=True).clamp(min=2.0**-100) / _LARGEST
     return (blocks / scale).to(_E4M3).view(matrix.shape), scale.view(down, across)
-
-
-def of_experts(seed: int, count: int, device: torch.device) -> Iterator[Contest]:
-    """SwiGLU of all experts in bf16, at layers of models and random routings, and products in fp32 at these."""
-    torch.manual_seed(seed)
-    draw = random.Random(seed)
-    for name, (tokens, experts, chosen, hidden, between) in LAYERS.items():
-        shares = torch.rand(experts) + 0.2
-        routed = torch.multinomial(shares, tokens * chosen, replacement=True)
-        yield swiglu_of_experts(name, routed.bincount(minlength=experts).tolist(), between, hidden, device)
-    for number in range(count):
-        experts, most = round(2 ** draw.uniform(0, 8)), round(2 ** draw.uniform(2, 12))
-        rows = [draw.randint(0, most) if draw.random() > 0.1 else 0 for _ in range(experts)]
-        n, k = 8 * draw.randint(8, 360), 8 * draw.randint(8, 512)
-        yield swiglu_of_experts(f"random {number}, {experts} experts", rows, n, k, device)
-        yield product_of_experts(f"random {number}, {experts} experts", rows, n, k, device)
-
-
-def swiglu_of_experts(name: str, rows: list[int], n: int, k: int, device: torch.device) -> Contest:
-    """Of this many rows for each expert."""
-    m, experts = sum(rows), len(rows)
-    x = torch.randn(m, k, device=device).bfloat16() / 4
-    weight = torch.randn(experts, 2 * n, k, device=device).bfloat16() / 4
-    offs = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
-
-    def product() -> Tensor:
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=offs)
-
-    def eager() -> Tensor:
-        first, second = product().chunk(2, 1)
-        return F.silu(first) * second
-
-    def exact() -> tuple[Tensor, Tensor]:
-        parts, begin = [], 0
-        for group, count in enumerate(rows):
-            own, begin = x[begin : begin + count].double(), begin + count
-            sums = (own @ weight[group].double().t()).chunk(2, 1)
-            magnitudes = (own.abs() @ weight[group].double().abs().t()).chunk(2, 1)
-            silu = F.silu(sums[0])
-            parts.append((silu * sums[1], sums[1].abs() * magnitudes[0] + silu.abs() * magnitudes[1]))
-        expected, magnitude = (torch.cat(each) for each in zip(*parts, strict=True))
-        return expected, _bound(expected, magnitude, 2.0**-14, torch.finfo(torch.bfloat16).eps)
-
-    runs = {
-        OURS: lambda: epigemm.grouped_linear_glu(x, weight, offs=offs),
-        "grouped_mm": product,
-        "eager": eager,
-    }
-    ratios = {"vs_grouped_mm": "grouped_mm", "vs_torch": "eager"}
-    return Contest(f"{name}: {m}x{2 * n}x{k}", runs, ratios, exact)
-
-
-def product_of_experts(name: str, rows: list[int], n: int, k: int, device: torch.device) -> Contest:
-    """In fp32, against PyTorch's grouped product, which waits for the host and loops over experts."""
-    x = torch.randn(sum(rows), k, device=device)
-    weight = torch.randn(len(rows), n, k, device=device)
-    offs = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
-
-    def exact() -> tuple[Tensor, Tensor]:
-        own = list(zip(torch.split(x.double(), rows), weight.double().mT, strict=True))
-        expected = torch.cat([a @ b for a, b in own])
-        magnitudes = torch.cat([a.abs() @ b.abs() for a, b in own])
-        return expected, _bound(expected, magnitudes, bounds.split(k), torch.finfo(torch.float32).eps)
-
-    runs = {
-        OURS: lambda: epigemm.grouped_linear(x, weight, offs=offs),
-        "grouped_mm": lambda: F.grouped_mm(x, weight.transpose(1, 2), offs=offs),
-    }
-    return Contest(f"{name}, fp32: {len(x)}x{n}x{k}", runs, {"vs_grouped_mm_in_fp32": "grouped_mm"}, exact)
-
-
-CONTESTS = {"fp8": of_8_bits, "experts": of_experts}
-"""By the kind of record."""

@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases.contests import CONTESTS, OURS, Contest
+from benchmarks.cases.contests import OURS, Contest, of_8_bits
+from benchmarks.cases.experts import HAS_TRANSFORMERS, of_experts
 from benchmarks.harness.records import geomean
 from benchmarks.harness.report import Table, number, progress
 from benchmarks.harness.runner import Bench, Budget
 from benchmarks.harness.timing import in_turn
 from benchmarks.kinds import Run
 
+CONTESTS = {"fp8": of_8_bits, "experts": of_experts}
+"""By the kind of record."""
 METHOD = (
     "Times of others over ours: above 1 ours is faster. Medians of calls in turn in one process, the L2 cache flushed "
     "before each call. Ours has the epilogue applied, scaled_mm and grouped_mm have not; eager is these and PyTorch's "
@@ -54,6 +57,8 @@ def main(run: Run) -> int:
         f"{key}: geomean {mean:.3f}, worst {worst:.3f}" for key, (mean, worst) in geomeans(cases).items()
     ]
     remarks += [f"{case}: {why}" for case, why in budget.left_out.items()]
+    if name == "experts" and not HAS_TRANSFORMERS:
+        remarks.append("transformers is missing: none of its layers was run")
     record.finish([table(cases)], remarks + [f"WRONG: {case}: {part}" for case, part in wrong.items()])
     return bool(wrong)
 

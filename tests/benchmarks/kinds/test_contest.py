@@ -10,23 +10,28 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.cases import contests
+from benchmarks.cases import contests, experts
 from benchmarks.cases.contests import Contest
 from benchmarks.harness.runner import Bench
 from benchmarks.harness.timing import Effort
 from benchmarks.kinds import contest
 
 CPU = torch.device("cpu")
+LAYER = experts.Layer("", 24, 6, 2, 64, 32)
 SMALL: dict[str, Callable[[torch.device], Contest]] = {
     "blocks": lambda device: contests.swiglu_to_blocks(64, 128, 64, device),
-    "experts": lambda device: contests.swiglu_of_experts("", [30, 0, 66, 32], 48, 64, device),
-    "experts in fp32": lambda device: contests.product_of_experts("", [30, 0, 66, 32], 48, 64, device),
+    "experts": lambda device: experts.swiglu_of_experts("", [30, 0, 66, 32], 48, 64, device),
+    "experts in fp32": lambda device: experts.product_of_experts("", [30, 0, 66, 32], 48, 64, device),
     "block": lambda device: contests.quantised_block(48, 512, 256, "row", device),
     **{
         f"{recipe} {sums}": partial(lambda *of: contests.gelu_of_8_bits(64, 128, 64, *of), recipe, sums)
         for recipe, sums in itertools.product(("tensor", "rows"), ("fast", "promoted"))
     },
 }
+
+if experts.HAS_TRANSFORMERS:
+    SMALL["layer"] = lambda device: experts.layer_of_experts(LAYER, device)
+    SMALL["training"] = lambda device: experts.step_of_experts(LAYER, device)
 
 
 @pytest.mark.parametrize("kind", SMALL)
