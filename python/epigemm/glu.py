@@ -17,6 +17,7 @@ from epigemm.arguments import autocast, eight_bits, forms, invariance, pairs
 from epigemm.arguments.calls import UNSCALED, EightBits, LinearCall, OutScale, Scaled, operand_dtype
 from epigemm.arguments.pairs import Pair
 from epigemm.arguments.precision import DEFAULT, PROMOTED
+from epigemm.autograd import group_products
 from epigemm.calls import entry, forecast, one_kernel
 from epigemm.calls.log import current
 from epigemm.compilers import is_traced
@@ -99,6 +100,7 @@ def glu(
     given: Scaled = UNSCALED,
 ) -> Tensor:
     """D = activation(x @ W1.T + b1) * (x @ W2.T + b2) of a pair: one kernel, or two calls."""
+    whole = pair[:3] if pair[3] is None else None
     function = (GATES.get(activation) if type(activation) is str else None) or gate_function(activation)
     x_scale, weight_scale, out_dtype, accumulate, out_scale = given
     is_any = x_scale is not None or weight_scale is not None or out_dtype is not None or out_scale is not None
@@ -116,6 +118,12 @@ def glu(
     if found is not Reason.NO_PAIR:  # else the arguments fit
         pair, scaled = pairs.checked(pair, out, precision, strict, given if is_8_bits else None)
     x, weight, bias, weight2, bias2, offs = pair
+    if offs is not None and whole is not None and out is None and _is_recorded(*whole):
+        # Of one weight: two halves would each have a gradient as large as the whole, most of it zeros.
+        both = _route.linear(BIAS, *whole[:2], whole[2:], None, precision, False, offs=offs)
+        first_of_both, gate = both.chunk(2, 1)
+        epilogue = forms.of_types(function, both, (None, gate), None)
+        return group_products.applied(epilogue, first_of_both, (None, gate))
     memory: OutScale = None
     may_be_one = offs is not None or (not is_traced() and (is_8_bits or x.dtype in _OF_PAIRS))
     if found is None and may_be_one:
@@ -130,6 +138,10 @@ def glu(
     assert weight2 is not None
     gate = _route.linear(BIAS, x, weight2, (bias2,), None, precision, False, of_gate, offs=offs)
     return _route.linear(function, x, weight, (bias, gate), out, precision, strict, first, offs=offs)
+
+
+def _is_recorded(*inputs: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
 
 
 def pair_call(

@@ -2,7 +2,8 @@
 
 On Hopper, where autograd does not record a call, one kernel computes all groups and the epilogue, in fp32 on fp16
 slices. It reads on the device where the groups end, so nothing waits for the host. Every other call is one of PyTorch's
-grouped product (in fp32 on Hopper of this kernel, `autograd/group_products.py`) and its pointwise operators.
+grouped product (in fp32 on Hopper of this kernel) and its pointwise operators, which are one elementwise kernel where
+autograd records the call (`autograd/group_products.py`).
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ def _made(route: Reason | None, call: LinearCall | ElementwiseCall) -> Tensor:
             return resolve.linear(by_groups.readable(call))
         by_groups.refuse(call)
         found = groups.in_graph(call)
-        return by_groups.reference(call, group_products.product) if found is None else found
+        return by_groups.reference(call, group_products.STEPS) if found is None else found
     if isinstance(call, LinearCall) and call.invariant and call.x.device.type == "meta":
         invariant.refuse(call)
     if route is _RECORDED and call.out is None:

@@ -1,6 +1,7 @@
-"""The product of rows in groups where autograd records a call in fp32: by the kernels of calls, as the gradient of x.
+"""Rows in groups where autograd records a call, and the rows of experts.
 
-PyTorch's grouped product would copy the ends to the host for both. The gradient of the weights is PyTorch's.
+In fp32 the product and the gradient of x are by the kernels of calls: PyTorch's grouped product would copy the ends to
+the host for both. The gradient of the weights is PyTorch's.
 """
 
 from __future__ import annotations
@@ -11,19 +12,68 @@ import torch
 from torch import Tensor
 
 from epigemm.arguments import checks
-from epigemm.arguments.calls import LinearCall
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
+from epigemm.autograd import nodes
 from epigemm.calls import groups, resolve
 from epigemm.compilers import in_forward_mode, is_faked, is_traced, is_transformed
+from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.library import BIAS
+from epigemm.epilogues.registry import Epilogue, Operands
 from epigemm.planner import plans
 
 
-def product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
+def product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> Tensor:
     """The rows of each group times its weight, as `groups.product`."""
-    is_other = is_traced() or is_faked() or is_transformed() or in_forward_mode()
-    if is_recorded and not is_other and x.dtype is torch.float32 and x.shape[0] and plans.has_gpu_kernels(x):
+    is_ours = is_recorded and _is_plain() and x.dtype is torch.float32 and x.shape[0] > 0
+    if is_ours and plans.has_gpu_kernels(x):
         return recorded(x, weight, ends)
-    return groups.product(x, weight, ends, group, is_recorded=is_recorded)
+    return groups.product(x, weight, ends, is_recorded=is_recorded)
+
+
+def with_gradient(matrix: Tensor, is_own: Tensor) -> Tensor:
+    """The matrix, with the gradient of the rows that `is_own`, and 0 for the others: `torch.where` would copy it."""
+    if not _is_plain():
+        return torch.where(is_own, matrix, 0)
+    result: Tensor = _WithGradient.apply(matrix, is_own)  # type: ignore[no-untyped-call]
+    return result
+
+
+def applied(epilogue: Epilogue, z: Tensor, operands: Operands) -> Tensor:
+    """The epilogue on a product, as `Epilogue.reference`: by the kernels of elementwise calls, where they read it."""
+    pairs = zip(epilogue.operands, operands, strict=True)
+    tensors = [(KINDS[spec.kind], value) for spec, value in pairs if isinstance(value, Tensor)]
+    is_read = all(kind.by_row or not (kind.by_column or value.dim()) for kind, value in tensors)
+    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in (z, *tensors_of(operands)))
+    if not (is_read and is_recorded and _is_plain()):
+        return epilogue.reference(z, operands)
+    whole = tuple(each.contiguous() if isinstance(each, Tensor) else each for each in operands)
+    return nodes.record(ElementwiseCall(epilogue, z.contiguous(), whole))
+
+
+STEPS = groups.Steps(product, with_gradient, applied)
+
+
+def by_expert(x: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
+    """Each token's row for each of its `chosen` experts, in `order`: of experts. `by_token` is its inverse.
+
+    The gradient is `by_token_summed`, which reads each row once: that of an index sorts, and adds row by row.
+    """
+    if not (torch.is_grad_enabled() and _is_plain()):
+        return x[order // chosen]
+    result: Tensor = _ByExpert.apply(x, order, by_token, chosen)  # type: ignore[no-untyped-call]
+    return result
+
+
+def by_token_summed(rows: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
+    """The sum of each token's rows, which lie in the order of experts; its gradient is `by_expert`."""
+    if not (torch.is_grad_enabled() and _is_plain()):
+        return rows[by_token].view(-1, chosen, rows.shape[1]).sum(1)
+    result: Tensor = _ByTokenSummed.apply(rows, order, by_token, chosen)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _is_plain() -> bool:
+    return not (is_traced() or is_faked() or is_transformed() or in_forward_mode())
 
 
 def recorded(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -33,8 +83,7 @@ def recorded(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _by_operators(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    rows = torch.arange(x.shape[0], device=x.device)
-    return groups.product(x, weight, ends, groups.group_of(rows, ends), is_recorded=True)
+    return groups.product(x, weight, ends, is_recorded=True)
 
 
 class _Product(torch.autograd.Function):
@@ -57,3 +106,41 @@ class _Product(torch.autograd.Function):
             groups.gradient_of_weights(grad, x, ends) if of_weight else None,
             None,
         )
+
+
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, is_own: Tensor) -> Tensor:
+        ctx.save_for_backward(is_own)
+        return matrix.view_as(matrix)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (is_own,) = ctx.saved_tensors
+        return torch.where(is_own, grad, 0), None
+
+
+class _ByExpert(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
+        ctx.save_for_backward(order, by_token)
+        ctx.chosen = chosen
+        return x[order // chosen]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        order, by_token = ctx.saved_tensors
+        return by_token_summed(grad, order, by_token, ctx.chosen), None, None, None
+
+
+class _ByTokenSummed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
+        ctx.save_for_backward(order, by_token)
+        ctx.chosen = chosen
+        return rows[by_token].view(-1, chosen, rows.shape[1]).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        order, by_token = ctx.saved_tensors
+        return by_expert(grad, order, by_token, ctx.chosen), None, None, None

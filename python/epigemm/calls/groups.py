@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from epigemm.arguments import checks
 from epigemm.arguments.calls import LinearCall, tensors_of
 from epigemm.compilers import in_forward_mode, is_batched, is_faked, is_traced, is_transformed, keeps_numbers
-from epigemm.epilogues.kinds import KINDS
+from epigemm.epilogues.kinds import KINDS, PER_COLUMN, OperandKind
+from epigemm.epilogues.registry import Epilogue, Operands
 
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", getattr(torch, "_grouped_mm", None))
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -76,55 +77,73 @@ def launches(call: LinearCall) -> list[str]:
     return [product, *([] if call.epilogue.is_bias else [f"PyTorch reference, {call.epilogue.name}"])]
 
 
-def reference(call: LinearCall, multiply: Callable[..., Tensor] | None = None) -> Tensor:
+class Steps(NamedTuple):
+    """What a call is made of.
+
+    Attributes:
+        multiply: as `product`.
+        with_gradient: of a matrix and which rows are those of groups: the gradient of the other rows is 0.
+        apply: as `Epilogue.reference`.
+    """
+
+    multiply: Callable[..., Tensor]
+    with_gradient: Callable[[Tensor, Tensor], Tensor]
+    apply: Callable[[Epilogue, Tensor, Operands], Tensor]
+
+
+def reference(call: LinearCall, steps: Steps | None = None) -> Tensor:
     """D[m] = epilogue(x[m] @ weight[g].T) with the group g of row m, by PyTorch's operators, which may be recorded.
 
     Or D[g] = epilogue(x[g] @ weight[g].T).
 
-    What is behind the last group is undefined, and has no gradient: where calls are recorded, it is zeros. `multiply`:
-    in place of `product`.
+    What is behind the last group is undefined, and has no gradient: that ends where the operands enter.
     """
     epilogue, x, weight, operands, *_ = call
+    steps = steps or Steps(product, lambda matrix, is_own: torch.where(is_own, matrix, 0), Epilogue.reference)
     bias, behind = epilogue.bias_among(operands), epilogue.without_bias(operands)
-    pairs = list(zip(epilogue.operands, behind, strict=True))
-
-    def of_rows(expand: Callable[[Tensor], Tensor]) -> list[Any]:
-        """The operands, with vectors along columns as rows have them."""
-        return [
-            expand(value) if isinstance(value, Tensor) and KINDS[spec.kind].is_of_columns else value
-            for spec, value in pairs
-        ]
-
+    kinds = [KINDS[spec.kind] for spec in epilogue.operands]
     if call.group_ends is None:
         z = torch.bmm(x, weight.transpose(1, 2))
         z = z if bias is None else z + bias[:, None]
-        return epilogue.reference(z, of_rows(lambda vectors: vectors[:, None]))
-    ends = _clamped(call.group_ends, x.shape[0])
-    rows = torch.arange(x.shape[0], device=x.device)
+        of_groups = tuple(
+            value[:, None] if isinstance(value, Tensor) and kind.is_of_columns else value
+            for value, kind in zip(behind, kinds, strict=True)
+        )
+        return steps.apply(epilogue, z, of_groups)
+    rows, ends = len(x), _clamped(call.group_ends, len(x))
     inputs = (x, weight, *tensors_of(operands))
     is_recorded = is_transformed() or (torch.is_grad_enabled() and any(each.requires_grad for each in inputs))
+    numbers = torch.arange(rows, device=x.device)
+    is_own = (numbers < ends[-1])[:, None] if is_recorded else None
 
-    def masked(matrix: Tensor) -> Tensor:
-        # PyTorch's product leaves its rows there undefined, and their gradient.
-        return torch.where((rows < ends[-1])[:, None], matrix, 0) if is_recorded else matrix
+    def entered(matrix: Tensor) -> Tensor:
+        if is_own is None or not (matrix.requires_grad or is_transformed()):
+            return matrix
+        return steps.with_gradient(matrix, is_own)
 
-    group = group_of(rows, ends)
-    z = masked((multiply or product)(masked(x), weight, ends, group, is_recorded=is_recorded))
+    def of_rows(value: Any, kind: OperandKind) -> Any:
+        """An operand as rows read it. Of vectors, those behind the last group read zeros."""
+        if not isinstance(value, Tensor):
+            return value
+        if kind.is_of_columns:
+            return torch.nn.functional.pad(value, (0, 0, 0, 1))[group_of(numbers, ends)]
+        if not (is_recorded and (value.requires_grad or is_transformed())):
+            return value
+        return entered(value.expand(rows, value.shape[-1] if value.dim() else 1))
+
+    z = steps.multiply(entered(x), weight, ends, is_recorded=is_recorded)
     if bias is not None:
-        z = z + bias[group]
-    return masked(epilogue.reference(z, of_rows(lambda vectors: vectors[group])))
+        z = z + of_rows(bias, KINDS[PER_COLUMN])
+    return steps.apply(epilogue, z, tuple(map(of_rows, behind, kinds)))
 
 
 def group_of(rows: Tensor, ends: Tensor) -> Tensor:
-    """The group of each row by its number, which is the last one behind the last end; `ends` do not fall."""
-    return torch.searchsorted(ends, rows, right=True, out_int32=True).clamp(max=len(ends) - 1)
+    """The group of each row by its number; their count behind the last end. `ends` do not fall."""
+    return torch.searchsorted(ends, rows, right=True, out_int32=True)
 
 
-def product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_recorded: bool) -> Tensor:
-    """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host.
-
-    `group`: that of each row (`group_of`).
-    """
+def product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> Tensor:
+    """The rows of each group times its weight; `ends` do not fall. In fp32 PyTorch copies them to the host."""
     # Its derivative reads rows as long as the result's.
     is_result_whole = weight.shape[1] * x.element_size() % _ROW_BYTES == 0
     if _takes(x, weight) and (is_result_whole or not is_recorded):
@@ -133,7 +152,7 @@ def product(x: Tensor, weight: Tensor, ends: Tensor, group: Tensor, *, is_record
     if not x.shape[0] or x.is_meta:
         return torch.nn.functional.linear(x, weight[0])
     if not _may_be_read(ends):
-        return _product_of_all_rows(x, weight, group)
+        return _product_of_all_rows(x, weight, ends)
     begins = [0, *ends.tolist()]
     parts = [
         torch.nn.functional.linear(x[begin:end], matrix)
@@ -154,9 +173,9 @@ def gradient_of_weights(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     return torch.stack([grad[begin:end].mT @ x[begin:end] for begin, end in itertools.pairwise(begins)])
 
 
-def _product_of_all_rows(x: Tensor, weight: Tensor, group: Tensor) -> Tensor:
+def _product_of_all_rows(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """The same by a product of each weight and all rows, with zeros in place of those of other groups."""
-    parts = []
+    parts, group = [], group_of(torch.arange(len(x), device=x.device), ends)
     for number, matrix in enumerate(weight):
         is_own = (group == number)[:, None]
         product = torch.nn.functional.linear(torch.where(is_own, x, 0), matrix)

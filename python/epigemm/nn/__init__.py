@@ -8,7 +8,7 @@ would not run. Hooks that they get later do not fire.
 Where fp32 products run on fp16 slices, `epigemm.pack(layer.weight)` keeps those of the weight for the layer's calls.
 
 Imports: `functional`, `folds`, `glu`, `groups`, `results_epilogue`, `decorator`, `decoration`, `route`,
-`batch_statistics`, `calls`, `arguments`, `epilogues`. Taken by `integrations`.
+`batch_statistics`, `calls`, `arguments`, `autograd`, `epilogues`. Taken by `integrations`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from epigemm.arguments import checks
+from epigemm.autograd.group_products import by_expert, by_token_summed
 from epigemm.decorator import UserEpilogue
 from epigemm.epilogues.library import FUNCTIONS
 from epigemm.functional import gate_function
@@ -42,10 +43,11 @@ def mixture(
     experts, order = torch.sort(indices.reshape(-1))
     every = torch.arange(count, device=experts.device, dtype=experts.dtype)
     offs = torch.searchsorted(experts, every, right=True, out_int32=True)
-    result = expert(x[order // indices.shape[1]], offs, weights.reshape(-1)[order])
     by_token = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    summed: Tensor = result[by_token].view(*indices.shape, result.shape[1]).sum(1)
-    return summed
+    routing = (order, by_token, indices.shape[1])
+    shares = by_expert(weights.reshape(-1, 1), order, by_token, 1)[:, 0]
+    result = expert(by_expert(x, *routing), offs, shares)
+    return by_token_summed(result, *routing)
 
 
 def weighted_linear(
