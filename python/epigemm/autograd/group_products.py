@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from epigemm._native import ops
 from epigemm.arguments import checks
-from epigemm.arguments.calls import ElementwiseCall, LinearCall, tensors_of
+from epigemm.arguments.calls import ElementwiseCall, LinearCall, operator_arguments
 from epigemm.autograd import nodes
-from epigemm.calls import groups, resolve
+from epigemm.calls import entry, groups, resolve
 from epigemm.compilers import in_forward_mode, is_faked, is_traced, is_transformed
 from epigemm.epilogues.kinds import KINDS
 from epigemm.epilogues.library import BIAS
 from epigemm.epilogues.registry import Epilogue, Operands
 from epigemm.planner import plans
+from epigemm.planner.reasons import Reason
 
 
 def product(x: Tensor, weight: Tensor, ends: Tensor, *, is_recorded: bool) -> Tensor:
@@ -43,11 +45,14 @@ def applied(epilogue: Epilogue, z: Tensor, operands: Operands) -> Tensor:
     pairs = zip(epilogue.operands, operands, strict=True)
     tensors = [(KINDS[spec.kind], value) for spec, value in pairs if isinstance(value, Tensor)]
     is_read = all(kind.by_row or not (kind.by_column or value.dim()) for kind, value in tensors)
-    is_recorded = torch.is_grad_enabled() and any(each.requires_grad for each in (z, *tensors_of(operands)))
-    if not (is_read and is_recorded and _is_plain()):
+    if not (is_read and _is_plain()):
         return epilogue.reference(z, operands)
     whole = tuple(each.contiguous() if isinstance(each, Tensor) else each for each in operands)
-    return nodes.record(ElementwiseCall(epilogue, z.contiguous(), whole))
+    call = ElementwiseCall(epilogue, z.contiguous(), whole)
+    if entry.sees(*call.inputs) is Reason.RECORDED:
+        return nodes.record(call)
+    result: Tensor = ops.elementwise(*operator_arguments(call))  # of a subclass, or under a mode
+    return result
 
 
 STEPS = groups.Steps(product, with_gradient, applied)
