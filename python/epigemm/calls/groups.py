@@ -109,7 +109,7 @@ def reference(call: LinearCall, steps: Steps | None = None) -> Tensor:
             value[:, None] if isinstance(value, Tensor) and kind.is_of_columns else value
             for value, kind in zip(behind, kinds, strict=True)
         )
-        return steps.apply(epilogue, z, of_groups)
+        return z if epilogue.is_bias else steps.apply(epilogue, z, of_groups)
     rows, ends = len(x), _clamped(call.group_ends, len(x))
     inputs = (x, weight, *tensors_of(operands))
     is_recorded = is_transformed() or (torch.is_grad_enabled() and any(each.requires_grad for each in inputs))
@@ -134,7 +134,7 @@ def reference(call: LinearCall, steps: Steps | None = None) -> Tensor:
     z = steps.multiply(entered(x), weight, ends, is_recorded=is_recorded)
     if bias is not None:
         z = z + of_rows(bias, KINDS[PER_COLUMN])
-    return steps.apply(epilogue, z, tuple(map(of_rows, behind, kinds)))
+    return z if epilogue.is_bias else steps.apply(epilogue, z, tuple(map(of_rows, behind, kinds)))
 
 
 def group_of(rows: Tensor, ends: Tensor) -> Tensor:
