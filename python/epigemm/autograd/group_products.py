@@ -63,18 +63,19 @@ def by_expert(x: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor
 
     The gradient is `by_token_summed`, which reads each row once: that of an index sorts, and adds row by row.
     """
-    if not (torch.is_grad_enabled() and _is_plain()):
-        return x[order // chosen]
-    result: Tensor = _ByExpert.apply(x, order, by_token, chosen)  # type: ignore[no-untyped-call]
-    return result
+    return _moved(x, order, by_token, chosen, False)
 
 
 def by_token_summed(rows: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
     """The sum of each token's rows, which lie in the order of experts; its gradient is `by_expert`."""
-    if not (torch.is_grad_enabled() and _is_plain()):
-        return rows[by_token].view(-1, chosen, rows.shape[1]).sum(1)
-    result: Tensor = _ByTokenSummed.apply(rows, order, by_token, chosen)  # type: ignore[no-untyped-call]
-    return result
+    return _moved(rows, order, by_token, chosen, True)
+
+
+def _moved(rows: Tensor, order: Tensor, by_token: Tensor, chosen: int, sums: bool) -> Tensor:
+    if torch.is_grad_enabled() and _is_plain():
+        result: Tensor = _Moved.apply(rows, order, by_token, chosen, sums)  # type: ignore[no-untyped-call]
+        return result
+    return rows[by_token].view(-1, chosen, rows.shape[1]).sum(1) if sums else rows[order // chosen]
 
 
 def _is_plain() -> bool:
@@ -125,27 +126,15 @@ class _WithGradient(torch.autograd.Function):
         return torch.where(is_own, grad, 0), None
 
 
-class _ByExpert(torch.autograd.Function):
+class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, order: Tensor, by_token: Tensor, chosen: int, sums: bool) -> Tensor:
         ctx.save_for_backward(order, by_token)
-        ctx.chosen = chosen
-        return x[order // chosen]
+        ctx.about = chosen, sums
+        return _moved(rows, order, by_token, chosen, sums)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         order, by_token = ctx.saved_tensors
-        return by_token_summed(grad, order, by_token, ctx.chosen), None, None, None
-
-
-class _ByTokenSummed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, by_token: Tensor, chosen: int) -> Tensor:
-        ctx.save_for_backward(order, by_token)
-        ctx.chosen = chosen
-        return rows[by_token].view(-1, chosen, rows.shape[1]).sum(1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        order, by_token = ctx.saved_tensors
-        return by_expert(grad, order, by_token, ctx.chosen), None, None, None
+        chosen, sums = ctx.about
+        return _moved(grad, order, by_token, chosen, not sums), None, None, None, None
