@@ -102,8 +102,9 @@ __device__ void find_roots(const Weights& weights, int64_t i, int64_t each, cons
   place.keep(number * weight.rows + row, root_of(largest));
 }
 
-// Copies what is remembered, whatever it is, or looks at the weights. CTAs may disagree about that, while another call
-// changes what is remembered. `statistics`: of `groups` groups of rows, to be set; or null.
+// Copies what is remembered, whatever it is, and may look at the weights. CTAs may disagree about that: the first one
+// counts the look while others still begin, and other calls change what is remembered. So every CTA copies its rows,
+// and every row has some root. `statistics`: of `groups` groups of rows, to be set; or null.
 template <bool IsTransposed>
 __global__ void __launch_bounds__(kThreads)
     roots_kernel(Weights weights, Place place, float* roots, int32_t* statistics, int64_t groups) {
@@ -111,12 +112,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x, step = int64_t(gridDim.x) * kThreads;
   for (int64_t group = first; statistics && group < groups; group += step) statistics[group] = kLargeMask;
   if (place.roots && !place.is_new) {
-    const bool is_looked_at = place.is_looked_at();
-    for (int64_t row = first; row < place.rows; row += step) {
-      const float root = some_root(place.roots[row]);
-      if (!is_looked_at) roots[row] = root;
-    }
-    if (!is_looked_at) return;
+    for (int64_t row = first; row < place.rows; row += step) roots[row] = some_root(place.roots[row]);
+    if (!__syncthreads_or(place.is_looked_at())) return;  // its threads agree
   }
   const int64_t each = IsTransposed ? (weights.first.rows + 31) / 32 : weights.first.rows;
   for (int64_t i = blockIdx.x; i < weights.count * each; i += gridDim.x) {
